@@ -32,7 +32,7 @@ from trainer.core.events import Event, EventReader, damage
 from trainer.spec.output_limits import OutputLimits
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
-REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
+REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "UNKNOWN"}
 STOP_S = 15.0  # for the leader to end a run: more than its CANCEL_S
 END_S = 10.0  # for the leader to end the job
 ENDING_S = 40.0  # for Slurm to end it: its KillWait is 30 s
@@ -211,8 +211,6 @@ def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | 
         return Loss(cause, repeat=False)
     if lost:
         return Loss(f"job {number} ended: {lost}", repeat=True)
-    if state.state == "UNKNOWN":
-        return Loss(f"Slurm does not say what has become of job {number}", repeat=True)
     if state.ended:
         return Loss(f"job {number} ended with exit code {state.exit} (see {log_of(number)})", repeat=True)
     return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,25 +12,24 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RuntimeInfo
-from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import RunHandle, Runtime
 from orchestrator.runtimes.docker.image import pinned_packages
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
-from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import allocation_script, commands
 from orchestrator.runtimes.slurm.allocation import AllocatedRun, Allocations
 from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, time_limit
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.container import own_digest, unmountable
-from orchestrator.runtimes.slurm.jobs import FORGOTTEN_S, POLL_S, answer, cancel_and_wait
+from orchestrator.runtimes.slurm.jobs import answer, cancel_and_wait
 from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
+from orchestrator.runtimes.slurm.run import SlurmRun
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
     OWNED,
     SCRIPT,
-    TOKEN,
     TOKEN_VARIABLE,
     Job,
     allowed_requeues,
@@ -42,17 +39,9 @@ from orchestrator.runtimes.slurm.script import (
     render,
     submission,
 )
-from orchestrator.runtimes.slurm.states import JobState, error_of, requeue_causes
 from orchestrator.sweeps.slurm import VARIABLES, SlurmOptions, read_site_file, read_variables, site_path
 from orchestrator.sweeps.swarm import SwarmOptions
-from trainer.core.events import Event, EventReader, damage
-from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
-
-# In which a job ends once a rank has failed: srun waits in vain for a slurmstepd that is gone. A job that
-# may be requeued waits until Slurm has noticed the loss of a node, which takes 5 minutes by default.
-FAILED_S, REQUEUE_S = 20.0, 600.0
-LOG_BYTES = 2**16
 
 
 class SlurmRuntime(Runtime):
@@ -242,89 +231,3 @@ def _unsupported(spec: RunSpec, shared_network: bool) -> str | None:
             "--shared-network to permit it"
         )
     return None
-
-
-class SlurmRun(RunHandle):
-    """The job of one run."""
-
-    def __init__(self, plan: LaunchPlan) -> None:
-        """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
-        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
-        self._reader = self._new_reader()
-        self._damage: str | None = None
-        self._ends_by: float | None = None  # since a rank has failed
-        self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
-        self._number: str | None = None
-        self._state = JobState("PENDING")
-        self._asked_at = self._answered_at = time.monotonic()
-        directory, (submit,) = plan.paths.directory.resolve(), plan.processes
-        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
-        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
-        plan.paths.live.mkdir()
-        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
-        write_atomic(directory / SCRIPT, plan.script or "")
-        self._number = answer(lambda: commands.submit(submit.argv))
-
-    def wait(self, timeout_s: float) -> RunState:
-        time.sleep(timeout_s)
-        self._ask()
-        number = self._number or ""
-        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
-        late = self._ends_by is not None and time.monotonic() > self._ends_by
-        error = error or error_of(number, self._state, self._log() if late or self._state.ended else "")
-        if not self._state.ended:
-            if self._state.waits:
-                self._ends_by, late = None, False
-            return RunState({"job": 1} if late else {}, 1, error, waiting=self._state.waits)
-        return RunState({"job": self._state.exit}, 0, error)
-
-    def _ask(self) -> None:
-        """Ask for the state of the job, at most once in POLL_S."""
-        now = time.monotonic()
-        if self._state.ended or now - self._asked_at < POLL_S:
-            return
-        self._asked_at = now
-        found = None
-        with suppress(SlurmError):  # a controller that is being restarted
-            found = commands.state(self._number or "")
-        if found:
-            self._state, self._answered_at = found, now
-        elif now - self._answered_at > FORGOTTEN_S:
-            self._state = JobState("UNKNOWN")
-            self._damage = self._damage or f"Slurm does not say what has become of job {self._number}"
-
-    def _log(self) -> str:
-        """The beginning of what the job has written."""
-        try:
-            with open(self._paths.log(LAUNCHER_LOG), "rb") as log:
-                return log.read(LOG_BYTES).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-
-    def new_events(self) -> list[Event]:
-        events = self._reader.new()
-        for event in [event for event in events if event.kind == "damaged"][-1:]:
-            self._damage = damage(event)
-        for event in events:
-            if event.kind == "start":  # of the next attempt
-                self._ends_by = None
-            elif event.kind in ("failed", "terminated", "died") and self._ends_by is None:
-                self._ends_by = time.monotonic() + self._failed_s
-        return events
-
-    def _new_reader(self) -> EventReader:
-        limits = self._limits
-        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
-
-    def suspended(self) -> dict[int, int]:
-        return {}
-
-    def stop(self) -> None:
-        if self._number and not self._state.ended:
-            cancel_and_wait([self._number])
-            self._state = JobState("CANCELLED")
-
-    def collect(self, paths: RunPaths) -> None:
-        self.requeues = requeue_causes(self._log())
-        (paths.live / TOKEN).unlink(missing_ok=True)
-        collect_live(paths, self._limits, self._new_reader().new())

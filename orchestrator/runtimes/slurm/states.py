@@ -30,6 +30,7 @@ ENDS = {
     "DEADLINE": "reached its deadline",
     "OUT_OF_MEMORY": "ran out of memory; `slurm: arguments` can ask for more, such as --mem=8G",
     "REVOKED": "was revoked",
+    "UNKNOWN": "is unknown to Slurm, which does not say how it has ended",
 }
 # What Slurm gives as a signal if the first node cannot open the job's log.
 NO_OUTPUT = 53

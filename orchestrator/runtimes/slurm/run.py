@@ -1,0 +1,86 @@
+"""A run in a job of its own."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
+from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
+from orchestrator.runtimes.slurm.states import error_of, requeue_causes
+from trainer.core.events import Event, EventReader, damage
+from trainer.spec.output_limits import OutputLimits
+
+LOG_BYTES = 2**16
+# In which a job ends once a rank has failed: srun waits in vain for a slurmstepd that is gone. A job that
+# may be requeued waits until Slurm has noticed the loss of a node, which takes 5 minutes by default.
+FAILED_S, REQUEUE_S = 20.0, 600.0
+
+
+class SlurmRun(RunHandle):
+    """The job of one run."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
+        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
+        self._reader = self._new_reader()
+        self._damage: str | None = None
+        self._ends_by: float | None = None  # since a rank has failed
+        self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
+        directory, (submit,) = plan.paths.directory.resolve(), plan.processes
+        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
+        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
+        plan.paths.live.mkdir()
+        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
+        write_atomic(directory / SCRIPT, plan.script or "")
+        self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
+
+    def wait(self, timeout_s: float) -> RunState:
+        time.sleep(timeout_s)
+        state = self._job.ask()
+        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
+        late = self._ends_by is not None and time.monotonic() > self._ends_by
+        error = error or error_of(self._job.number, state, self._log() if late or state.ended else "")
+        if not state.ended:
+            if state.waits:
+                self._ends_by, late = None, False
+            return RunState({"job": 1} if late else {}, 1, error, waiting=state.waits)
+        return RunState({"job": state.exit}, 0, error)
+
+    def _log(self) -> str:
+        """The beginning of what the job has written."""
+        try:
+            with open(self._paths.log(LAUNCHER_LOG), "rb") as log:
+                return log.read(LOG_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def new_events(self) -> list[Event]:
+        events = self._reader.new()
+        for event in [event for event in events if event.kind == "damaged"][-1:]:
+            self._damage = damage(event)
+        for event in events:
+            if event.kind == "start":  # of the next attempt
+                self._ends_by = None
+            elif event.kind in ("failed", "terminated", "died") and self._ends_by is None:
+                self._ends_by = time.monotonic() + self._failed_s
+        return events
+
+    def _new_reader(self) -> EventReader:
+        limits = self._limits
+        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
+
+    def suspended(self) -> dict[int, int]:
+        return {}
+
+    def stop(self) -> None:
+        self._job.cancel()
+
+    def collect(self, paths: RunPaths) -> None:
+        self.requeues = requeue_causes(self._log())
+        (paths.live / TOKEN).unlink(missing_ok=True)
+        collect_live(paths, self._limits, self._new_reader().new())
