@@ -79,7 +79,7 @@ def test_own_components_reach_all_machines_without_a_rebuild(tmp_path: Path) -> 
         (["--nodes", "2", "--set", "node_speed=[1,0.5]"], "node_speed"),
         (["--nodes", "2", "--set", "checkpoint_epochs=1"], "checkpoints"),
         (["--nodes", "2", "--set", "cpus=1000"], "cpus"),
-        (["--nodes", "2", "--set", "link.bandwidth=100mbit"], "link"),
+        (["--nodes", "2", "--set", "link.bandwidth_mbit=100"], "link"),
     ],
 )
 def test_what_swarm_cannot_do_is_refused_before_anything_starts(

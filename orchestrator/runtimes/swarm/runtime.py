@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -221,7 +222,7 @@ def distributed_image(engine: Engine) -> str:
     """
     name = image_name()
     digests = engine.client.images.get(name).attrs.get("RepoDigests") or []
-    repository = name.partition("@")[0].rpartition(":")[0] or name
+    repository = re.sub(r":[^:/]+$", "", name.partition("@")[0])  # without its tag
     return next((each for each in digests if each.startswith(f"{repository}@")), None) or image_id(engine)
 
 
