@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 
 def identity(pid: int | None = None) -> str:
-    """Identifies a process even if its PID is reused: "1234 86400/9f0c… pid:[4026531836]".
+    """Identifies a process even if its PID is reused: "1234 86400/9f0c… host/4f1d…/pid:[4026531836]".
 
     Args:
         pid: of a process in the same namespace; default: this process.
@@ -42,7 +44,11 @@ def _since(pid: int) -> str:
 
 
 def _namespace() -> str:
+    """Where PIDs mean the same processes: a machine, and on it a namespace."""
+    machine = socket.gethostname()  # several machines share a Slurm cluster or a Docker Swarm
+    with suppress(OSError):
+        machine += "/" + Path("/etc/machine-id").read_text().strip()
     try:
-        return os.readlink("/proc/self/ns/pid")  # in a container, numbers mean other processes
+        return f"{machine}/{os.readlink('/proc/self/ns/pid')}"  # in a container, numbers mean others
     except OSError:
-        return "the only one"
+        return machine

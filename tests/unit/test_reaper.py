@@ -53,6 +53,15 @@ def test_identity_of_this_process() -> None:
     assert namespace == identities._namespace()
 
 
+def test_process_of_another_machine_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a swarm or a Slurm cluster: the first PID namespace has the same number on all machines."""
+    monkeypatch.setattr(identities.socket, "gethostname", lambda: "another-machine")
+    label = labelled(pid="999999999")
+    monkeypatch.undo()
+    assert not is_gone(label)
+    assert is_gone(labelled(pid="999999999"))
+
+
 def test_running_process_is_not_gone() -> None:
     assert not is_gone(identity())
 

@@ -48,6 +48,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> SwarmRuntime:
     monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
     monkeypatch.setattr(module, "image_trouble", lambda engine: None)
     found = [machine("one"), machine("two", rack="2"), machine("gone", usable=False)]
+    monkeypatch.setattr(module, "own_machine", lambda engine: "one")
     monkeypatch.setattr(module, "machines", lambda engine: found)
     made = SwarmRuntime()
     made._engine = engine([])
@@ -61,7 +62,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> SwarmRuntime:
         ({"checkpoint_epochs": 1}, "checkpoints"),
         ({"restarts": 1}, "lost rank"),
         ({"link": {"bandwidth_mbit": 100.0}}, "link"),
-        ({"cpus": 8.0}, "no machine has more than 4"),
+        ({"cpus": 8.0}, "node.hostname!=one"),
     ],
 )
 def test_what_a_swarm_cannot_do_is_refused(swarm: SwarmRuntime, fields: dict[str, Any], named: str) -> None:
@@ -103,6 +104,28 @@ def test_image_by_what_is_the_same_on_all_machines(
     assert distributed_image(engine(digests)) == expected
 
 
+def test_the_coordinators_machine_must_take_tasks(
+    swarm: SwarmRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "own_machine", lambda engine: "gone")
+    assert "docker node update --availability active gone" in str(swarm.unsupported_reason(run()))
+
+
+def test_the_master_of_rpc_is_not_counted(swarm: SwarmRuntime) -> None:
+    swarm.configure(SlurmOptions(), SwarmOptions(nodes_per_machine=1))
+    assert swarm.unsupported_reason(RunSpec.model_validate({**FIELDS["rpc"], "nodes": 3})) is None
+
+
+def test_managers_with_results_at_the_same_path_have_different_stacks(
+    swarm: SwarmRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = set()
+    for own in ("one", "two"):
+        monkeypatch.setattr(module, "own_machine", lambda engine, own=own: own)
+        names.add(swarm._cluster(run(), RunPaths(tmp_path), tmp_path).project)
+    assert len(names) == 2
+
+
 def test_plan_is_the_stack_and_writes_nothing(
     swarm: SwarmRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -118,6 +141,12 @@ def test_files_of_users_code_are_named_by_their_path(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "net.py").write_text("x = 1")
     assert code_files(tmp_path) == {"a/net.py": str(tmp_path / "a" / "net.py")}
+    (tmp_path / "a" / "__init__.py").touch()  # Swarm refuses an empty file
+    assert Path(code_files(tmp_path)["a/__init__.py"]).read_text().startswith("#")
+    (tmp_path / "a" / "words.txt").touch()
+    with pytest.raises(InputError, match=r"a/words\.txt: is empty"):
+        code_files(tmp_path)
+    (tmp_path / "a" / "words.txt").unlink()
     (tmp_path / "a" / "data.npy").write_bytes(bytes(module.MAX_CONFIG_BYTES + 1))
     with pytest.raises(InputError, match=r"a/data\.npy"):
         code_files(tmp_path)

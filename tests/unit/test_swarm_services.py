@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ class Swarm:
         self.removed: list[str] = []
         self.killed: list[tuple[str, str]] = []
         self.commands: list[list[str]] = []
-        self.deployed = SimpleNamespace(returncode=0, errors="")
+        self.refusal: str | BaseException | None = None
         self.given = ""
         services = [
             {"ID": f"s-{name}", "Spec": {"Name": f"run-1_{name}"}} for name in ("node", "coordinator")
@@ -60,16 +61,15 @@ class Swarm:
         )
         self.engine = Engine(client, "unix:///m.sock", "26.1", "2.26", 2)
         monkeypatch.setattr(module, "remove_stack", lambda engine, name: self._remove(name))
-        monkeypatch.setattr(module.subprocess, "Popen", self._popen)
+        monkeypatch.setattr(module, "_deploy", self._deploy)
         for task in (("node", 1, "one"), ("node", 2, "two"), ("coordinator", 1, "one")):
             self.add(*task)
 
-    def _popen(self, argv: list[str], **_: Any) -> Any:
-        def communicate(text: str) -> tuple[None, str]:
-            self.given = text
-            return None, self.deployed.errors
-
-        return SimpleNamespace(returncode=self.deployed.returncode, communicate=communicate)
+    def _deploy(self, command: Sequence[str], text: str) -> str | None:
+        self.given = text
+        if isinstance(self.refusal, BaseException):
+            raise self.refusal
+        return self.refusal
 
     def _kill(self, container: str, signal: str) -> None:
         self.killed.append((container, signal))
@@ -141,11 +141,48 @@ def test_a_failed_task_without_an_exit_code_has_failed(swarm: Swarm) -> None:
 
 
 def test_a_refused_stack_says_why(swarm: Swarm) -> None:
-    swarm.deployed = SimpleNamespace(returncode=1, errors="services.node.x is not allowed\n")
+    swarm.refusal = "services.node.x is not allowed"
     swarm.tasks = []
     stack = swarm.stack()
     assert not stack.starting
-    assert "services.node.x is not allowed" in str(stack.start_error)
+    assert stack.start_error == "services.node.x is not allowed"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("cat", None),
+        ("cat >&2; exit 1", "the file"),
+        ("exit 3", "exit code 3"),
+        ("exec sleep 5", "has not ended"),
+    ],
+)
+def test_deploying_says_what_the_command_says(
+    monkeypatch: pytest.MonkeyPatch, command: str, reason: str | None
+) -> None:
+    monkeypatch.setattr(module, "DEPLOY_S", 1.0)
+    refusal = module._deploy(["sh", "-c", command], "the file")
+    assert refusal is None if reason is None else reason in str(refusal)
+
+
+def test_an_interrupt_while_deploying_leaves_no_stack(swarm: Swarm) -> None:
+    swarm.refusal = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        swarm.stack()
+    assert swarm.removed == ["run-1", "run-1"]
+
+
+def test_a_stack_that_others_have_removed(swarm: Swarm) -> None:
+    stack = swarm.stack()
+    assert stack.lost() is None
+    swarm.tasks = []
+    assert "removed" in str(stack.lost())
+
+
+def test_a_task_that_ended_before_its_machine_was_lost(swarm: Swarm) -> None:
+    swarm.set("node-2", "complete")
+    swarm.nodes[1] = machine("two", "down")
+    assert swarm.stack().lost() is None
 
 
 def test_a_lost_machine_is_named_with_its_node(swarm: Swarm) -> None:
@@ -241,7 +278,7 @@ def test_engines_on_one_computer_share_its_cores(swarm: Swarm) -> None:
         ([], ["four", "one"]),
         (["node.labels.rack==2"], ["four"]),
         (["node.labels.rack != 2"], ["one"]),
-        (["node.hostname==one", "node.role==worker"], ["one"]),
+        (["node.hostname==ONE", "node.role==worker"], ["one"]),  # Swarm ignores case
         (["engine.labels.gpu!=yes"], ["four", "one"]),
         (["engine.labels.gpu==yes"], []),
         (["node.id==id of four"], ["four"]),
@@ -252,6 +289,12 @@ def test_constraints_choose_machines_as_swarm_does(
 ) -> None:
     swarm.nodes = [machine("one"), machine("four", rack="2")]
     assert [each.name for each in machines(swarm.engine) if each.satisfies(constraints)] == names
+
+
+def test_a_machine_that_has_not_joined_yet_is_not_usable(swarm: Swarm) -> None:
+    joining = {key: value for key, value in machine("one").items() if key != "Description"}
+    swarm.nodes = [joining, machine("two")]
+    assert [each.name for each in machines(swarm.engine) if each.usable] == ["two"]
 
 
 def test_only_a_manager_can_run_stacks(swarm: Swarm) -> None:

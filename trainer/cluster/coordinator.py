@@ -186,14 +186,16 @@ class Coordinator:
         wanted = Counter({role: self._scale if role == "node" else 1 for role in ROLES[self._topology]})
         deadline = time.monotonic() + REGISTRATION_S
         while True:
-            with suppress(AssignmentError):  # a service without a task
+            found: dict[str, tuple[str, int]] = {}
+            with suppress(AssignmentError, OSError):  # a service without a task, or one without a name yet
                 found = await asyncio.to_thread(expected_agents, self._topology)
-                if Counter(role for role, _ in found.values()) == wanted:
-                    return found
+            if not (missing := wanted - Counter(role for role, _ in found.values())):
+                return found
             if self._interrupted.is_set():
                 raise AssignmentError(self._interruption)
             if time.monotonic() > deadline:
-                raise AssignmentError(f"not all containers have started in {REGISTRATION_S:g} s")
+                counts = ", ".join(f"{count} of service {role}" for role, count in missing.items())
+                raise AssignmentError(f"containers have not started in {REGISTRATION_S:g} s: {counts}")
             await asyncio.sleep(START_POLL_S)
 
     async def _register(self) -> Mapping[str, Any]:
@@ -243,10 +245,17 @@ class Coordinator:
                 name = "coordinator" if alone else self._names(self._unreachable)
                 raise self._missing(name, f"was {UNREACHABLE}")
             # The engine's DNS drops the name of a container that has exited.
-            if gone := self._expected.keys() - expected_agents(self._topology).keys():
+            if gone := self._expected.keys() - self._started():
                 raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
         if self._refused:
             raise AssignmentError(self._refused)
+
+    def _started(self) -> set[str]:
+        """Addresses of the containers that have not ended; all if one has no name at this moment."""
+        try:
+            return {*expected_agents(self._topology)}
+        except OSError:
+            return {*self._expected}
 
     def _missing(self, name: str, what: str) -> AssignmentError:
         """The error that a container is not there. Warm containers take no other run then."""
@@ -524,9 +533,7 @@ def expected_agents(topology: str) -> dict[str, tuple[str, int]]:
             addresses = socket.gethostbyname_ex(role)[2]
         except OSError:
             raise AssignmentError(f"no container of service {role} is running") from None
-        for address in addresses:
-            with suppress(OSError):  # it has just ended
-                found[address] = role, ordinal_of(address)
+        found |= {address: (role, ordinal_of(address)) for address in addresses}
     return found
 
 

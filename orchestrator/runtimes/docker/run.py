@@ -37,9 +37,9 @@ class ContainerRun(RunHandle):
 
     def _inspect(self) -> RunState:
         """The state of the containers, from the engine."""
-        starting = self._containers.starting
-        self.engine_start_s = self._containers.start_s
         try:
+            starting = self._containers.starting
+            self.engine_start_s = self._containers.start_s
             found = self._containers.containers()
             containers = [each for each in found if each.service != "switch"]  # it does not end by itself
             exits = {

@@ -38,7 +38,8 @@ class Machine:
         """Whether Swarm may place tasks with these constraints on it. An absent label is empty."""
         for constraint in constraints:
             name, operator, value = re.split(r" ?(==|!=) ?", constraint)
-            if (self.attributes.get(name, "") == value) is not (operator == "=="):
+            equal = self.attributes.get(name, "").casefold() == value.casefold()  # as Swarm compares
+            if equal is not (operator == "=="):
                 return False
         return True
 
@@ -68,16 +69,17 @@ def machines(engine: Engine) -> list[Machine]:
 
 
 def _machine(node: dict[str, Any]) -> Machine:
-    description = node["Description"]
-    name, spec = description["Hostname"], node["Spec"]
-    own, of_engine = spec.get("Labels") or {}, description["Engine"].get("Labels") or {}
+    description, spec = node.get("Description", {}), node["Spec"]
+    name = description.get("Hostname", node["ID"])  # a machine that has not joined yet has none
+    own, of_engine = spec.get("Labels") or {}, description.get("Engine", {}).get("Labels") or {}
+    cores = description.get("Resources", {}).get("NanoCPUs", 0) / 1e9
     return Machine(
         identifier=node["ID"],
         name=name,
         host=of_engine.get(HOST, name),
-        cores=description["Resources"]["NanoCPUs"] / 1e9,
+        cores=cores,
         state=node["Status"]["State"],
-        usable=node["Status"]["State"] == "ready" and spec["Availability"] == "active",
+        usable=node["Status"]["State"] == "ready" and spec["Availability"] == "active" and cores > 0,
         attributes={
             "node.id": node["ID"],
             "node.hostname": name,

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from trainer.spec.run_spec import RunSpec
 
 COMPOSE_S = 60  # to read the compose files
 MAX_CONFIG_BYTES = 500_000  # of a file that Swarm distributes
+EMPTY = Path(__file__).with_name("empty.py")
 
 
 class SwarmRuntime(Runtime):
@@ -120,10 +123,20 @@ class SwarmRuntime(Runtime):
             return (
                 f"{asked if self._options.constraints else ''}no machine can take nodes; there are {states}"
             )
-        if (most := max(each.cores for each in usable)) < spec.cpus:
-            return f"cpus: {spec.cpus:g} for a node, and no machine has more than {most:g}; lower cpus"
+        if small := [each for each in usable if each.cores < spec.cpus]:
+            name, cores = small[0].name, small[0].cores
+            return (
+                f"cpus: {spec.cpus:g} for a node, and {name} has {cores:g}; lower cpus, or leave the "
+                f"machine out: swarm: constraints: [node.hostname!={name}]"
+            )
+        own = next(each for each in machines(self.engine) if each.identifier == own_machine(self.engine))
+        if not own.usable:
+            return (
+                f"{own.name} takes no tasks, and the coordinator runs on it: "
+                f"docker node update --availability active {own.name}"
+            )
         limit = self._options.nodes_per_machine
-        nodes = cluster_scale(spec)
+        nodes = counted_nodes(spec)
         if limit and limit * len(usable) < nodes:
             names = ", ".join(each.name for each in usable)
             return (
@@ -191,13 +204,20 @@ class SwarmRuntime(Runtime):
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
     def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
-        most = max((each.cores for each in self._machines), default=1.0)
-        return cluster(spec, paths, data_dir, orchestrator=identity(), cores=most)
+        """What Compose would start on the smallest machine. Raises InputError without a machine."""
+        usable = self._machines
+        if not usable:
+            raise InputError(self._no_room(spec))
+        cores = min(each.cores for each in usable)
+        run = cluster(spec, paths, data_dir, orchestrator=identity(), cores=cores)
+        # Managers on several machines may have results at the same path.
+        own = sha256(own_machine(self.engine).encode()).hexdigest()[:6]
+        return replace(run, project=f"{run.project}-{own}")
 
 
-def cluster_scale(spec: RunSpec) -> int:
-    """Containers of the run that train."""
-    return 1 if spec.topology == "single" else spec.nodes
+def counted_nodes(spec: RunSpec) -> int:
+    """Containers that `nodes_per_machine` counts: those of service `node`, without the master of rpc."""
+    return {"single": 1, "rpc": spec.nodes - 1}.get(spec.topology, spec.nodes)
 
 
 def _unsupported(spec: RunSpec) -> str | None:
@@ -237,7 +257,12 @@ def code_files(directory: Path) -> dict[str, str]:
         str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()
     }
     for name, path in found.items():
-        if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
+        size = path.stat().st_size
+        if not size and path.suffix == ".py":
+            found[name] = EMPTY
+        elif not size:
+            raise InputError(f"{name}: is empty, and Swarm distributes no empty files; put a line into it")
+        elif size > MAX_CONFIG_BYTES:
             raise InputError(
                 f"{name}: has {size} bytes, and Swarm distributes files of up to {MAX_CONFIG_BYTES}; "
                 "use --runtime docker, or put the data into an image and set SHARDYARD_IMAGE"

@@ -16,6 +16,7 @@ from orchestrator.runtimes.swarm.machines import machines
 from trainer.spec.run_spec import RunSpec
 
 NEW = ("new", "pending", "assigned", "accepted", "preparing", "ready", "starting")
+DEPLOY_S = 60.0  # to create the services
 TERMINATE_S = 8.0  # for the coordinator to end the agents, and these their ranks
 POLL_S = 0.1
 PLACE_S = 5.0  # for Swarm to find machines for all tasks
@@ -42,25 +43,21 @@ class Stack(Containers):
         """
         self._engine, self._name, self.topology = engine, name, topology
         self._services: dict[str, str] = {}  # names by ID
-        self._began = self.answered_at = time.monotonic()
         self.start_s = 0.0
         self._starting = True
         remove_stack(engine, name)
-        self._deploy = subprocess.Popen(
-            deploy,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
-        )
-        _, self._errors = self._deploy.communicate(text)  # it only creates the services
+        self._began = self.answered_at = time.monotonic()
+        try:
+            self._refusal = _deploy(deploy, text)
+        except BaseException:  # as Ctrl-C: nobody else knows of the stack yet
+            remove_stack(engine, name)
+            raise
 
     @property
     def starting(self) -> bool:
         if self._starting:
             tasks = self._tasks()
-            self._starting = not self._deploy.returncode and (
+            self._starting = not self._refusal and (
                 not tasks or any(task["Status"]["State"] in NEW for task in tasks)
             )
             self.start_s = time.monotonic() - self._began
@@ -68,22 +65,19 @@ class Stack(Containers):
 
     @property
     def start_error(self) -> str | None:
-        if not self._deploy.returncode:
-            return None
-        lines = self._errors.strip().splitlines() or [f"exit code {self._deploy.returncode}"]
-        return f"docker stack deploy failed: {lines[-1][:300]}"
+        return self._refusal
 
     def _tasks(self) -> list[Task]:
         """All tasks of the stack, in the order of services and slots."""
         api: Any = self._engine.client.api
+        own = {"label": f"{STACK_LABEL}={self._name}"}
         if not self._services:
-            found = api.services(filters={"label": f"{STACK_LABEL}={self._name}"})
+            found = api.services(filters=own)
             self._services = {
                 each["ID"]: each["Spec"]["Name"].removeprefix(f"{self._name}_") for each in found
             }
-        if not self._services:
-            return []
-        tasks: list[Task] = api.tasks(filters={"service": [*self._services]})
+        # Not by service: the engine refuses a filter with one that was removed.
+        tasks: list[Task] = [each for each in api.tasks(filters=own) if each["ServiceID"] in self._services]
         return sorted(tasks, key=lambda task: (self._services[task["ServiceID"]], task["Slot"]))
 
     def containers(self) -> list[Container]:
@@ -111,6 +105,8 @@ class Stack(Containers):
 
     def lost(self) -> str | None:
         tasks = self._tasks()
+        if self._services and not tasks:
+            return "the stack of the run was removed"
         found = {machine.identifier: machine for machine in machines(self._engine)}
         for task in tasks:
             status, name = task["Status"], self._task_name(task)
@@ -121,7 +117,8 @@ class Stack(Containers):
             waits = time.monotonic() - self._began > PLACE_S
             if status["State"] == "pending" and status.get("Err") and waits:
                 return f"Swarm has no machine for {name}: {status['Err']}"
-            if task.get("NodeID") and (machine is None or machine.state == "down"):
+            gone = machine is None or machine.state == "down"
+            if task.get("NodeID") and gone and status["State"] in (*NEW, "running"):
                 where = machine.name if machine else "a machine"
                 return f"{where} was lost, which had {name}: Swarm reports that it is down or has left"
         return None
@@ -193,11 +190,30 @@ class Stack(Containers):
         ready = {each.identifier for each in machines(self._engine) if each.state == "ready"}
         return [
             task
-            for task in api.tasks()  # the engine refuses a filter with a removed service
+            for task in api.tasks()
             if task["ServiceID"] in self._services
             and task["Status"]["State"] in (*NEW, "running")
             and task.get("NodeID") in ready
         ]
+
+
+def _deploy(command: Sequence[str], text: str) -> str | None:
+    """Create the services. Returns why that failed, or None."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=DEPLOY_S,
+            start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+        )
+    except subprocess.TimeoutExpired:
+        return f"docker stack deploy has not ended within {DEPLOY_S:g} s"
+    if not done.returncode:
+        return None
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"docker stack deploy failed: {lines[-1][:300]}"
 
 
 def _reason(status: Mapping[str, Any]) -> str:

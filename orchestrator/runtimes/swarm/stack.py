@@ -7,6 +7,7 @@ every key of a service is in one of the tables below; any other key is an error.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,7 @@ def _service(name: str, service: Mapping[str, Any], placed: Placed) -> Service:
         found["configs"] += [_mounted(_config(number), f"/code/{path}", placed) for number, path in code]
         found["deploy"]["resources"]["limits"]["cpus"] = f"{placed.cpus:g}"
     else:
-        found["environment"] |= {"SHARDYARD_SCALE": str(placed.replicas)}
+        found["environment"] = {**found["environment"], "SHARDYARD_SCALE": str(placed.replicas)}
     return found
 
 
@@ -189,12 +190,11 @@ def _shm(found: Service, value: Any, placed: Placed) -> None:
 
 def _tmpfs(found: Service, value: Sequence[str], placed: Placed) -> None:
     for mount in value:
-        target, _, text = mount.partition(":")
-        options = dict(each.split("=") for each in text.split(","))
-        if options.keys() != {"mode", "size"} or options["mode"] != "1777":  # Swarm's own mode is 1777
-            raise StackError(f"tmpfs: {mount}: allowed are mode=1777 and size")
-        size = int(options["size"].removesuffix("m")) * 2**20
-        found["volumes"].append({"type": "tmpfs", "target": target, "tmpfs": {"size": size}})
+        match = re.fullmatch(r"(/[^:]+):mode=1777,size=(\d+)m", mount)  # 1777 is Swarm's own mode
+        if not match:
+            raise StackError(f"tmpfs: {mount}: allowed are mode=1777 and a size in m")
+        size = int(match[2]) * 2**20
+        found["volumes"].append({"type": "tmpfs", "target": match[1], "tmpfs": {"size": size}})
 
 
 def _volumes(found: Service, value: Sequence[Mapping[str, Any]], placed: Placed) -> None:
