@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.unit.stub_machine import StubMachine
 
 CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "cluster"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -38,13 +38,17 @@ def free_ports(count: int) -> int:
     raise AssertionError("no ports are free")
 
 
-class Machine:
-    """A machine whose commands are stubs."""
+COMMANDS = (
+    *("awk", "cat", "cut", "dirname", "env", "grep", "head", "hostname", "id", "mkdir", "mktemp", "nproc"),
+    *("rm", "sed", "setsid", "sleep", "tail", "timeout", "xargs", "chmod", "cp"),
+)
+
+
+class Machine(StubMachine):
+    """A machine with or without the packages of Slurm."""
 
     def __init__(self, folder: Path, *, installed: bool) -> None:
-        self.state, self.home, self.bin = folder / "state", folder / "c", folder / "bin"
-        for made in (self.state, self.bin):
-            made.mkdir()
+        super().__init__(folder, ("bash", "sh", *COMMANDS))
         (self.state / "nodes").touch()
         self.stubs = {
             "sinfo": SINFO,
@@ -60,50 +64,14 @@ class Machine:
         target.mkdir(exist_ok=True)
         for name, text in self.stubs.items():
             self.write(name, text, target)
-        for name in ("bash", "sh", *COMMANDS):
-            (self.bin / name).symlink_to(next(filter(Path.exists, map(Path, _places(name)))))
-        self.environment = {
-            "PATH": str(self.bin),
-            "STATE": str(self.state),
-            "BIN": str(self.bin),
+        self.environment |= {
             "PYTHON": sys.executable,
             "SHARDYARD_SLURM_DIR": str(self.home),
             "SHARDYARD_SLURM_PORT": str(free_ports(5)),
         }
 
-    def write(self, name: str, text: str, folder: Path | None = None) -> None:
-        stub = (folder or self.bin) / name
-        stub.write_text(f'#!/bin/bash\necho "{name} $*" >>"$STATE/calls"\n{text}\n')
-        stub.chmod(0o755)
-
     def run(self, *arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [CLUSTER, *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # at its end only if no daemon holds it
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-        )
-        return done.returncode, done.stdout
-
-    def called(self, *names: str) -> list[str]:
-        try:
-            calls = (self.state / "calls").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [call for call in calls if call.startswith(names)]
-
-
-COMMANDS = (
-    *("awk", "cat", "cut", "dirname", "env", "grep", "head", "hostname", "id", "mkdir", "mktemp", "nproc"),
-    *("rm", "sed", "setsid", "sleep", "tail", "timeout", "xargs", "chmod", "cp"),
-)
-
-
-def _places(name: str) -> list[str]:
-    return [f"{folder}/{name}" for folder in os.environ["PATH"].split(":")]
+        return self.execute(CLUSTER, *arguments)
 
 
 def test_start_is_idempotent_and_stop_leaves_nothing(tmp_path: Path) -> None:

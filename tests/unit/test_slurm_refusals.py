@@ -63,10 +63,10 @@ def test_partitions_of_sinfo() -> None:
             ["slurm.partition", "off (not up)"],
         ),
         (
-            {"account": "nobody"},
+            {"account": "other"},
             {},
             "Invalid account or account/partition combination specified",
-            ["slurm.account", "'nobody'", "research, teaching"],
+            ["slurm.account", "'other'", "research, teaching"],
         ),
         (
             {},

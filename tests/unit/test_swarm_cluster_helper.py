@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.unit.stub_machine import StubMachine
 
 SWARM = Path(__file__).resolve().parents[2] / "swarm"
 IMAGE_ID = "sha256:0123456789abcdef"
@@ -65,48 +66,19 @@ COMMANDS = (
 )
 
 
-class Computer:
-    """A computer whose commands are stubs."""
+class Computer(StubMachine):
+    """A computer with an engine that has the image."""
 
     def __init__(self, folder: Path) -> None:
-        self.state, self.home, self.bin = folder / "state", folder / "c", folder / "bin"
-        for made in (self.state, self.bin):
-            made.mkdir()
+        super().__init__(folder, ("bash", *COMMANDS))
         for name in {*STUBS, "ip", "iptables", "mount", "umount", "apt-get", "sudo"}:
             self.write(name, STUBS.get(name, ""))
-        for name in ("bash", *COMMANDS):
-            (self.bin / name).symlink_to(next(filter(Path.exists, map(Path, _places(name)))))
         for name in ("image", "saved"):
             (self.state / name).write_text(f"{IMAGE_ID}\n")
-        self.environment = {
-            "PATH": str(self.bin),
-            "STATE": str(self.state),
-            "SHARDYARD_SWARM_DIR": str(self.home),
-        }
-
-    def write(self, name: str, text: str) -> None:
-        stub = self.bin / name
-        stub.write_text(f'#!/bin/bash\necho "{name} $*" >>"$STATE/calls"\n{text}\n')
-        stub.chmod(0o755)
+        self.environment["SHARDYARD_SWARM_DIR"] = str(self.home)
 
     def run(self, *arguments: str, script: str = "cluster") -> tuple[int, str]:
-        done = subprocess.run(
-            [SWARM / script, *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # at its end only if no engine holds it
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-        )
-        return done.returncode, done.stdout
-
-    def called(self, *names: str) -> list[str]:
-        try:
-            calls = (self.state / "calls").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [call for call in calls if call.startswith(names)]
+        return self.execute(SWARM / script, *arguments)
 
     def host(self, number: int) -> str:
         return f"unix://{self.home}/{number}/docker.sock"
@@ -118,10 +90,6 @@ class Computer:
 
     def kill(self, number: int) -> None:
         os.kill(int((self.home / str(number) / "docker.sock").read_text()), signal.SIGKILL)
-
-
-def _places(name: str) -> list[str]:
-    return [f"{folder}/{name}" for folder in os.environ["PATH"].split(":")]
 
 
 @pytest.fixture

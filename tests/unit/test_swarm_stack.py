@@ -125,7 +125,7 @@ def test_the_coordinator_runs_where_the_results_are(made: dict[str, Any]) -> Non
     assert coordinator["deploy"]["placement"] == {"constraints": ["node.id==m1"]}
     assert [each["source"] for each in coordinator["volumes"]] == ["/home/me/results/run"]
     assert coordinator["environment"]["SHARDYARD_SCALE"] == "3"
-    assert coordinator["configs"][0]["uid"] == "1000"  # as whom it writes results
+    assert coordinator["configs"][0]["uid"] == "1000"  # the owner of the results
     assert "cpus" not in coordinator["deploy"]["resources"]["limits"]
 
 

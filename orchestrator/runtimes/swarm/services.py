@@ -49,7 +49,7 @@ class Stack(Containers):
         self._began = self.answered_at = time.monotonic()
         try:
             self._refusal = _deploy(deploy, text)
-        except BaseException:  # as Ctrl-C: nobody else knows of the stack yet
+        except BaseException:  # as Ctrl-C: no handle of the stack exists yet
             remove_stack(engine, name)
             raise
 

@@ -61,7 +61,7 @@ class Placed:
         cpus: quota of each node. It holds from the start.
         owner: value of the label `shardyard.orchestrator`.
         spec: path of the run's spec.
-        user: UID and GID of its owner, as whom the coordinator writes results.
+        user: UID and GID of its owner, who also owns the results.
         code: files of users' components, by their path below /code.
         data: whether the run reads files of the data directory.
         options: of the sweep file.
