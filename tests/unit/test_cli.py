@@ -25,6 +25,7 @@ from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
 
@@ -103,8 +104,10 @@ def test_equal_quotas_share_the_cores_of_the_engine(monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_runtime_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="--runtime swarm: unknown runtime; known: docker, local, slurm"):
-        run_sweep.select_runtime("swarm")
+    with pytest.raises(
+        InputError, match="--runtime nomad: unknown runtime; known: docker, local, slurm, swarm"
+    ):
+        run_sweep.select_runtime("nomad")
 
 
 # Selecting the runtime
@@ -132,12 +135,14 @@ def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
     monkeypatch.setattr(SlurmRuntime, "unavailable_reason", lambda self: "not installed")
+    monkeypatch.setattr(SwarmRuntime, "unavailable_reason", lambda self: "in no swarm")
     with pytest.raises(InputError) as raised:
         run_sweep.select_runtime(None)
     assert str(raised.value).splitlines()[1:] == [
         "docker: no engine answers",
         "local: needs Linux",
         "slurm: not installed",
+        "swarm: in no swarm",
     ]
 
 

@@ -71,9 +71,11 @@ Runs = list[tuple[str, Path, Path, dict[str, Any]]]
 def coordinated(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path) -> Runs:
     runs: Runs = []
 
-    def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> Any:
+    def main(
+        topology: str, file: Path, directory: Path, limits: dict[str, Any], scale: int | None = None
+    ) -> Any:
         assert owned == [(spec, Path("/results"))]
-        runs.append((topology, file, directory, limits))
+        runs.append((topology, file, directory, limits if scale is None else {"scale": scale}))
         return 7, ["ok: 2 nodes"]
 
     monkeypatch.setattr(coordinator, "main", main)
@@ -86,6 +88,15 @@ def test_coordinator_of_a_sweep(monkeypatch: pytest.MonkeyPatch, coordinated: Ru
     monkeypatch.setenv("SHARDYARD_CPUS", "2")
     assert container.main(["coordinator"]) == 7
     assert coordinated == [("ddp", spec, Path("/results/live"), {})]
+
+
+def test_coordinator_whose_nodes_may_start_later(
+    monkeypatch: pytest.MonkeyPatch, coordinated: Runs, spec: Path
+) -> None:
+    monkeypatch.setenv("SHARDYARD_RUN", "live")
+    monkeypatch.setenv("SHARDYARD_SCALE", "3")
+    assert container.main(["coordinator"]) == 7
+    assert coordinated == [("ddp", spec, Path("/results/live"), {"scale": 3})]
 
 
 def test_coordinator_of_warm_containers(

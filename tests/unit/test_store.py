@@ -327,7 +327,9 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
         ]
         assert len(named) >= 5
         assert len(set(named)) == len(named)
-        shared = [paths.warm, paths.code] if isinstance(paths, RunPaths) else []  # by all runs of a sweep
+        shared = (
+            [paths.warm, paths.code, paths.allocation] if isinstance(paths, RunPaths) else []
+        )  # by all runs of a sweep
         assert all(path.parent == tmp_path for path in named if path not in shared)
     assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"
 

@@ -57,10 +57,10 @@ def _coordinate(env: Mapping[str, str]) -> int:
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
-    scale = int(env["SHARDYARD_SCALE"]) if env.get("SHARDYARD_SCALE") else None
     if env.get("SHARDYARD_WARM"):
-        return coordinator.serve(topology, results, scale)
+        return coordinator.serve(topology, results)
     if name := env.get("SHARDYARD_RUN"):
+        scale = int(env["SHARDYARD_SCALE"]) if env.get("SHARDYARD_SCALE") else None
         code, lines = coordinator.main(topology, spec, results / name, {}, scale)
         print("\n".join(lines), flush=True)
         return code

@@ -591,17 +591,14 @@ def main(
     return code, lines
 
 
-def serve(topology: str, directory: Path, scale: int | None = None) -> int:
-    """Coordinate one run after the other, as the orchestrator hands them over. Returns the exit code.
-
-    scale: see `Coordinator`.
-    """
+def serve(topology: str, directory: Path) -> int:
+    """Coordinate one run after the other, as the orchestrator hands them over. Returns the exit code."""
     with socket.create_server(("", PORT), backlog=BACKLOG) as listener:
         while run := take_over(directory):
             fields = _fields(run / SPEC)
             begin, end = log_marks(run.name)
             print(begin, flush=True)
-            coordinator = Coordinator(topology, fields, run, {}, listener, scale)
+            coordinator = Coordinator(topology, fields, run, {}, listener)
             code, lines = _coordinate(coordinator, run)
             print("\n".join([*lines, end]), flush=True)
             _write_ending(coordinator, code, run)
