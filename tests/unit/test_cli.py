@@ -195,10 +195,10 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
 def test_clean_covers_every_runtime(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
-    monkeypatch.setattr(DockerRuntime, "clean", lambda self: 3)
+    for count, runtime in enumerate((LocalRuntime, DockerRuntime, SlurmRuntime, SwarmRuntime), start=2):
+        monkeypatch.setattr(runtime, "clean", lambda self, count=count: count)
     cli.clean()
-    assert capsys.readouterr().out == "removed 5 process(es), container(s) and network(s)\n"
+    assert capsys.readouterr().out == "removed 14 process(es), container(s) and network(s)\n"
 
 
 # The image
