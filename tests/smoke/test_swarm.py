@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -91,8 +93,9 @@ def test_what_swarm_cannot_do_is_refused_before_anything_starts(
     assert not [*tmp_path.glob("out/*/result.json")]
 
 
-def _running(directory: Path) -> subprocess.Popen[str]:
-    """A command whose run has begun to train."""
+@contextmanager
+def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command whose run trains."""
     command = [sys.executable, "-m", "orchestrator", *LONG, "--set", "epochs=1000", "--out", str(directory)]
     process = subprocess.Popen(
         command,
@@ -102,32 +105,47 @@ def _running(directory: Path) -> subprocess.Popen[str]:
         preexec_fn=heed_signals,
     )
     assert process.stdout
-    for line in process.stdout:
-        if "epoch 1/" in line:
-            return process
-    raise AssertionError("the run did not begin")
+    try:
+        assert any(re.search(r"epoch \d+/", line) for line in process.stdout), "the run did not train"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_an_interrupted_command_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    process = _running(tmp_path / "out")
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
-    _until(lambda: not leftovers(LABEL))
+    with running(tmp_path / "out") as process:
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
+    _until(lambda: not leftovers(LABEL) and not any(map(_containers, engines())))
 
 
 def test_a_lost_rank_is_named(tmp_path: Path) -> None:
     """A container that is killed on another machine, of which this one only sees the task."""
-    process = _running(tmp_path / "out")
-    engines = sorted((Path(swarm_host().removeprefix("unix://")).parents[1]).glob("*/docker.sock"))
-    killed = next(filter(None, (_kill_node(f"unix://{socket}") for socket in reversed(engines))))
-    process.communicate(timeout=90)
+    with running(tmp_path / "out") as process:
+        killed = next(filter(None, map(_kill_node, reversed(engines()))))
+        process.communicate(timeout=90)
     (path,) = (tmp_path / "out").glob("*/result.json")
     result = read_result(path)
     assert result
     assert result.status == "failed"
     assert f"node {killed}" in str(result.cause)
+
+
+def engines() -> list[str]:
+    """Those of all machines, as values of DOCKER_HOST."""
+    home = Path(swarm_host().removeprefix("unix://")).parents[1]
+    return [f"unix://{socket}" for socket in sorted(home.glob("*/docker.sock"))]
+
+
+def _containers(engine: str) -> list[str]:
+    """IDs of the containers of an engine, those included that have ended."""
+    listed = subprocess.run(
+        ["docker", "--host", engine, "ps", "--all", "--quiet"], capture_output=True, text=True, check=True
+    )
+    return listed.stdout.split()
 
 
 def _kill_node(engine: str) -> str | None:
