@@ -95,11 +95,10 @@ class SwarmRuntime(Runtime):
         return total_cores(self._machines)
 
     def environment(self) -> dict[str, Any]:
+        sizes = (f"{each.name} ({each.cores:g} cores)" for each in self._machines)
         return {
             "docker": self.engine.version,
-            "swarm": ", ".join(
-                f"{each.name} ({each.cores:g} cores)" for each in self._machines if each.usable
-            ),
+            "swarm": ", ".join(sizes),
             "image": f"{image_name()} from sources {source_digest()}",
             "python": "of the image",
             **pinned_packages(),
@@ -116,20 +115,19 @@ class SwarmRuntime(Runtime):
 
     def _no_room(self, spec: RunSpec) -> str | None:
         """Why the machines cannot take the run's nodes."""
-        usable = self._machines
+        everything, usable = machines(self.engine), self._machines
         if not usable:
-            asked = f"swarm: constraints: {', '.join(self._options.constraints)}: "
-            states = ", ".join(f"{each.name} ({each.state})" for each in machines(self.engine))
-            return (
-                f"{asked if self._options.constraints else ''}no machine can take nodes; there are {states}"
-            )
+            constraints = ", ".join(self._options.constraints)
+            asked = f"swarm: constraints: {constraints}: " if constraints else ""
+            states = ", ".join(f"{each.name} ({each.state})" for each in everything)
+            return f"{asked}no machine can take nodes; there are {states}"
         if small := [each for each in usable if each.cores < spec.cpus]:
             name, cores = small[0].name, small[0].cores
             return (
                 f"cpus: {spec.cpus:g} for a node, and {name} has {cores:g}; lower cpus, or leave the "
                 f"machine out: swarm: constraints: [node.hostname!={name}]"
             )
-        own = next(each for each in machines(self.engine) if each.identifier == own_machine(self.engine))
+        own = next(each for each in everything if each.identifier == own_machine(self.engine))
         if not own.usable:
             return (
                 f"{own.name} takes no tasks, and the coordinator runs on it: "
@@ -159,16 +157,8 @@ class SwarmRuntime(Runtime):
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         run = self._cluster(spec, paths, data_dir)
         text = to_text(self._stack(spec, run, paths))
-        deploy = self.engine.command(
-            "stack",
-            "deploy",
-            "--resolve-image",
-            "never",
-            "--with-registry-auth",
-            "--compose-file",
-            "-",
-            run.project,
-        )
+        options = ("--resolve-image=never", "--with-registry-auth", "--compose-file=-")
+        deploy = self.engine.command("stack", "deploy", *options, run.project)
         return LaunchPlan(spec, paths, data_dir, [Process("stack", deploy, {}, "stack")], script=text)
 
     def _stack(self, spec: RunSpec, run: Cluster, paths: RunPaths) -> dict[str, Any]:
