@@ -142,7 +142,8 @@ def test_files_of_users_code_are_named_by_their_path(tmp_path: Path) -> None:
     (tmp_path / "a" / "net.py").write_text("x = 1")
     assert code_files(tmp_path) == {"a/net.py": str(tmp_path / "a" / "net.py")}
     (tmp_path / "a" / "__init__.py").touch()  # Swarm refuses an empty file
-    assert Path(code_files(tmp_path)["a/__init__.py"]).read_text().startswith("#")
+    assert code_files(tmp_path)["a/__init__.py"] == str(module.EMPTY)
+    assert module.EMPTY.stat().st_size > 0
     (tmp_path / "a" / "words.txt").touch()
     with pytest.raises(InputError, match=r"a/words\.txt: is empty"):
         code_files(tmp_path)

@@ -1,1 +1,1 @@
-# In place of an empty file: Swarm distributes only files with content.
+"""In place of an empty file: Swarm distributes only files with content."""
