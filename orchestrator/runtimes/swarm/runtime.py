@@ -185,9 +185,9 @@ class SwarmRuntime(Runtime):
         if not is_responding(self.engine) and (reason := self.unavailable_reason()):
             raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
-        run = self._cluster(plan.spec, plan.paths, plan.data_dir)
         (deploy,) = plan.processes
-        containers = Stack(self.engine, run.project, run.topology, deploy.argv, plan.script or "")
+        name = deploy.argv[-1]  # as `plan` has chosen it
+        containers = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.script or "")
         return ContainerRun(containers, plan.spec, plan.paths)
 
     def clean(self) -> int:

@@ -43,6 +43,7 @@ class Stack(Containers):
         """
         self._engine, self._name, self.topology = engine, name, topology
         self._services: dict[str, str] = {}  # names by ID
+        self._statuses: dict[str, Mapping[str, Any]] = {}  # by task, as of the last listing
         self.start_s = 0.0
         self._starting = True
         remove_stack(engine, name)
@@ -81,6 +82,8 @@ class Stack(Containers):
         return sorted(tasks, key=lambda task: (self._services[task["ServiceID"]], task["Slot"]))
 
     def containers(self) -> list[Container]:
+        tasks = self._tasks()
+        self._statuses = {task["ID"]: task["Status"] for task in tasks}
         return [
             Container(
                 identifier=task["ID"],
@@ -89,12 +92,12 @@ class Stack(Containers):
                 address="",
                 ended=task["Status"]["State"] != "running",
             )
-            for task in self._tasks()
+            for task in tasks
             if task["Status"]["State"] not in (*NEW, "rejected")
         ]
 
     def exit_code(self, container: Container) -> int:
-        status = next(task["Status"] for task in self._tasks() if task["ID"] == container.identifier)
+        status = self._statuses[container.identifier]
         code = int(status.get("ContainerStatus", {}).get("ExitCode", 0))
         if not code and status["State"] != "complete":
             return 1  # its engine could not start it, or has been lost
