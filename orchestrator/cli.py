@@ -418,10 +418,12 @@ def compare(
     ] = None,
 ) -> None:
     """Compare the runs that results directories have in common."""
-    from orchestrator.commands.compare import Comparing
+    from orchestrator.commands.compare import Comparing, check_page
     from orchestrator.report.directories.limits import Limits
 
     limits = None if fail_on is None else Limits.parse(fail_on)
+    for file in out or ():
+        check_page(file)
     found, console = Comparing.of(directories), text_console()
     for line in (*found.lines(), *found.remarks()):
         console.print(line)
@@ -430,7 +432,7 @@ def compare(
         console.print(f"wrote {file}")
     if limits and (broken := found.broken(limits)):
         for each in broken:
-            console.print(f"above the limit: {each}")
+            console.print(f"--fail-on: {each}")
         raise typer.Exit(FAILED)
 
 

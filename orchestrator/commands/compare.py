@@ -20,6 +20,12 @@ PAGES = {".html": page, ".md": markdown}
 COLOURS = {"worse": "red", "better": "green"}
 
 
+def check_page(file: Path) -> None:
+    """Raise InputError for a name that is not of a page."""
+    if file.suffix not in PAGES:
+        raise InputError(f"--out {file}: must end in {' or '.join(PAGES)}")
+
+
 @dataclass(frozen=True)
 class Comparing:
     """Results directories that were compared."""
@@ -36,14 +42,12 @@ class Comparing:
         return cls(matches, differences_of(matches))
 
     def write(self, file: Path) -> None:
-        """Write the page. Raises InputError for a name that is not of a page."""
-        if file.suffix not in PAGES:
-            raise InputError(f"--out {file}: must end in {' or '.join(PAGES)}")
+        """Write the page, whose name `check_page` has accepted."""
         write_atomic(file, PAGES[file.suffix](self.matches, self.differences))
 
     def broken(self, limits: Limits) -> list[str]:
         """What breaks a limit, a line each. Raises InputError if seeds are too few to tell."""
-        return limits.broken(self.differences)
+        return limits.broken(self.matches.missing, self.differences)
 
     def lines(self) -> Iterator[Text]:
         """What is shown of each directory, and how each configuration differs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
@@ -39,13 +39,17 @@ class Limits:
             found[name] = float(matched[2] or matched[4]) / 100
         return cls(**found)
 
-    def broken(self, differences: Sequence[Difference]) -> list[str]:
+    def broken(self, missing: Mapping[str, Sequence[str]], differences: Sequence[Difference]) -> list[str]:
         """What breaks a limit, a line each.
 
         A loss counts if it is claimed and was measured above the limit. A configuration that finished in
         the reference alone counts, too. Raises InputError if seeds are too few to claim anything.
+
+        Args:
+            missing: by directory, the configurations that finished in the reference and are not in it.
+            differences: of the others.
         """
-        lines = []
+        lines = [f"{where}: {name}: it has no run" for where, names in missing.items() for name in names]
         for difference in differences:
             match = difference.match
             at = f"{match.directory}: {match.name}"
@@ -56,7 +60,7 @@ class Limits:
                 (self.accuracy, difference.accuracy),
             ):
                 if limit is not None and compared and _lost(compared, limit):
-                    lines.append(f"{at}: {compared.written}")
+                    lines.append(f"{at}: above the limit: {compared.written}")
         if not lines:
             self._check_seeds(differences)
         return lines

@@ -42,14 +42,16 @@ class Matches:
     """Several results directories. The first is the reference.
 
     directories: their names. found: what a directory has in common with the reference. alone: by directory,
-    the configurations that it does not share; for the reference, those that no other has. environments: by
-    name, the facts of machine and software in which they differ, one value per directory. errors: by
-    workload, the largest error of cluster time in one of them.
+    the configurations that it does not share; for the reference, those that no other has. missing: by
+    directory, the configurations that finished in the reference and are not in it. environments: by name,
+    the facts of machine and software in which they differ, one value per directory. errors: by workload,
+    the largest error of cluster time in one of them.
     """
 
     directories: tuple[str, ...]
     found: tuple[Match, ...]
     alone: dict[str, list[str]]
+    missing: dict[str, list[str]]
     environments: dict[str, tuple[str, ...]]
     errors: dict[Workload, float]
 
@@ -76,10 +78,15 @@ def read_matches(directories: Sequence[Path]) -> Matches:
     alone = {names[0]: [name for config, (name, _) in reference.items() if config not in shared]}
     for name, other in zip(names[1:], others, strict=True):
         alone[name] = [label for config, (label, _) in other.items() if config not in reference]
+    missing = {
+        name: [label for config, (label, group) in reference.items() if group.ok and config not in other]
+        for name, other in zip(names[1:], others, strict=True)
+    }
     return Matches(
         tuple(names),
         tuple(found),
         {name: labels for name, labels in alone.items() if labels},
+        missing,
         _different(
             [dict(fact for _, facts in environments(each) for fact in facts) for each in comparisons]
         ),
