@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import docker
 import pytest
+import requests
 
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.engine import Engine
+from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.swarm import runtime as module
 from orchestrator.runtimes.swarm.machines import Machine
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime, code_files, distributed_image
@@ -135,6 +137,27 @@ def test_plan_is_the_stack_and_writes_nothing(
     assert deploy.argv[:5] == ["docker", "--host", "unix:///m.sock", "stack", "deploy"]
     assert '"spec"' in str(plan.script)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (requests.exceptions.ConnectionError("Connection refused"), "no Docker engine answers"),
+        (
+            docker.errors.APIError("503", explanation="This node is not a swarm manager."),
+            "refuses: This node",
+        ),
+    ],
+)
+def test_an_engine_that_ends_during_a_sweep_is_no_full_disk(
+    swarm: SwarmRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError, named: str
+) -> None:
+    def ask(engine: Engine) -> list[Machine]:
+        raise error  # the SDK's exceptions are of class OSError
+
+    monkeypatch.setattr(module, "machines", ask)
+    with pytest.raises(EngineError, match=named):
+        swarm.plan(run(), RunPaths(tmp_path / "run"), tmp_path / "data")
 
 
 def test_files_of_users_code_are_named_by_their_path(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, Runtime
 from orchestrator.runtimes.docker.compose import Cluster, cluster
-from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
+from orchestrator.runtimes.docker.engine import Engine, EngineError, answering, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
     image_name,
@@ -155,8 +155,9 @@ class SwarmRuntime(Runtime):
         return self.engine.command(*inspection_container(inspection, self._image, identity()))
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        run = self._cluster(spec, paths, data_dir)
-        text = to_text(self._stack(spec, run, paths))
+        with answering(self.engine):
+            run = self._cluster(spec, paths, data_dir)
+            text = to_text(self._stack(spec, run, paths))
         options = ("--resolve-image=never", "--with-registry-auth", "--compose-file=-")
         deploy = self.engine.command("stack", "deploy", *options, run.project)
         return LaunchPlan(spec, paths, data_dir, [Process("stack", deploy, {}, "stack")], script=text)
@@ -182,12 +183,11 @@ class SwarmRuntime(Runtime):
             raise InputError(f"{run.files[0]}: {error}") from error
 
     def start(self, plan: LaunchPlan) -> RunHandle:
-        if not is_responding(self.engine) and (reason := self.unavailable_reason()):
-            raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
         (deploy,) = plan.processes
         name = deploy.argv[-1]  # as `plan` has chosen it
-        containers = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.script or "")
+        with answering(self.engine):
+            containers = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.script or "")
         return ContainerRun(containers, plan.spec, plan.paths)
 
     def clean(self) -> int:
