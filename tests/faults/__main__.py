@@ -18,12 +18,16 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.case import DOCKER, LOCAL, SLURM
+from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM
 from tests.faults.ends import end_orchestrators, end_sweep
 from tests.faults.page import write_page
 from tests.faults.runner import Played, References, missing, play
 from tests.faults.table import CASES
 from tests.support.slurm_cluster import trial_cluster
+from tests.support.swarm_cluster import trial_swarm
+
+RUNTIMES = (LOCAL, DOCKER, SLURM, SWARM)  # in the order in which they are played
+CLUSTERS = {SLURM: trial_cluster, SWARM: trial_swarm}
 
 
 def main() -> int:
@@ -33,7 +37,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", help="of the names of cases; default: all cases")
-    parser.add_argument("--runtime", choices=[LOCAL, DOCKER, SLURM], action="append", help="default: all")
+    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="how often each case is played")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
@@ -43,7 +47,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, help="of orchestrator and sweep, on each runtime")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end what the case in progress has started
-    runtimes = options.runtime or [LOCAL, DOCKER, SLURM]
+    runtimes = [each for each in RUNTIMES if each in (options.runtime or RUNTIMES)]
     match options.words:
         case ["docs"]:
             return write_page()
@@ -51,13 +55,13 @@ def main() -> int:
             return max(
                 end_orchestrators(options.times or 200, options.first_seed, each)
                 for each in runtimes
-                if each != SLURM
+                if each not in CLUSTERS
             )
         case ["sweep"]:
             return max(
                 end_sweep(options.times or 50, options.first_seed, each)
                 for each in runtimes
-                if each != SLURM
+                if each not in CLUSTERS
             )
     with ExitStack() as stack:
         return _play(options, runtimes, stack)
@@ -65,7 +69,7 @@ def main() -> int:
 
 def _play(options: argparse.Namespace, runtimes: list[str], stack: ExitStack) -> int:
     """Play the cases; returns the exit code. stack: ends what several cases share."""
-    cluster = None
+    started: set[str] = set()
     chosen = [
         (case, runtime)
         for runtime in runtimes
@@ -84,8 +88,9 @@ def _play(options: argparse.Namespace, runtimes: list[str], stack: ExitStack) ->
             skipped[runtime] += 1
             print(f"{number}/{len(chosen)} {case.name} {runtime}: skipped, {reason}", flush=True)
             continue
-        if runtime == SLURM:
-            cluster = cluster or stack.enter_context(trial_cluster())
+        if runtime in CLUSTERS and runtime not in started:
+            started.add(runtime)
+            stack.enter_context(CLUSTERS[runtime]())
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             began = time.monotonic()
             done = play(case, runtime, seed, references, options.keep)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.faults.scene import Scene
 
-LOCAL, DOCKER, SLURM = "local", "docker", "slurm"
+LOCAL, DOCKER, SLURM, SWARM = "local", "docker", "slurm", "swarm"
 Strike = Callable[["Scene", Random], None]
 
 
@@ -109,6 +109,7 @@ class Case:
     Attributes:
         run: fields of the run that is disturbed; a healthy run follows it in the sweep.
         next_run: fields of the healthy run that differ.
+        sweep: further keys of the sweep file.
         victims: the ranks of which the seed chooses `count`; default: all.
         options: of the command.
         again: whether the same command is run again, and must end as if nothing had happened.
@@ -128,4 +129,5 @@ class Case:
     again: bool = False
     sample: tuple[str, ...] = ()
     next_run: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -6,10 +6,11 @@ import re
 
 from orchestrator.commands.docs import PROJECT, markdown_table
 from orchestrator.results.store import write_atomic
-from tests.faults.case import DOCKER, LOCAL, SLURM, Case, Then
+from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM, Case, Then
 from tests.faults.table import SECTIONS
 
 PAGE = PROJECT / "docs" / "faults.md"
+RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm"}
 _BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
 
 
@@ -44,7 +45,7 @@ def row(case: Case) -> tuple[str, ...]:
     then = verdict.then.value
     if case.again and verdict.then is not Then.STOPS:
         then += "; the same command resumes"
-    where = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm"}.get(case.runtimes, "both")
+    where = RUNTIMES.get(case.runtimes, "both")
     options = "".join(f", `{option}`" for option in case.options)
     return (
         f"`{case.name}`",

@@ -17,13 +17,14 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
-from tests.faults.case import DOCKER, SLURM, Case, Earlier, Moment, Then
+from tests.faults.case import DOCKER, SLURM, SWARM, Case, Earlier, Moment, Then
 from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
 from tests.support.containers import containers_missing
 from tests.support.datasets import mnist_missing
 from tests.support.places import docker
 from tests.support.runs import weights_in
 from tests.support.slurm_cluster import slurm_missing
+from tests.support.swarm_cluster import swarm_missing
 
 HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
 LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
@@ -75,9 +76,8 @@ def missing(case: Case, runtime: str) -> str | None:
         return "needs root"
     if case.fault.needs_data and (absent := mnist_missing()):
         return absent
-    if runtime == SLURM:
-        return slurm_missing()
-    return containers_missing() if runtime == DOCKER else None
+    of_runtime = {DOCKER: containers_missing, SLURM: slurm_missing, SWARM: swarm_missing}
+    return of_runtime[runtime]() if runtime in of_runtime else None
 
 
 def play(case: Case, runtime: str, seed: int, references: References, keep: Path | None = None) -> Played:
@@ -222,7 +222,7 @@ def _end(scene: Scene) -> list[str]:
     """
     ended, fault = not scene.running, scene.case.fault
     scene.end()
-    if fault.alone or scene.runtime == SLURM:
+    if fault.alone or scene.runtime in (SLURM, SWARM):
         fault.repair(scene)
     if fault.leaves:
         clean(scene.runtime)

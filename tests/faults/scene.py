@@ -21,7 +21,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
-from tests.faults.case import DOCKER, Case, Moment
+from tests.faults.case import DOCKER, SWARM, Case, Moment
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator
 from tests.support.places import MPIRUN, PLACES, DockerPlace, Place
 from tests.support.runs import event_files
@@ -71,7 +71,7 @@ class Scene:
         if isinstance(same["strategy"], dict):  # without the parameters that make it fail
             same["strategy"] = same["strategy"]["name"]
         blocks = [{"base": dict(case.run)}, {"base": {**same, **HEALTHY, **case.next_run}}]
-        return json.dumps({"name": "faults", "blocks": blocks})
+        return json.dumps({"name": "faults", **case.sweep, "blocks": blocks})
 
     @property
     def checkpoints(self) -> Path:
@@ -150,7 +150,7 @@ class Scene:
 
     @property
     def in_containers(self) -> bool:
-        return self.runtime == DOCKER
+        return self.runtime in (DOCKER, SWARM)
 
     @property
     def _console(self) -> Path:
@@ -209,7 +209,8 @@ class Scene:
         spec = self.paths.run(self.run.key).spec
         if not spec.exists():  # the sweep warms the machine up
             return False
-        if self.in_containers and "--cold" in self.case.options:  # those of that run may still be there
+        cold = "--cold" in self.case.options or self.runtime == SWARM
+        if self.in_containers and cold:  # those of that run may still be there
             self.containers.since = datetime.fromtimestamp(spec.stat().st_mtime, UTC).isoformat()
         return bool(self.place.starting(self.run, 0)) or any(self.place.commands(*MPIRUN))
 

@@ -70,6 +70,23 @@ def machine(scene: Scene) -> Iterator[psutil.Process]:
         yield from processes_of(scene, node)
 
 
+def suspend(scene: Scene, _: random.Random) -> None:
+    """Suspend all processes of the victims' nodes, which then do not answer, as if cut off."""
+    for process in [*machine(scene)]:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+
+
+def resume(scene: Scene) -> None:
+    """Continue what is suspended, and repair the cluster."""
+    place = scene.place
+    assert isinstance(place, SlurmPlace)
+    for process in [*place.cluster.processes(), *place.members()]:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+    repair(scene)
+
+
 def restarted(words: str, find: Callable[[Scene], Iterator[psutil.Process]]) -> Fault:
     """Kill a daemon, and start it again a moment later."""
 

@@ -7,8 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.faults import slurm_strikes, strikes
-from tests.faults.case import DOCKER, LOCAL, SLURM, Case, Earlier, Fact, Fault, Moment, Then, Verdict
+from tests.faults import slurm_strikes, strikes, swarm_strikes
+from tests.faults.case import (
+    DOCKER,
+    LOCAL,
+    SLURM,
+    SWARM,
+    Case,
+    Earlier,
+    Fact,
+    Fault,
+    Moment,
+    Then,
+    Verdict,
+)
 from tests.support.places import MPIRUN
 
 # Runs
@@ -893,6 +905,15 @@ ON_SLURM: tuple[Case, ...] = tuple(
             fails(Fact("killed, or node failure", "SIGKILL|node failure"), 90.0, named=None),
         ),
         Case(
+            "suspend-node",
+            Fault(
+                "all processes of a node are suspended", slurm_strikes.suspend, repair=slurm_strikes.resume
+            ),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(NODE_FAILURE, 150.0, named=None),
+        ),
+        Case(
             "machine-requeued",
             slurm_strikes.requeued(
                 "all processes of a node get SIGKILL", slurm_strikes.kill(slurm_strikes.machine)
@@ -918,6 +939,114 @@ ON_SLURM: tuple[Case, ...] = tuple(
     )
 )
 
+ELSEWHERE = swarm_strikes.ELSEWHERE
+
+ON_SWARM: tuple[Case, ...] = tuple(
+    replace(case, name=f"swarm-{case.name}", runtimes=(SWARM,))
+    for case in (
+        Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
+        Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED)),
+        Case("kill-mpi", KILL, Moment.EPOCH, {**LONG, **MPI}, fails(KILLED)),
+        Case("kill-rpc", KILL, Moment.EPOCH, {**LONG, **RPC}, fails(KILLED)),
+        Case(
+            "agent",
+            strikes.kill_process("a node's agent gets SIGKILL", "trainer.cluster node"),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(None, named=ANY_NODE),
+        ),
+        Case(
+            "container-at-start",
+            Fault("a node's container is killed", swarm_strikes.kill_containers("node")),
+            Moment.START,
+            {**LONG, **GLOO},
+            fails(None, 30.0),
+        ),
+        Case(
+            "container",
+            Fault("a node's container is killed", swarm_strikes.kill_containers("node")),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(KILLED),
+        ),
+        Case(
+            "coordinator",
+            Fault("the coordinator's container is killed", swarm_strikes.kill_containers("coordinator")),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(KILLED, named=COORDINATOR),
+        ),
+        Case(
+            "suspend-node",
+            Fault("all processes of a node are suspended", swarm_strikes.suspend_nodes),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(STUCK, 60.0),
+        ),
+        Case(
+            "machine",
+            Fault("the machine of a node ends", swarm_strikes.lose, repair=swarm_strikes.repair),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(None, 60.0),
+            sweep=ELSEWHERE,
+        ),
+        Case(
+            "cut",
+            swarm_strikes.cut("the machine of a node is cut off from the network", None),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(None, 60.0),
+            sweep=ELSEWHERE,
+        ),
+        Case(
+            "cut-short",
+            swarm_strikes.cut("the machine of a node is cut off for 3 s", 3.0),
+            Moment.EPOCH,
+            {**SHORT, **GLOO},
+            ends_ok(),
+            sweep=ELSEWHERE,
+        ),
+        Case(
+            "manager",
+            Fault(
+                "the manager's engine gets SIGKILL",
+                swarm_strikes.lose_manager,
+                repair=swarm_strikes.repair,
+                leaves=True,
+            ),
+            Moment.EPOCH,
+            {**SHORT, **GLOO},
+            stops(Fact("the Docker engine", "engine"), None, 2, 60.0),
+            sweep=ELSEWHERE,
+            again=True,
+        ),
+        *(
+            Case(
+                f"orchestrator-{number.name.lower()}",
+                strikes.signal_orchestrator(number, f"the orchestrator gets {number.name}"),
+                Moment.EPOCH,
+                {**SHORT, **GLOO},
+                stops(None, None, 130 if number is signal.SIGINT else -9),
+                again=True,
+            )
+            for number in (signal.SIGINT, signal.SIGKILL)
+        ),
+        Case(
+            "orchestrator-and-reaper",
+            Fault(
+                "the orchestrator and its reaper get SIGKILL",
+                strikes.kill_orchestrator_and_reaper,
+                leaves=True,
+            ),
+            Moment.EPOCH,
+            {**SHORT, **GLOO},
+            stops(None, None, -9),
+            again=True,
+        ),
+    )
+)
+
 SECTIONS: dict[str, tuple[Case, ...]] = {
     "Ranks": KILLED_RANKS,
     "Suspended and unreachable nodes": SUSPENDED,
@@ -927,5 +1056,6 @@ SECTIONS: dict[str, tuple[Case, ...]] = {
     "Files and disks": FILES,
     "The orchestrator": ORCHESTRATOR,
     "Slurm": ON_SLURM,
+    "Docker Swarm": ON_SWARM,
 }
 CASES: tuple[Case, ...] = tuple(case for cases in SECTIONS.values() for case in cases)

@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from orchestrator.runtimes.slurm.commands import unavailable_reason
+from tests.support.trial import Trial
 
-PROJECT = Path(__file__).resolve().parents[2]
 PORTS = range(10_000, 16_000, 10)  # below those of ranks, and of clients
-UP_S, STOP_S = 150, 120
 
 
 def slurm_missing() -> str | None:
@@ -36,37 +35,15 @@ def free_port() -> int:
     raise OSError("no ten ports in a row are free")
 
 
-class TrialCluster:
+class TrialCluster(Trial):
     """The cluster whose directory SHARDYARD_SLURM_DIR names."""
 
-    def __init__(self) -> None:
-        self.home = Path(os.environ["SHARDYARD_SLURM_DIR"])
-
-    def up(self) -> None:
-        """Start the daemons that do not run, and wait until all nodes are ready."""
-        self._command("up", UP_S)
-
-    def stop(self) -> None:
-        """End everything, and remove the directory."""
-        self._command("stop", STOP_S)
-
-    def _command(self, name: str, limit_s: float) -> None:
-        command = [PROJECT / "slurm" / "cluster", name]
-        done = subprocess.run(command, timeout=limit_s, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    script, variable, mark = "slurm/cluster", "SHARDYARD_SLURM_DIR", "SHARDYARD_SLURM_CLUSTER"
 
     def call(self, *argv: str) -> str:
         """What a command of Slurm prints; empty if it fails."""
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         return done.stdout.strip()
-
-    def processes(self) -> Iterator[psutil.Process]:
-        """The daemons and what they have started for steps. No process of another cluster is among them."""
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                ours = process.environ().get("SHARDYARD_SLURM_CLUSTER") == str(self.home)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
 
     def daemon(self, *command: str) -> psutil.Process:
         """The daemon whose command line begins so, such as slurmd -D -N yard1."""
