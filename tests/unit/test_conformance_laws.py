@@ -16,7 +16,7 @@ from trainer.conformance.law import Failure, Law, NotApplicable, examine, examin
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import Finding, Request
 from trainer.conformance.threads import threads_in_torch
-from trainer.imported.source import CODE
+from trainer.imported.source import CODE, place_in
 from trainer.spec.registries import REGISTRIES
 
 # Component, the laws that it breaks, and a part of the smallest input and of what was found there.
@@ -74,7 +74,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("user")
     shutil.copy(wrong.__file__, path / "mine.py")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CODE, str(path))
+        patch.setenv(CODE, "")
         patch.syspath_prepend(path)
         yield path
 
@@ -163,6 +163,12 @@ def test_an_exception_is_a_failure_with_file_and_line(tmp_path: Path) -> None:
     found = examine(law(lambda case: 1 // 0 > 0), Path(__file__).parent)
     assert found.got.startswith(f"{Path(__file__).name}:")
     assert "ZeroDivisionError" in found.got
+
+
+def test_libraries_in_the_directory_of_a_component_are_not_its_code(tmp_path: Path) -> None:
+    library = str(tmp_path / ".venv" / "lib" / "site-packages" / "library.py")
+    frames = [(library, 1), (str(tmp_path / "mine.py"), 2)]
+    assert place_in(frames, tmp_path) == "mine.py:2"
 
 
 def test_inputs_that_do_not_apply_are_not_counted() -> None:
