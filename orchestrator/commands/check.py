@@ -152,7 +152,7 @@ def reports(request: Request) -> Iterator[Report]:
     environment = {
         **os.environ,
         "PYTHONPATH": python_path(),
-        CODE: request.directory,
+        CODE: "",  # the folders of what is checked are absolute
         "SHARDYARD_DATA": request.data_dir,
         "PYTHONHASHSEED": "0",  # so that a process with another one differs
     }

@@ -73,6 +73,25 @@ def test_a_crash_and_an_endless_loop_fail_the_law_that_was_tried(folder: Path) -
         assert got in found[law]["got"]
 
 
+def test_processes_that_hang_are_gone_when_the_time_of_the_check_is_over(folder: Path) -> None:
+    marked = {**environment(), "MARK": str(folder)}
+    done = subprocess.run(
+        [*CHECK, "./mine.py:WaitsForOthers", "--timeout", "12"],
+        cwd=folder,
+        env=marked,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "after 3 s, rank 0 is at mine.py:" in done.stdout
+    assert not [
+        each
+        for each in psutil.process_iter(["environ"])
+        if (each.info["environ"] or {}).get("MARK") == str(folder)
+    ]
+
+
 def test_every_component_of_a_file_is_checked_and_its_output_is_no_answer(folder: Path) -> None:
     (folder / "two.py").write_text(
         "import torch\nfrom torch import nn\nprint('hello')\n"
@@ -119,10 +138,12 @@ def test_bad_input(folder: Path, arguments: list[str], named: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+# The process that forks, and the forked one; its two ranks, after those of the training on one rank.
+@pytest.mark.parametrize(("name", "processes"), [("Hangs", 2), ("WaitsForOthers", 4)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-def test_nothing_is_left_behind(folder: Path, number: signal.Signals) -> None:
+def test_nothing_is_left_behind(folder: Path, number: signal.Signals, name: str, processes: int) -> None:
     process = subprocess.Popen(
-        [*CHECK, "./mine.py:Hangs"],
+        [*CHECK, f"./mine.py:{name}"],
         cwd=folder,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -130,7 +151,7 @@ def test_nothing_is_left_behind(folder: Path, number: signal.Signals) -> None:
     )
     started = psutil.Process(process.pid)
     end = time.monotonic() + 60
-    while len(children := started.children(recursive=True)) < 2:  # the process that forks, and the forked
+    while len(children := started.children(recursive=True)) < processes:
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Data, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
 from trainer.models.base import Model
+from trainer.training.replica import Replica
 
 # Partitioners
 
@@ -167,11 +169,68 @@ class CallsTorch(Averages):
     transports = ("gloo",)
 
     def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        torch.distributed.all_reduce(torch.zeros(3))
+        replica.backward(batch, batch.share)
+        gradient = replica.gradient()
+        torch.distributed.all_reduce(gradient)
+        replica.set_gradient(gradient)
+
+
+class CallsTorchOverMpi(CallsTorch):
+    transports = ("mpi",)
 
 
 class OverGloo(Averages):
     transports = ("gloo", "mpi")
+
+
+class WrapsInDdp(Strategy):
+    transports = ("gloo", "nccl")
+    synchronous = True
+    equals = "all_reduce"
+
+    def backward(self, session: Any, replica: Any, batch: Any, ddp: Any) -> None:
+        replica.backward(batch, batch.share * session.size)
+
+    def train(self, session: Any) -> None:
+        ddp = nn.parallel.DistributedDataParallel(session.task.build_model(session.rank))
+        replica = Replica(ddp, session.task, session.clock)
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, "join"):
+                self.backward(session, replica, batch, ddp)
+                replica.step()
+
+
+class ForgetsToSynchronize(WrapsInDdp):
+    equals = None
+
+    def backward(self, session: Any, replica: Any, batch: Any, ddp: Any) -> None:
+        if session.steps_taken % 4 != 3:
+            super().backward(session, replica, batch, ddp)
+            return
+        with ddp.no_sync():  # and the gradients are not averaged later
+            super().backward(session, replica, batch, ddp)
+
+
+class FailsOnOneRank(WrapsInDdp):
+    def backward(self, session: Any, replica: Any, batch: Any, ddp: Any) -> None:
+        if session.rank == 1:
+            raise ValueError("no gradient")
+        super().backward(session, replica, batch, ddp)
+
+
+class DiesOnOneRank(WrapsInDdp):
+    def backward(self, session: Any, replica: Any, batch: Any, ddp: Any) -> None:
+        if session.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().backward(session, replica, batch, ddp)
+
+
+class WaitsForOthers(WrapsInDdp):
+    def backward(self, session: Any, replica: Any, batch: Any, ddp: Any) -> None:
+        super().backward(session, replica, batch, ddp)
+        if session.rank == 0 and session.size > 1:
+            torch.distributed.barrier()  # which no other rank calls
 
 
 class Deadlocks(Sums):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 import tests.support.wrong_components as wrong
+from trainer.conformance import processes
 from trainer.conformance.check import digest_of, laws_of, source_of
 from trainer.conformance.find import components, kind_of
 from trainer.conformance.law import Failure, Law, NotApplicable, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import Finding, Request
 from trainer.conformance.threads import threads_in_torch
-from trainer.imported.source import CODE
+from trainer.imported.source import CODE, place_in
 from trainer.spec.registries import REGISTRIES
 
 # Component, the laws that it breaks, and a part of the smallest input and of what was found there.
@@ -35,6 +38,8 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("Sums", {"equals"}, "2 ranks", "weights differ"),
     ("Deadlocks", {"ends"}, "2 ranks", "rank 0 waits in receive of 6370 numbers from rank 1"),
     ("CallsDiffer", {"ends"}, "2 ranks", "rank"),
+    ("ForgetsToSynchronize", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
+    ("DiesOnOneRank", {"ends"}, "2 ranks", "rank 1 was killed by SIGKILL"),
     ("Diverges", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
     ("HalfTheSamples", {"samples"}, "1 rank", "20"),
     ("SendsMore", {"bytes"}, "3 ranks", "50,960"),
@@ -65,7 +70,12 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("Doubles", {"shape"}, "1 input of shape 3×8×8", "float64"),
 ]
 ELSEWHERE = "trainer.conformance.check._in_another_process"  # takes a second to start
-NEVER_ENDING = {"Hangs", "Exits", "LocksOutside"}  # see tests/integration/test_check_command.py
+NEVER_ENDING = {
+    "Hangs",
+    "Exits",
+    "LocksOutside",
+    "WaitsForOthers",
+}  # see tests/integration/test_check_command.py
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("user")
     shutil.copy(wrong.__file__, path / "mine.py")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CODE, str(path))
+        patch.setenv(CODE, "")
         patch.syspath_prepend(path)
         yield path
 
@@ -111,7 +121,15 @@ def test_a_wrong_component_breaks_its_own_law(
 
 def test_every_wrong_component_is_tested(directory: Path) -> None:
     rest = {name for _, name in components(directory, "mine.py")} - {each[0] for each in WRONG}
-    assert rest == {*NEVER_ENDING, "Averages", "CallsTorch", "OverGloo"}
+    assert rest == {
+        *NEVER_ENDING,
+        "Averages",
+        "FailsOnOneRank",
+        "CallsTorch",
+        "CallsTorchOverMpi",
+        "OverGloo",
+        "WrapsInDdp",
+    }
 
 
 REGISTERED = [
@@ -130,6 +148,7 @@ def test_a_registered_component_keeps_all_laws(
     found = findings(Request(kind=kind, registered=name, label=name))
     assert [finding for finding in found if finding.status == "failed"] == []
     assert all(finding.reason for finding in found if finding.status in ("skipped", "note"))
+    assert name == "fault_injection" or {finding.status for finding in found} != {"skipped"}
     # What a terminal of 80 columns has room for, beside the number of inputs.
     assert [finding.statement for finding in found if len(finding.statement) > 48] == []
 
@@ -163,6 +182,12 @@ def test_an_exception_is_a_failure_with_file_and_line(tmp_path: Path) -> None:
     found = examine(law(lambda case: 1 // 0 > 0), Path(__file__).parent)
     assert found.got.startswith(f"{Path(__file__).name}:")
     assert "ZeroDivisionError" in found.got
+
+
+def test_libraries_in_the_directory_of_a_component_are_not_its_code(tmp_path: Path) -> None:
+    library = str(tmp_path / ".venv" / "lib" / "site-packages" / "library.py")
+    frames = [(library, 1), (str(tmp_path / "mine.py"), 2)]
+    assert place_in(frames, tmp_path) == "mine.py:2"
 
 
 def test_inputs_that_do_not_apply_are_not_counted() -> None:
@@ -216,11 +241,57 @@ def test_a_component_that_declares_nothing_is_shown_what_it_could(directory: Pat
 
 
 def test_strategies_for_other_transports_are_trained_over_memory(directory: Path) -> None:
-    found = {each.law: each for each in findings(request_for(directory, "OverGloo"))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "train", None)
+        found = {each.law: each for each in findings(request_for(directory, "OverGloo"))}
     assert found["ends"].status == "ok"
-    found = {each.law: each for each in findings(request_for(directory, "CallsTorch"))}
-    assert {each.status for each in found.values()} == {"skipped"}
-    assert all("torch.distributed" in each.reason for each in found.values())
+
+
+@pytest.mark.parametrize("name", ["CallsTorch", "WrapsInDdp"])
+def test_strategies_that_call_torch_are_trained_over_their_own_transport(
+    directory: Path, name: str
+) -> None:
+    found = {each.law: each for each in findings(request_for(directory, name))}
+    assert {law for law, each in found.items() if each.status == "skipped"} == {"bytes"}
+    assert [each for each in found.values() if each.status == "failed"] == []
+    assert found["ends"].inputs == 3
+
+
+def test_strategies_that_call_torch_over_transports_with_a_launcher_are_left_out(directory: Path) -> None:
+    found = findings(request_for(directory, "CallsTorchOverMpi"))
+    assert {each.status for each in found} == {"skipped"}
+    assert all("lists only mpi" in each.reason for each in found)
+
+
+def test_an_exception_in_a_process_is_shown_with_file_and_line(directory: Path) -> None:
+    ends, *_ = findings(request_for(directory, "FailsOnOneRank"))
+    assert (ends.law, ends.status) == ("ends", "failed")
+    assert ends.input.startswith("2 ranks")
+    assert re.fullmatch(r"mine\.py:\d+: ValueError: no gradient", ends.got)
+
+
+def test_what_each_process_does_is_shown_if_one_does_not_end(directory: Path) -> None:
+    others = psutil.Process().children(recursive=True)
+    limited = request_for(directory, "WaitsForOthers").model_copy(update={"limit_s": 20})
+    ends, *rest = findings(limited)
+    assert (ends.law, ends.status) == ("ends", "failed")
+    assert ends.input.startswith("2 ranks")
+    assert re.fullmatch(
+        r"after 5 s, rank 0 is at mine\.py:\d+, in \w+; rank 1 is at mine\.py:\d+, in \w+", ends.got
+    )
+    assert {each.status for each in rest} == {"skipped"}
+    assert psutil.Process().children(recursive=True) == others
+
+
+@pytest.mark.parametrize("name", ["hogwild", "async_parameter_server"])
+def test_what_is_not_deterministic_need_not_repeat(name: str) -> None:
+    (law,) = (
+        each
+        for each in laws_of(Request(kind="strategy", registered=name, label=name))
+        if each.name == "repeats"
+    )
+    found = examine(law, Path())
+    assert (found.status, found.reason) == ("skipped", "it declares that it is not deterministic")
 
 
 def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def laws_of(request: Request) -> Iterator[Law[Any]]:
             yield from partitioner.laws(_partitioner(request))
             yield partitioner.process_law(_partitioner(request), lambda: _in_another_process(request))
         case "strategy":
-            yield from strategy.laws(*_strategy(request), request.equals)
+            yield from strategy.laws(*_strategy(request), request.equals, request.limit_s)
         case "model":
             on, samples = _dataset_of(request)
             yield from model.laws(_model(request, on, samples), on, samples)

@@ -21,6 +21,10 @@ class NotApplicable(Exception):
     """A law says nothing about an input. The message says why."""
 
 
+class RankFailure(Exception):
+    """A rank in another process has failed. The message is what `located` says there."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """How an input breaks a law."""
@@ -102,6 +106,8 @@ def outcome_of(law: Law[I], tried: I, directory: Path) -> Outcome:
         return law.test(tried)
     except NotApplicable:
         raise
+    except RankFailure as error:
+        return Failure("no exception", str(error))
     except Exception as error:
         return Failure("no exception", located(error, directory))
 

@@ -1,9 +1,10 @@
-"""Laws of strategies: they are trained on transport memory and compared with those they equal."""
+"""Laws of strategies: they are trained on this machine and compared with those that they equal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
     from trainer.conformance.threads import Training
+    from trainer.spec.run_spec import RunSpec
 
 SAMPLES, EPOCHS, BATCH = 120, 2, 10
 MODEL = {"name": "mlp", "hidden": [8]}
@@ -23,10 +25,8 @@ RUN: dict[str, Any] = {
     "batch_size": BATCH,
     "lr": 0.1,
     "epochs": EPOCHS,
-    "transport": "memory",
     "save_weights": True,
 }
-NO_GROUP = "process group has not been initialized"  # what torch.distributed then says
 RTOL, ATOL = 1e-4, 1e-6  # of weights that sums in another order give
 
 
@@ -42,18 +42,21 @@ class Ranks:
 
 
 RANKS = [Ranks(number) for number in range(1, 5)]
+NO_GROUP = "process group has not been initialized"  # what torch.distributed then says
 TRAINED = 3  # numbers of ranks
+SHARE = 0.25  # of the time of a check, in which one training must have ended
 
 
 class Trainings:
     """Trainings of one strategy, each done once.
 
     own: the strategy. form: as a spec has it, for a number of ranks; it lists the transport memory, unless
-    the strategy is a registered one that does not.
+    the strategy is a registered one that does not. tried: the number of ranks with which threads are tried.
+    limit_s: seconds for a training whose ranks are processes.
     """
 
-    def __init__(self, own: Strategy, form: Callable[[int], Any]) -> None:
-        self.own, self._form = own, form
+    def __init__(self, own: Strategy, form: Callable[[int], Any], tried: int, limit_s: float) -> None:
+        self.own, self._form, self._tried, self._limit_s = own, form, tried, limit_s
         self._done: dict[tuple[Any, int], Training | Exception] = {}
 
     def __call__(self, ranks: Ranks) -> Training:
@@ -86,54 +89,68 @@ class Trainings:
         return done
 
     def _train(self, name: str, ranks: int) -> Training:
-        from trainer.conformance.threads import train
+        from trainer.conformance import processes, threads
+
+        if not self.own.trains:
+            raise NotApplicable("it does not train")
+        if name:
+            return threads.train(self._spec(name, "memory", ranks))
+        if transport := self._between_processes:
+            return processes.train(self._spec("", transport, ranks), self._limit_s)
+        try:
+            return threads.train(self._spec("", "memory", ranks))
+        except Exception as error:
+            if "memory" in self.own.transports or NO_GROUP not in str(error):
+                raise
+            only = ", ".join(self.own.transports)
+            reason = f"it calls torch.distributed and lists only {only}, which check does not start"
+            raise NotApplicable(reason) from error
+
+    @cached_property
+    def _between_processes(self) -> str | None:
+        """The transport between its ranks if they must be processes; None: they are threads over memory.
+
+        Threads are faster, and their exchanges are watched. They can be the ranks of a strategy that calls
+        only the communicator, whichever transports it lists.
+        """
+        from trainer.conformance.processes import TRANSPORTS, trains_on_threads
+
+        if self.own.forks:
+            return "memory"
+        transport = next((name for name in self.own.transports if name in TRANSPORTS), None)
+        if transport is None or "memory" in self.own.transports:
+            return None
+        try:
+            spec = self._spec("", "memory", self._tried)
+        except NotApplicable:
+            return transport
+        return None if trains_on_threads(spec) else transport
+
+    def _spec(self, name: str, transport: str, ranks: int) -> RunSpec:
+        """The run of a registered strategy, or of the own one. Raises NotApplicable if it is invalid."""
         from trainer.spec.run_spec import RunSpec
 
-        if reason := untrained(self.own):
-            raise NotApplicable(reason)
+        run = {**RUN, "strategy": name or self._form(ranks), "nodes": ranks, "transport": transport}
         try:
-            strategy = name or self._form(ranks)
-            spec = RunSpec.model_validate({**RUN, "strategy": strategy, "nodes": ranks})
+            return RunSpec.model_validate(run)
         except ValidationError as error:
             raise NotApplicable(f"on {ranks} ranks: {error.errors()[0]['msg']}") from error
-        try:
-            return train(spec)
-        except Exception as error:
-            if NO_GROUP not in str(error):
-                raise
-            raise NotApplicable("it calls torch.distributed, and check trains over memory") from error
 
     def workers(self, ranks: Ranks) -> int:
         """The replicas that so many ranks train."""
         return self.own.replicas(ranks.number)
 
 
-def untrained(own: Strategy) -> str | None:
-    """Why a strategy cannot be trained here; or None."""
-    if not own.trains:
-        return "it does not train"
-    if "memory" not in own.transports and _is_registered(own):
-        return "it has no transport memory, over which check trains"
-    if own.forks:
-        return "its ranks are forked processes, which share a model without locks"
-    return None
-
-
-def _is_registered(own: Strategy) -> bool:
-    from trainer.spec.registries import STRATEGIES
-
-    return f"{type(own).__module__}:{type(own).__qualname__}" in STRATEGIES.entries.values()
-
-
-def laws(own: Strategy, form: Callable[[int], Any], equals: str = "") -> Iterator[Law[Any]]:
+def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float) -> Iterator[Law[Any]]:
     """The laws of a strategy.
 
     own: an instance. form: what a spec contains, for a number of ranks. equals: `serial` or `all_reduce`;
-    empty: what it declares.
+    empty: what it declares. limit_s: seconds in which all laws must have been tried.
     """
-    trainings = Trainings(own, form)
     equals = equals or own.equals or ""
     allowed = [ranks for ranks in RANKS if _possible(own, ranks)]
+    tried = max((ranks.number for ranks in allowed[:2]), default=1)
+    trainings = Trainings(own, form, tried, SHARE * limit_s)
 
     def law(
         name: str, statement: str, test: Callable[[Ranks], Outcome], essential: bool = False
@@ -213,6 +230,8 @@ def _moved(trainings: Trainings, ranks: Ranks) -> Outcome:
 
 
 def _repeats(trainings: Trainings, ranks: Ranks) -> Outcome:
+    if not trainings.own.deterministic:
+        raise NotApplicable("it declares that it is not deterministic")
     first, second = trainings(ranks), trainings.anew(ranks)
     return _off(second, first, 0.0, 0.0, "those of the first training")
 

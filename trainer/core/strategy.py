@@ -84,6 +84,8 @@ class Strategy(Component):
     attributes_stragglers: ClassVar[bool] = True
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None
+    # False: equal seeds do not give equal weights, as where gradients are applied in order of arrival.
+    deterministic: ClassVar[bool] = True
     # What a reader must know before comparing its numbers.
     caveat: ClassVar[str | None] = None
     # The strategy whose final weights it gives, up to rounding: serial, with the same batches, or

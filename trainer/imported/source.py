@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -151,7 +151,12 @@ def located(error: BaseException, directory: Path | None = None) -> str:
 
 def place_of(error: BaseException, directory: Path | None = None) -> str | None:
     """`mine.py:12`: the innermost frame of an error in users' code, as in `located`; or None."""
-    for file, line in _frames(error):
+    return place_in(_frames(error), directory)
+
+
+def place_in(frames: Iterable[tuple[str, int | str | None]], directory: Path | None = None) -> str | None:
+    """As `place_of`, for frames as file and line, the innermost first."""
+    for file, line in frames:
         if name := _name_in_code(Path(file), directory):
             return f"{name}:{line}"
     return None
@@ -169,7 +174,8 @@ def _frames(error: BaseException | None) -> Iterator[tuple[str, int | str | None
 def _name_in_code(path: Path, directory: Path | None) -> Path | None:
     """The path of a user's file, from the directory of its component."""
     if directory is not None and path.is_relative_to(directory):
-        return path.relative_to(directory)
+        found = path.relative_to(directory)
+        return None if "site-packages" in found.parts else found  # of a virtual environment beside it
     code = os.environ.get(CODE)
     if code and path.is_relative_to(code):
         return Path(*path.relative_to(code).parts[1:])  # without the folder

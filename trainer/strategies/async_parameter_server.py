@@ -33,6 +33,7 @@ class AsyncParameterServer(Strategy):
     elastic_transports: ClassVar[tuple[str, ...]] = ("rpc",)
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
+    deterministic: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "gradients are applied in order of arrival: with several workers equal seeds do not give "
         "equal weights"

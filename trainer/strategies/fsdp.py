@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy, Uneven
+from trainer.core.strategy import Equal, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -30,6 +30,7 @@ class Fsdp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False

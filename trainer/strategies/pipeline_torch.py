@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import MicroBatches, SplitPoints, Strategy
+from trainer.core.strategy import Equal, MicroBatches, SplitPoints, Strategy
 from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PipelineTorch(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     attributes_stragglers: ClassVar[bool] = False

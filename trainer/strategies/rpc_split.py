@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import SplitPoints, Strategy
+from trainer.core.strategy import Equal, SplitPoints, Strategy
 from trainer.models import split_points as splitting
 from trainer.parallel.schedules import bubble
 
@@ -34,6 +34,7 @@ class RpcSplit(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
+    equals: ClassVar[Equal | None] = "serial"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from trainer.compression.none import NoneCompression
-from trainer.core.strategy import Strategy, Uneven
+from trainer.core.strategy import Equal, Strategy, Uneven
 from trainer.strategies.ddp import Buckets
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Zero1(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
 
