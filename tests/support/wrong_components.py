@@ -263,6 +263,32 @@ class Diverges(Sums):  # no rank learns from another
         replica.backward(batch)
 
 
+class WithTheNextRank(Sums):
+    """Equals all_reduce on two ranks, and not on more."""
+
+    equals = None
+    synchronous = False
+
+    def train(self, session: Any) -> None:
+        replica = session.replica()
+        session.start(replica, "broadcast")
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, "join"):
+                replica.backward(batch, batch.share * session.size)
+                gradient = replica.gradient()
+                other = session.comm.shift(gradient, 1) if session.size > 1 else gradient
+                replica.set_gradient((gradient + other) / 2)
+                replica.step()
+        replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
+
+
+class NoReplica(Strategy):
+    transports = ("memory",)
+
+    def train(self, session: Any) -> None:
+        pass
+
+
 class HalfTheSamples(Sums):
     equals = None
 

@@ -41,6 +41,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("ForgetsToSynchronize", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
     ("DiesOnOneRank", {"ends"}, "2 ranks", "rank 1 was killed by SIGKILL"),
     ("Diverges", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
+    ("NoReplica", {"ends"}, "1 rank", "session.start"),
     ("HalfTheSamples", {"samples"}, "1 rank", "20"),
     ("SendsMore", {"bytes"}, "3 ranks", "50,960"),
     ("DrawsNoise", {"repeats"}, "1 rank", "weights differ"),
@@ -128,6 +129,7 @@ def test_every_wrong_component_is_tested(directory: Path) -> None:
         "CallsTorch",
         "CallsTorchOverMpi",
         "OverGloo",
+        "WithTheNextRank",
         "WrapsInDdp",
     }
 
@@ -238,6 +240,13 @@ def test_a_component_that_declares_nothing_is_shown_what_it_could(directory: Pat
     (equal,) = (each for each in findings(request_for(directory, "Averages")) if each.law == "equals")
     assert equal.status == "note"
     assert "all_reduce" in equal.reason
+
+
+def test_equal_weights_on_two_ranks_alone_are_no_advice(directory: Path) -> None:
+    (equal,) = (
+        each for each in findings(request_for(directory, "WithTheNextRank")) if each.law == "equals"
+    )
+    assert (equal.status, "all_reduce" in equal.reason) == ("skipped", False)
 
 
 def test_strategies_for_other_transports_are_trained_over_memory(directory: Path) -> None:

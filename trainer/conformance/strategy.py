@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -171,7 +171,7 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
     yield law(
         "equals",
         f"its weights are those {f'of {equals}' if equals else 'that it declares'}",
-        lambda ranks: _equals(trainings, ranks, equals),
+        lambda ranks: _equals(trainings, ranks, equals, allowed[:TRAINED]),
     )
     yield law("bytes", "a rank sends at most what it declares", lambda ranks: _bytes(trainings, ranks))
 
@@ -244,26 +244,33 @@ def _one(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
     return off
 
 
-def _equals(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
-    found, workers = trainings(ranks), trainings.workers(ranks)
+def _equals(trainings: Trainings, ranks: Ranks, equals: str, tried: Sequence[Ranks]) -> Outcome:
     if not equals:
-        if ranks.number > 1 and (name := _equal_to(trainings, found, workers)):
+        several = [each for each in tried if each.number > 1]
+        if [ranks] == several[-1:] and (name := _equal_to(trainings, several)):
             return Note(f'it could declare equals = "{name}"')
         raise NotApplicable("it declares no strategy that it equals, and --equals is not given")
+    found, workers = trainings(ranks), trainings.workers(ranks)
     reference = trainings.reference(equals, 1 if equals == "serial" else workers)
     of = f"those of {equals}" + (f" on {workers} ranks" if equals != "serial" else "")
     return _off(found, reference, RTOL, ATOL, of)
 
 
-def _equal_to(trainings: Trainings, found: Training, workers: int) -> str | None:
+def _equal_to(trainings: Trainings, several: Sequence[Ranks]) -> str | None:
+    """The strategy that it equals on all of these numbers of ranks, or None."""
     from trainer.spec.registries import STRATEGIES
 
-    for name, ranks in (("serial", 1), ("all_reduce", workers)):
+    for name in ("serial", "all_reduce"):
         if isinstance(trainings.own, STRATEGIES.load(name)):
             return None
-        if not _off(found, trainings.reference(name, ranks), RTOL, ATOL, name):
+        if all(_is_equal(trainings, ranks, name) for ranks in several):
             return name
     return None
+
+
+def _is_equal(trainings: Trainings, ranks: Ranks, name: str) -> bool:
+    reference = trainings.reference(name, 1 if name == "serial" else trainings.workers(ranks))
+    return not _off(trainings(ranks), reference, RTOL, ATOL, name)
 
 
 def _off(found: Training, reference: Training, rtol: float, atol: float, of: str) -> Failure | None:

@@ -78,7 +78,8 @@ class Session:
         self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING
-        self._replica: Replica
+        self._replica: Replica  # from `start` on
+        self._started = False
         self._evaluates_final_weights = False
         self._staleness: Sequence[int] = ()
         self._continues = context.membership is not None
@@ -104,7 +105,7 @@ class Session:
             warm_up: called with one batch before a checkpoint is loaded, for libraries that finish their
                 set-up in the first step.
         """
-        self._replica = replica
+        self._replica, self._started = replica, True
         if self.spec.strategy.synchronous:
             replica.synchronise_norms(self.comm)
         checkpoint = self._checkpointer.latest_common()
@@ -389,7 +390,13 @@ class Session:
         self._evaluates_final_weights = True
 
     def result(self) -> TrainResult:
-        """Stop the clock and collect the metrics. Every rank calls it."""
+        """Stop the clock and collect the metrics. Every rank calls it.
+
+        Raises:
+            RuntimeError: The strategy has started no replica.
+        """
+        if not self._started:
+            raise RuntimeError("`train` has returned without a call of session.start(replica)")
         self._faults.ended()
         self.clock.stop()
         self._checkpointer.close()
