@@ -848,7 +848,7 @@ ORCHESTRATOR = (
 )
 
 REQUEUEABLE = {**TRAINING, **GLOO, "epochs": 1000, "checkpoint_epochs": 10}
-NODE_FAILURE = Fact("node failure", "node failure")
+NODE_FAILURE = Fact("the failed node", r"lost node yard\d: node failure")
 REQUEUED = Fact("the requeue", "requeue 1: ")
 
 ON_SLURM: tuple[Case, ...] = tuple(

@@ -190,6 +190,9 @@ def test_preempted_job_whose_ranks_exited_in_time() -> None:
 
 
 def test_node_failure_before_the_job_has_ended() -> None:
-    assert "node failure" in str(error_of("4", JobState("COMPLETING"), NODE_FAILED))
+    assert "lost a node: node failure" in str(error_of("4", JobState("COMPLETING"), NODE_FAILED))
+    for job, log in ((JobState("NODE_FAIL"), ""), (JobState("COMPLETING"), NODE_FAILED)):
+        named = error_of("4", job, f"srun: error: Node failure on n2\n{log}")
+        assert "lost node n2: node failure" in str(named)
     earlier = NODE_FAILED + "shardyard: requeue 1\n"
     assert error_of("4", JobState("FAILED", code=1), earlier) is None

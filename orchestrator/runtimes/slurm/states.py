@@ -24,7 +24,7 @@ RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_
 ENDS = {
     "TIMEOUT": "reached its time limit of {limit}; `slurm: time` sets it",
     "PREEMPTED": "was preempted by another job",
-    "NODE_FAIL": "lost a node: node failure",
+    "NODE_FAIL": "lost {node}: node failure",
     "BOOT_FAIL": "lost a node that did not boot",
     "CANCELLED": "was cancelled",
     "DEADLINE": "reached its deadline",
@@ -36,6 +36,8 @@ ENDS = {
 NO_OUTPUT = 53
 # What srun writes if a node does not start its tasks.
 LAUNCH_FAILURE = re.compile(r"^srun: error: Task launch for \S+ failed on node (\S+): (.+)$", re.MULTILINE)
+# What srun writes about a node that has failed, which may still be up, but does not answer.
+NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 REQUEUE_LINE = re.compile(r"^shardyard: requeue \d+$", re.MULTILINE)
 # Why a job waits that will never start: nothing but another request helps.
 HOPELESS = re.compile(
@@ -135,12 +137,14 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
     if job.ended and job.preempted:
         return f"job {number} {ENDS['PREEMPTED']}"
     log = REQUEUE_LINE.split(log)[-1]  # of the last start
+    failed = " and ".join(dict.fromkeys(NODE_FAILURE.findall(log)))
+    node = f"node {failed}" if failed else "a node"
     if "DUE TO NODE FAILURE" in log:  # its state follows once the node answers
-        return f"job {number} {ENDS['NODE_FAIL']}"
+        return f"job {number} {ENDS['NODE_FAIL'].format(node=node)}"
     if job.state in ENDS:
         said = job.reason if job.reason not in ("None", "", "TimeLimit", "OutOfMemory") else ""
         reason = f" (Slurm's reason: {said})" if said else ""
-        return f"job {number} {ENDS[job.state].format(limit=job.limit)}{reason}"
+        return f"job {number} {ENDS[job.state].format(limit=job.limit, node=node)}{reason}"
     if job.ended and job.code == NOT_SHARED and (failure := launch_failure(log)):
         return f"job {number} failed: {failure}"
     if job.ended and job.code == TOO_OFTEN:
