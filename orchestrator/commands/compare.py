@@ -55,6 +55,8 @@ class Comparing:
             yield Text(f"{directory}: {summary(self.differences, directory)}")
             for line in lines_of(self.differences, directory):
                 yield Text(line.name, style="bold")
+                if line.unfinished:
+                    yield Text(f"  no run finished in {line.unfinished}")
                 for what, change in ((f"{line.clock} time", line.time), ("accuracy", line.accuracy)):
                     if change.values != ABSENT:
                         text = Text(f"  {what:12}  {change.values}: ")

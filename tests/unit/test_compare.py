@@ -109,6 +109,7 @@ def test_an_undecided_loss_does_not_break_a_limit(tmp_path: Path) -> None:
 def test_a_configuration_that_no_longer_finishes_breaks_every_limit(tmp_path: Path) -> None:
     failed = shared(around(4.0), status="failed", cause="killed")
     found = comparing(tmp_path, [*SERIAL, *shared(around(4.0))], [*SERIAL, *failed])
+    assert f"  no run finished in {tmp_path / 'results-1'}" in map(str, found.lines())
     assert [line.rpartition(": ")[2] for line in found.broken(Limits.parse("slower=10%"))] == [
         "no run finished"
     ]

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from orchestrator.report.directories.differences import Difference
-from orchestrator.report.directories.matches import Matches
+from orchestrator.report.directories.matches import Match, Matches
 from orchestrator.report.findings.claims import Compared
 from orchestrator.report.formats import ABSENT, count, first_few, listed
 from orchestrator.report.render import html
@@ -37,12 +37,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Line:
-    """A configuration in a table."""
+    """A configuration in a table. unfinished: where it has no finished run; empty: it has some in both."""
 
     name: str
     clock: str
     time: Change
     accuracy: Change
+    unfinished: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -59,10 +60,22 @@ class Line:
 def lines_of(differences: Sequence[Difference], directory: str) -> list[Line]:
     """The lines of one directory's table."""
     return [
-        Line(each.match.name, each.match.clock, _change(each.time), _change(each.accuracy))
+        Line(
+            each.match.name,
+            each.match.clock,
+            _change(each.time),
+            _change(each.accuracy),
+            _unfinished(each.match),
+        )
         for each in differences
         if each.match.directory == directory
     ]
+
+
+def _unfinished(match: Match) -> str:
+    if not match.other.ok:
+        return match.directory
+    return "" if match.reference.ok else "the reference"
 
 
 def _change(compared: Compared | None) -> Change:
