@@ -170,9 +170,10 @@ def test_ranks_of_a_continuing_run_read_who_is_alive() -> None:
     assert (context.membership, context.incarnation) == (MEMBERSHIP, 0)
     again = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
     assert again.incarnation == 2
-    (command,) = commands(at(assigned("ddp", 1, 2, **fields), "node-2"), PID)
+    stopping = at(assigned("ddp", 1, 2, **fields), "node-2")
+    (command,) = commands(stopping, PID)
     assert "SHARDYARD_MEMBERSHIP" not in command.environment
-    assert read_context(assignment.spec, command.environment).membership is None
+    assert read_context(stopping.spec, command.environment).membership is None
 
 
 # Open MPI

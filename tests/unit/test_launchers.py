@@ -135,6 +135,18 @@ def test_torchrun_on_the_nodes_of_another_launcher() -> None:
         read(outer, nodes=2, processes_per_node=2)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
+        ({"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
+    ],
+)
+def test_runs_whose_ranks_must_be_watched(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        read(TORCHRUN, **fields)
+
+
 def test_torchrun_s_agent_serves_the_store() -> None:
     agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert read(agent).rendezvous == "store://node1:4000/2"

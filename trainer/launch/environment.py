@@ -43,6 +43,11 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         attempt = integer(env, ("SHARDYARD_ATTEMPT",))
     elif spec.topology in ("ddp", "rpc") and not rendezvous:
         rendezvous = _rendezvous(launchers, env)
+    if spec.on_loss == "continue" and "SHARDYARD_MEMBERSHIP" not in env:
+        raise LaunchError(
+            "on_loss is continue, but SHARDYARD_MEMBERSHIP is not set: only Shardyard's runtimes local and "
+            "docker say which ranks are alive; use them, or on_loss: stop"
+        )
     throttled = "SHARDYARD_THROTTLED" in env and spec.is_slower(rank)
     return NodeContext(
         rank=rank,
