@@ -160,6 +160,16 @@ def test_an_engine_that_ends_during_a_sweep_is_no_full_disk(
         swarm.plan(run(), RunPaths(tmp_path / "run"), tmp_path / "data")
 
 
+def test_a_row_needs_no_answer_of_a_manager_that_has_ended(
+    swarm: SwarmRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_compose_config", lambda engine, run: {"services": {}})
+    swarm.plan(run(), RunPaths(tmp_path / "run"), tmp_path / "data")
+    before = swarm.node_kind(), swarm.cores()
+    monkeypatch.setattr(module, "machines", None)
+    assert (swarm.node_kind(), swarm.cores()) == before == ("containers on 2 machines of a Docker Swarm", 8)
+
+
 def test_files_of_users_code_are_named_by_their_path(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "net.py").write_text("x = 1")

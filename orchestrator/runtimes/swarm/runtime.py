@@ -67,6 +67,7 @@ class SwarmRuntime(Runtime):
         self._image: str | None = None
         self._reaper: Reaper | None = None
         self._options = SwarmOptions()
+        self._seen: list[Machine] | None = None  # as of the last plan
 
     def unavailable_reason(self) -> str | None:
         try:
@@ -82,7 +83,7 @@ class SwarmRuntime(Runtime):
         return self._engine
 
     def node_kind(self) -> str:
-        count = len(self._machines)
+        count = len(self._seen_machines)
         return f"containers on {count} machine{'s' * (count != 1)} of a Docker Swarm"
 
     @property
@@ -91,8 +92,13 @@ class SwarmRuntime(Runtime):
         constraints = self._options.constraints
         return [each for each in machines(self.engine) if each.usable and each.satisfies(constraints)]
 
+    @property
+    def _seen_machines(self) -> list[Machine]:
+        """Those of the last plan, which a manager that has ended cannot list; before any, those of now."""
+        return self._machines if self._seen is None else self._seen
+
     def cores(self) -> float:
-        return total_cores(self._machines)
+        return total_cores(self._seen_machines)
 
     def environment(self) -> dict[str, Any]:
         sizes = (f"{each.name} ({each.cores:g} cores)" for each in self._machines)
@@ -195,7 +201,7 @@ class SwarmRuntime(Runtime):
 
     def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
         """What Compose would start on the smallest machine. Raises InputError without a machine."""
-        usable = self._machines
+        usable = self._seen = self._machines
         if not usable:
             raise InputError(self._no_room(spec))
         cores = min(each.cores for each in usable)
