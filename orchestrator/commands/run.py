@@ -21,6 +21,7 @@ from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
+BASE = f"{COMMAND}: blocks[0].base"
 # Fields that a serial run does not have, or that say how a run is split over nodes.
 NOT_OF_SERIAL = (
     "strategy",
@@ -96,7 +97,17 @@ def _loaded(
     imports: Imports,
 ) -> Sweep:
     text = _text("run", blocks)
-    return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports)
+    try:
+        return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports)
+    except InputError as error:
+        raise InputError(_as_written(str(error))) from error
+
+
+def _as_written(message: str) -> str:
+    """A message with the names that the user has written, and not with those of a file that there is not."""
+    for ours, theirs in ((f"{BASE}.strategy", "STRATEGY"), (f"{BASE}.nodes", "--nodes"), (f"{BASE}.", "")):
+        message = message.replace(ours, theirs)
+    return message
 
 
 def _named(sweep: Sweep, name: str, blocks: list[dict[str, Any]]) -> Sweep:

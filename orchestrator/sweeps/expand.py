@@ -241,8 +241,11 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str, impo
     def place(location: Location) -> str:
         for depth in (2, 1):  # `model.dropout` may be written in one or as a mapping
             item = written.get(".".join(map(str, location[:depth])))
-            if item:
-                return dotted(location[depth:], item.place) if item.extensible else item.place
+            if item and item.extensible:
+                return dotted(location[depth:], item.place)
+            if item:  # an option, with the text that was given
+                inside = dotted(location[depth:])
+                return f"{item.place}: {inside}" if inside else item.place
         return f"{block}.{dotted(location)}"
 
     def allowed(location: Location) -> Sequence[str]:
