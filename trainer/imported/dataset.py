@@ -153,6 +153,12 @@ def _samples(found: Any) -> _Samples:
             )
         if len(inputs) != len(targets):
             raise ImportFailure(f"it has {len(inputs)} inputs and {len(targets)} targets")
+    elif isinstance(found, Mapping):
+        hint = "; give it return_X_y: true" if {"data", "target"} <= found.keys() else ""
+        raise ImportFailure(
+            f"it gives {type(found).__name__} with the keys {', '.join(map(str, found))}, which is neither a "
+            f"map-style dataset of pairs (input, target) nor a pair of arrays{hint}"
+        )
     elif hasattr(found, "__getitem__") and hasattr(found, "__len__"):
         items = [_item(found, number) for number in range(len(found))]
         inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
@@ -175,7 +181,11 @@ WHAT = ("input", "target")
 def _item(found: Any, number: int) -> tuple[Any, Any]:
     item = found[number]
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise ImportFailure(f"item {number} is {type(item).__name__}; it must be a pair (input, target)")
+        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise ImportFailure(
+            f"item {number} is of type {type(item).__name__}{size}; it must be a pair (input, target). Two "
+            "lists must be arrays, as np.asarray makes them"
+        )
     return np.asarray(item[0]), np.asarray(item[1])
 
 

@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from pydantic_core import to_json
 
 from trainer.core.registry import Component
 from trainer.imported.source import ImportFailure
@@ -43,13 +44,19 @@ def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
     """A user's component that is written against our interface.
 
     Raises:
-        ImportFailure: It does not define all that the interface requires.
+        ImportFailure: It does not define all that the interface requires, or takes parameters another way.
         ParameterFailure: A parameter is unknown, missing or of another type.
     """
+    own = inspect.signature(component.__init__).parameters
+    if taken := [each.name for each in own.values() if each.kind is not each.VAR_KEYWORD][1:]:
+        raise ImportFailure(
+            f"{component.__name__}.__init__ takes {', '.join(taken)}; parameters of a component are annotated "
+            f"attributes of its class, as in `{taken[0]}: int = 1`, and it has no __init__"
+        )
     if missing := sorted(getattr(component, "__abstractmethods__", ())):
-        raise ImportFailure(f"it does not define {', '.join(missing)}")
+        raise ImportFailure(f"it does not define the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
     try:
-        return component.model_validate(dict(parameters))
+        return component.model_validate_json(_as_json(parameters))
     except ValidationError as error:
         raise ParameterFailure(error, component.model_fields) from error
 
@@ -92,11 +99,16 @@ def checked(
     arguments, model = signature_of(called), _parameter_model(called, given)
     names = {name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD}
     try:
-        own = model.model_validate(dict(parameters))
+        own = model.model_validate_json(_as_json(parameters))
     except ValidationError as error:
         raise ParameterFailure(error, model.model_fields) from error
     chosen = {name: getattr(own, name) for name in own.model_fields_set}
     return {name: value for name, value in given.items() if name in names} | chosen
+
+
+def _as_json(parameters: Mapping[str, Any]) -> bytes:
+    """As JSON, so that a list may be what is annotated as a tuple or a set; numbers and texts stay strict."""
+    return to_json(dict(parameters), inf_nan_mode="constants")
 
 
 def _parameter_model(called: Callable[..., Any], given: Mapping[str, Any]) -> type[BaseModel]:
@@ -118,9 +130,14 @@ def defaults_left_out(called: Callable[..., Any], parameters: Mapping[str, Any])
     """The parameters that differ from the defaults, so that a run that writes them has the same key."""
     if isinstance(called, type) and issubclass(called, Component):
         fields = called.model_fields
-        return {k: v for k, v in parameters.items() if k not in fields or fields[k].default != v}
+        return {k: v for k, v in parameters.items() if k not in fields or _list(fields[k].default) != v}
     arguments = signature_of(called)
-    return {k: v for k, v in parameters.items() if k not in arguments or arguments[k].default != v}
+    return {k: v for k, v in parameters.items() if k not in arguments or _list(arguments[k].default) != v}
+
+
+def _list(value: Any) -> Any:
+    """A tuple as the list that a sweep file has in its place."""
+    return [_list(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def signature_of(called: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PydanticUserError
 
 from trainer.core.registry import suggestion
 
@@ -136,6 +136,9 @@ def located(error: BaseException, directory: Path | None = None) -> str:
     if isinstance(error, ImportFailure):
         return str(error)
     text, place = f"{type(error).__name__}: {error}", place_of(error, directory)
+    if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
+        found = error.message.partition(".")[0]  # `n = 0`
+        text = f"{found}; write a type, as in `n: int = 0`, or ClassVar if it is no parameter"
     if isinstance(error, SyntaxError) and error.filename:
         path = Path(error.filename)
         place = f"{_name_in_code(path, directory) or path}:{error.lineno}"
