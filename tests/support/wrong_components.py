@@ -89,6 +89,25 @@ class OnePartTooFew(Partitioner):  # of a single part, none is left to drop
         return np.array_split(rng.permutation(len(labels)), max(1, parts - 1))
 
 
+class ShortIndices(Partitioner):
+    def partition(self, labels: Any, parts: int, rng: Any) -> Any:
+        self.check(labels, parts)
+        return np.array_split(rng.permutation(len(labels)).astype(np.int16), parts)
+
+
+class Misspelt(Partitioner):
+    def partiton(self, labels: Any, parts: int, rng: Any) -> Any:
+        return np.array_split(rng.permutation(len(labels)), parts)
+
+
+class TakesArguments(Partitioner):
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+    def partition(self, labels: Any, parts: int, rng: Any) -> Any:
+        return np.array_split(rng.permutation(len(labels)), parts)
+
+
 class OnlyContiguous(Partitioner):
     disjoint = True
     covers = True
@@ -354,6 +373,21 @@ class Unused(nn.Module):
         return self.output(x.flatten(1))
 
 
+class PlainList(nn.Module):
+    """Its hidden layer is in a list, so the optimizer does not get its weights."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.hidden = [nn.Linear(784, 16)]
+        for parameter in self.hidden[0].parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) / 28
+        self.output = nn.Linear(16, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.output(self.hidden[0](x.flatten(1)).relu())
+
+
 class HidesBatchNorm(Model):  # in training, samples depend on each other, too
     names = property(lambda self: ["flatten", "norm", "output"])
 
@@ -429,6 +463,13 @@ class WrongDecay(torch.optim.Optimizer):
 
     def rate(self, group: Any) -> float:
         return group["lr"]
+
+
+class Ascends(WrongDecay):
+    sign = 0.0
+
+    def rate(self, group: Any) -> float:
+        return -group["lr"]
 
 
 class WrongCurve(WrongDecay):

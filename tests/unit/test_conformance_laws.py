@@ -19,7 +19,7 @@ from trainer.conformance.law import Failure, Law, NotApplicable, examine, examin
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import Finding, Request
 from trainer.conformance.threads import threads_in_torch
-from trainer.imported.source import CODE, place_in
+from trainer.imported.source import CODE, ImportFailure, place_in
 from trainer.spec.registries import REGISTRIES
 
 # Component, the laws that it breaks, and a part of the smallest input and of what was found there.
@@ -31,6 +31,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("EmptyPart", {"filled"}, "2 samples of 1 class, labels 0 0, 2 parts", "part 1"),
     ("IgnoresSeed", {"random"}, "500 samples", "equal parts"),
     ("OnePartTooFew", {"count"}, "2 samples of 1 class, labels 0 0, 2 parts", "1"),
+    ("ShortIndices", {"indices"}, "1 sample of 1 class", "int16"),
     ("OnlyContiguous", {"layout"}, "2 samples of 1 class, labels 0 0, 1 part", "stride"),
     ("DependsOnProcess", {"process"}, "500 samples", "other parts"),
     ("FailsOnOneClass", {"runs"}, "1 sample of 1 class", "mine.py:"),
@@ -47,10 +48,12 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("DrawsNoise", {"repeats"}, "1 rank", "weights differ"),
     ("NamesLie", {"names"}, "", "output"),
     ("Unused", {"gradients"}, "6 samples", "unused.weight, model.unused.bias"),
+    ("PlainList", {"modules"}, "", "list with Linear"),
     ("HidesBatchNorm", {"samples", "norms"}, "", ""),
     ("SharesState", {"splits"}, "split before output", ""),
     ("OwnSeed", {"weights"}, "", "output.weight"),
     ("WrongPairs", {"pairs"}, "2 ranks", ""),
+    ("Ascends", {"descends"}, "50 steps", ""),
     ("WrongDecay", {"zero"}, "1 step", ""),
     ("WrongCurve", {"curve"}, "1 step", ""),
     ("FixedRate", {"rate"}, "1 step", "param_groups"),
@@ -105,6 +108,13 @@ def request_for(directory: Path, name: str) -> Request:
     return found.model_copy(update={"kind": kind_of(source_of(found).load())})
 
 
+# Classes that are no components, and what the message names.
+UNBUILT = {
+    "Misspelt": "does not define the method partition",
+    "TakesArguments": "annotated attributes.*`share: int",
+}
+
+
 @pytest.mark.parametrize(("name", "laws", "given", "got"), WRONG, ids=[each[0] for each in WRONG])
 def test_a_wrong_component_breaks_its_own_law(
     directory: Path, name: str, laws: set[str], given: str, got: str, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +130,12 @@ def test_a_wrong_component_breaks_its_own_law(
     assert failed[0].inputs > 0
 
 
+@pytest.mark.parametrize(("name", "named"), UNBUILT.items())
+def test_a_class_that_cannot_be_built_is_named(directory: Path, name: str, named: str) -> None:
+    with pytest.raises(ImportFailure, match=named):
+        findings(request_for(directory, name))
+
+
 def test_every_wrong_component_is_tested(directory: Path) -> None:
     rest = {name for _, name in components(directory, "mine.py")} - {each[0] for each in WRONG}
     assert rest == {
@@ -130,6 +146,7 @@ def test_every_wrong_component_is_tested(directory: Path) -> None:
         "CallsTorchOverMpi",
         "OverGloo",
         "WithTheNextRank",
+        *UNBUILT,
         "WrapsInDdp",
     }
 
@@ -308,10 +325,16 @@ def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:
         "from torch import nn\n"
         "from trainer.data.base import Partitioner\n"
         "from trainer.data.partitioners.shards import Shards\n"
-        "class Base(Partitioner): pass\n"  # abstract
+        "class Base(Partitioner): pass\n"  # abstract, and inherited
+        "class Blocks(Base):\n"
+        "    def partition(self, labels, parts, rng): ...\n"
         "class Net(nn.Module): pass\n"
         "class _Part(nn.Module): pass\n"
         "class Own(nn.CrossEntropyLoss): pass\n"
         "class Other: pass\n"
     )
-    assert [*components(tmp_path, "some.py")] == [("model", "Net"), ("loss", "Own")]
+    assert [*components(tmp_path, "some.py")] == [
+        ("partitioner", "Blocks"),
+        ("model", "Net"),
+        ("loss", "Own"),
+    ]

@@ -12,7 +12,7 @@ from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.imported.signature import signature_of
-from trainer.imported.source import ImportFailure, Source, load_module
+from trainer.imported.source import TORCHVISION, ImportFailure, Source, load_module
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -52,6 +52,8 @@ def _torch_kind(found: type) -> str | None:
     from torch.nn.modules.loss import _Loss
     from torch.utils.data import Dataset as TorchDataset
 
+    if issubclass(found, nn.Module) and SIGNATURES["loss"] <= {*signature_of(found.forward)}:
+        return "loss"
     kinds = {"loss": _Loss, "model": nn.Module, "dataset": TorchDataset, "optimizer": optim.Optimizer}
     return next((kind for kind, base in kinds.items() if issubclass(found, base)), None)
 
@@ -59,26 +61,33 @@ def _torch_kind(found: type) -> str | None:
 def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
     """Kind and name of each component class that a file defines, in its order.
 
+    A class without a method that its kind requires is a mistake, but not if others of the file inherit it.
+
     Raises:
         ImportFailure: The file cannot be imported.
     """
     module = load_module(directory, file)
-    for name, value in vars(module).items():
-        if not isinstance(value, type) or value.__module__ != module.__name__ or name.startswith("_"):
+    defined = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    for name, value in defined.items():
+        if inspect.isabstract(value) and any(value in each.__bases__ for each in defined.values()):
             continue
-        if not inspect.isabstract(value) and (kind := kind_of(value)):
+        if kind := kind_of(value):
             yield kind, name
 
 
 def stated_kind(source: Source, wanted: str) -> str:
     """The kind of one component. wanted: as the user says; empty: to be found out. Raises ImportFailure."""
     found = source.load()
-    kind = wanted or kind_of(found)
+    kind = wanted or ("model" if source.module == TORCHVISION else kind_of(found))
     if kind is None:
         raise ImportFailure(
             f"{source.attribute} is {type(found).__name__}, and its kind cannot be seen; give --kind"
         )
     if isinstance(found, type) and inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise ImportFailure(f"{source.attribute} lacks {missing}")
+        raise ImportFailure(f"{source.attribute} does not define the method {missing}")
     return kind

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from trainer.conformance.report import Finding, Status
+from trainer.imported.signature import ParameterFailure
 from trainer.imported.source import located
 
 I = TypeVar("I")  # noqa: E741  (an input)
@@ -101,10 +102,10 @@ def examine(law: Law[I], directory: Path) -> Finding:
 
 
 def outcome_of(law: Law[I], tried: I, directory: Path) -> Outcome:
-    """What becomes of a law on one input. Raises NotApplicable."""
+    """What becomes of a law on one input. Raises NotApplicable, or ParameterFailure."""
     try:
         return law.test(tried)
-    except NotApplicable:
+    except (NotApplicable, ParameterFailure):
         raise
     except RankFailure as error:
         return Failure("no exception", str(error))

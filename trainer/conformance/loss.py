@@ -36,7 +36,7 @@ class Batch:
         return f"{self.samples} {noun}: outputs are {self.outputs} of 3, targets {self.targets}"
 
     def tensors(self, double: bool = False) -> tuple[Tensor, Tensor]:
-        """float32 or float64 outputs of shape (samples, 3), of tokens (samples, 4, 3), and their targets."""
+        """Outputs of shape (samples, 3), of tokens (samples, 4, 3), in float32 or float64; and targets."""
         import torch
 
         drawn = torch.Generator().manual_seed(self.samples)

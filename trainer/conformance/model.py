@@ -114,6 +114,7 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     yield law("shapes", "it builds without memory, in the same shapes", lambda batch: _shapes(built, batch))
     yield law("weights", "initial weights follow torch's seed", lambda batch: _weights(built))
     yield law("draws", "it draws from its own generator only", lambda batch: _draws(built, batch))
+    yield law("modules", "layers are modules of the model", lambda batch: _modules(built))
     yield Law(
         "gradients",
         "a gradient reaches every parameter",
@@ -157,6 +158,30 @@ def _runs(built: Built, batch: Batch) -> Outcome:
     if not torch.isfinite(output).all():
         return Failure("finite numbers", "nan or infinite ones")
     return None
+
+
+def _modules(built: Built) -> Outcome:
+    """Layers in a plain list are not trained: the model does not know them."""
+    chain = built.chain()
+    known = {id(module) for module in chain.modules()}
+    for module in chain.modules():
+        for name, value in vars(module).items():
+            held = [*value.values()] if isinstance(value, dict) else value
+            if name.startswith("_") or not isinstance(held, (list, tuple)):
+                continue
+            if lost := [type(each).__name__ for each in held if _is_module(each) and id(each) not in known]:
+                kind = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
+                return Failure(
+                    f"{name} of {type(module).__name__} is {kind}",
+                    f"{type(value).__name__} with {', '.join(dict.fromkeys(lost))}, which is not trained",
+                )
+    return None
+
+
+def _is_module(value: object) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
 
 
 def _names(built: Built) -> Outcome:

@@ -95,6 +95,7 @@ def laws(optimizer: Optimizer, equals: str = "") -> Iterator[Law[Any]]:
         lambda steps: _curve(stepping, steps, equals),
         [*few, Steps(50)],
     )
+    yield Law("descends", "the sum of squares falls", lambda steps: _descends(stepping, steps), [Steps(50)])
     yield Law(
         "zero", "a gradient of 0 moves no weight away from 0", lambda steps: _zero(stepping, steps), few
     )
@@ -142,6 +143,19 @@ def _curve(stepping: Stepping, steps: Steps, equals: str) -> Outcome:
     same = {name: value for name, value in own.items() if name in named}
     reference = Stepping(OPTIMIZERS.parse({"name": equals, **same}))
     return _off(stepping.after(steps), reference.after(steps), f"as torch's {equals}")
+
+
+def _descends(stepping: Stepping, steps: Steps) -> Outcome:
+    """The gradient of half the sum of squares is the weights themselves."""
+    weights = initial()
+    built = stepping.optimizer.build(weights, steps.lr)
+    before = sum(weight.detach().square().sum().item() for weight in weights)
+    for _ in range(steps.number):
+        for weight in weights:
+            weight.grad = weight.detach().clone()
+        built.step()
+    after = sum(weight.detach().square().sum().item() for weight in weights)
+    return None if after < before else Failure(f"less than {before:.6g}", f"{after:.6g}")
 
 
 def _zero(stepping: Stepping, steps: Steps) -> Outcome:

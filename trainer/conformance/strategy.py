@@ -245,12 +245,12 @@ def _one(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
 
 
 def _equals(trainings: Trainings, ranks: Ranks, equals: str, tried: Sequence[Ranks]) -> Outcome:
+    found, workers = trainings(ranks), trainings.workers(ranks)
     if not equals:
         several = [each for each in tried if each.number > 1]
         if [ranks] == several[-1:] and (name := _equal_to(trainings, several)):
             return Note(f'it could declare equals = "{name}"')
         raise NotApplicable("it declares no strategy that it equals, and --equals is not given")
-    found, workers = trainings(ranks), trainings.workers(ranks)
     reference = trainings.reference(equals, 1 if equals == "serial" else workers)
     of = f"those of {equals}" + (f" on {workers} ranks" if equals != "serial" else "")
     return _off(found, reference, RTOL, ATOL, of)
