@@ -104,7 +104,7 @@ def _loaded(
 
 
 def _as_written(message: str) -> str:
-    """A message with the names that the user has written, and not with those of a file that there is not."""
+    """A message with the names of the command line, since there is no file."""
     for ours, theirs in ((f"{BASE}.strategy", "STRATEGY"), (f"{BASE}.nodes", "--nodes"), (f"{BASE}.", "")):
         message = message.replace(ours, theirs)
     return message

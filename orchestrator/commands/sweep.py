@@ -96,7 +96,7 @@ def _run_sweep(
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
-    console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
+    console.print(f"{loaded.spec.name}: {_runs(total)}, results in {paths.directory}/")
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
@@ -212,7 +212,11 @@ def print_plan(
                 print(f"  {process.name}: {shlex.join(process.argv)}")
             if plan.script is not None:
                 print(textwrap.indent(plan.script, "    "))
-    print(f"{len(loaded.runs)} runs planned; nothing was started")
+    print(f"{_runs(len(loaded.runs))} planned; nothing was started")
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
 
 
 def text_console(file: TextIO | None = None) -> Console:

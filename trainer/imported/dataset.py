@@ -156,8 +156,8 @@ def _samples(found: Any) -> _Samples:
     elif isinstance(found, Mapping):
         hint = "; give it return_X_y: true" if {"data", "target"} <= found.keys() else ""
         raise ImportFailure(
-            f"it gives {type(found).__name__} with the keys {', '.join(map(str, found))}, which is neither a "
-            f"map-style dataset of pairs (input, target) nor a pair of arrays{hint}"
+            f"it gives {type(found).__name__} with the keys {', '.join(map(str, found))}, which is neither "
+            f"a map-style dataset of pairs (input, target) nor a pair of arrays{hint}"
         )
     elif hasattr(found, "__getitem__") and hasattr(found, "__len__"):
         items = [_item(found, number) for number in range(len(found))]

@@ -44,7 +44,7 @@ def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
     """A user's component that is written against our interface.
 
     Raises:
-        ImportFailure: It does not define all that the interface requires, or takes parameters another way.
+        ImportFailure: It does not define all that the interface requires, or has an __init__ of its own.
         ParameterFailure: A parameter is unknown, missing or of another type.
     """
     own = inspect.signature(component.__init__).parameters
@@ -107,7 +107,7 @@ def checked(
 
 
 def _as_json(parameters: Mapping[str, Any]) -> bytes:
-    """As JSON, so that a list may be what is annotated as a tuple or a set; numbers and texts stay strict."""
+    """As JSON: then a list fits where a tuple or a set is annotated. Numbers and texts stay strict."""
     return to_json(dict(parameters), inf_nan_mode="constants")
 
 
