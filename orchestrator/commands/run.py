@@ -63,7 +63,8 @@ def load_run(
     imports = imports or Imports(Path())
     sweep = _loaded([block], sets, repeat, cores, imports)
     first = sweep.runs[0]
-    name = f"{first.name_of('strategy')}-{first.transport}-n{first.nodes}"
+    strategy = first.key.partition("-")[0]  # without the characters of a path
+    name = f"{strategy}-{first.transport}-n{first.nodes}"
     if not compare:
         return _named(sweep, name, [block])
     if first.name_of("strategy") == SERIAL:

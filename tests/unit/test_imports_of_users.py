@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "layers.py": FILE.read_text().replace("built = ", "# "),
         "package/__init__.py": "",
         "package/inner.py": "from torch.nn.functional import nll_loss as of\n",
+        "package/relative.py": "from .inner import of\n",
         "table.py": "import numpy as np\nfrom pathlib import Path\n"
         "def rows():\n    data = np.loadtxt(Path(__file__).parent / 'table.csv', delimiter=',')\n"
         "    return data[:, :4], data[:, 4].astype(int)\n",
@@ -138,6 +139,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("model", named("Wide", widths=[9, "8"]), ".widths[1]", ["'8'", "integer"]),
     ("model", named("Wide", widths=8), ".widths", ["8", "array"]),
     ("dataset", "./mine.py:bunch", "", ["data, target", "return_X_y"]),
+    ("model", "./package/relative.py:Net", "", ["relative.py:1: ImportError", "PACKAGE.MODULE:NAME"]),
     ("model", "./gone.py:Net", "", ["'./gone.py:Net'", "gone.py"]),
     ("model", "./broken.py:Net", "", ["broken.py:3: SyntaxError"]),
     ("model", "./fails.py:Net", "", ["fails.py:2: RuntimeError: at import"]),

@@ -50,8 +50,8 @@ def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
     own = inspect.signature(component.__init__).parameters
     if taken := [each.name for each in own.values() if each.kind is not each.VAR_KEYWORD][1:]:
         raise ImportFailure(
-            f"{component.__name__}.__init__ takes {', '.join(taken)}; parameters of a component are annotated "
-            f"attributes of its class, as in `{taken[0]}: int = 1`, and it has no __init__"
+            f"{component.__name__}.__init__ takes {', '.join(taken)}; parameters of a component are "
+            f"annotated attributes of its class, as in `{taken[0]}: int = 1`, and it has no __init__"
         )
     if missing := sorted(getattr(component, "__abstractmethods__", ())):
         raise ImportFailure(f"it does not define the method{'s' * (len(missing) > 1)} {', '.join(missing)}")

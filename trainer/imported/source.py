@@ -136,6 +136,8 @@ def located(error: BaseException, directory: Path | None = None) -> str:
     if isinstance(error, ImportFailure):
         return str(error)
     text, place = f"{type(error).__name__}: {error}", place_of(error, directory)
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        text += "; a file of a package is named as PACKAGE.MODULE:NAME"
     if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
         found = error.message.partition(".")[0]  # `n = 0`
         text = f"{found}; write a type, as in `n: int = 0`, or ClassVar if it is no parameter"
