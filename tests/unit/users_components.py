@@ -39,6 +39,14 @@ def bunch():
     return {"data": np.zeros((9, 3)), "target": np.zeros(9, int)}
 
 
+class Langevin(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data += 0.01 * torch.randn_like(weight)
+
+
 class Ragged(Dataset):
     def __len__(self):
         return 9

@@ -53,8 +53,8 @@ def build(
     return built
 
 
-def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
-    """What a spec says about the optimizer. Raises ImportFailure."""
+def _first_step(source: Source, parameters: Mapping[str, Any]) -> list[Tensor]:
+    """Weights after a step of the optimizer on gradients of 1."""
     import torch
 
     weights = [torch.ones(3, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
@@ -62,7 +62,20 @@ def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
     for each in weights:
         each.grad = torch.ones_like(each)
     optimizer.step()
+    return [each.detach() for each in weights]
+
+
+def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
+    """What a spec says about the optimizer. Raises ImportFailure."""
+    import torch
+
+    weights, again = _first_step(source, parameters), _first_step(source, parameters)
     if not all(torch.isfinite(each).all() for each in weights):
         raise ImportFailure("its first step gives weights that are not finite")
+    if not all(map(torch.equal, weights, again)):
+        raise ImportFailure(
+            "its first step gives other weights when it is taken again: it draws from global random state, "
+            "so that replicas would differ; use a torch.Generator with a seed of its own"
+        )
     called = source.load()
     return OptimizerFacts(**dict(source), layerwise=bool(getattr(called, "layerwise", False)))
