@@ -114,6 +114,7 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     yield law("shapes", "it builds without memory, in the same shapes", lambda batch: _shapes(built, batch))
     yield law("weights", "initial weights follow torch's seed", lambda batch: _weights(built))
     yield law("draws", "it draws from its own generator only", lambda batch: _draws(built, batch))
+    yield law("again", "in evaluation, a batch gives its output again", lambda batch: _again(built, batch))
     yield law("modules", "layers are modules of the model", lambda batch: _modules(built))
     yield Law(
         "gradients",
@@ -158,6 +159,18 @@ def _runs(built: Built, batch: Batch) -> Outcome:
     if not torch.isfinite(output).all():
         return Failure("finite numbers", "nan or infinite ones")
     return None
+
+
+def _again(built: Built, batch: Batch) -> Outcome:
+    """A model may count batches in training, as BatchNorm does, but evaluation must not depend on that."""
+    import torch
+
+    chain, inputs = built.chain().eval(), built.inputs(batch.size)
+    with torch.no_grad():
+        first, again = chain(inputs).clone(), chain(inputs)
+    if torch.equal(first, again):
+        return None
+    return Failure("the output as before", f"off by up to {(first - again).abs().max().item():.6g}")
 
 
 def _modules(built: Built) -> Outcome:
