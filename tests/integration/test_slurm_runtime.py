@@ -59,7 +59,7 @@ slurm: {partition: debug}
 blocks: [{}]
 """
 
-# Trains for about 20 s.
+# Trains for 20 s on a fast machine: longer than Slurm takes to preempt it.
 REQUEUED = f"""
 name: requeued
 base:
@@ -69,8 +69,8 @@ base:
   strategy: {{name: local_sgd, local_steps: 3}}
   transport: gloo
   nodes: 2
-  epochs: 500
-  checkpoint_epochs: 499
+  epochs: 1500
+  checkpoint_epochs: 1499
   timeout_s: 120
 blocks: [{{}}]
 """.replace("'", "")

@@ -113,7 +113,7 @@ def test_default_is_all_registered_partitioners() -> None:
         ({"partitioners": ["telepathy"]}, "--partitioner telepathy: .*known: .*random_partition"),
         (
             {"partitioners": ["{name: halves, x: 1}"]},
-            "--partitioner .name: halves, x: 1.: unknown key; allowed",
+            "--partitioner .name: halves, x: 1.: x: unknown key; allowed",
         ),
         ({"partitioners": ["{name: "]}, "--partitioner .name: "),
         ({"dataset": "moon"}, "--dataset moon: .*known: .*digits"),
