@@ -228,7 +228,7 @@ def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:
         "from torch import nn\n"
         "from trainer.data.base import Partitioner\n"
         "from trainer.data.partitioners.shards import Shards\n"
-        "class Base(Partitioner): pass\n"  # abstract
+        "class _Base(Partitioner): pass\n"
         "class Net(nn.Module): pass\n"
         "class _Part(nn.Module): pass\n"
         "class Own(nn.CrossEntropyLoss): pass\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.imported.signature import signature_of
-from trainer.imported.source import ImportFailure, Source, load_module
+from trainer.imported.source import TORCHVISION, ImportFailure, Source, load_module
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -27,6 +27,7 @@ OWN: dict[str, type[Component]] = {
     "augmentation": Augmentation,
 }
 # Parameters by which a function is recognised; those of a model, a dataset or an optimizer have any names.
+# An nn.Module whose forward pass has those of a loss is a loss.
 SIGNATURES = {
     "partitioner": {"labels", "parts", "rng"},
     "augmentation": {"inputs", "rng"},
@@ -52,6 +53,8 @@ def _torch_kind(found: type) -> str | None:
     from torch.nn.modules.loss import _Loss
     from torch.utils.data import Dataset as TorchDataset
 
+    if issubclass(found, nn.Module) and SIGNATURES["loss"] <= {*signature_of(found.forward)}:
+        return "loss"
     kinds = {"loss": _Loss, "model": nn.Module, "dataset": TorchDataset, "optimizer": optim.Optimizer}
     return next((kind for kind, base in kinds.items() if issubclass(found, base)), None)
 
@@ -59,21 +62,36 @@ def _torch_kind(found: type) -> str | None:
 def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
     """Kind and name of each component class that a file defines, in its order.
 
+    Abstract classes are left out if they are meant to be. Any other one lacks a method, as a check shows.
+
     Raises:
         ImportFailure: The file cannot be imported.
     """
     module = load_module(directory, file)
-    for name, value in vars(module).items():
-        if not isinstance(value, type) or value.__module__ != module.__name__ or name.startswith("_"):
+    classes = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
+    for name, value in classes.items():
+        if name.startswith("_") or _is_base(value, classes.values()):
             continue
-        if not inspect.isabstract(value) and (kind := kind_of(value)):
+        if kind := kind_of(value):
             yield kind, name
+
+
+def _is_base(found: type, others: Iterable[type]) -> bool:
+    """Whether an abstract class is one on purpose: it has a subclass, or an abstract method of its own."""
+    if not inspect.isabstract(found):
+        return False
+    inherited = any(other is not found and issubclass(other, found) for other in others)
+    return inherited or any(getattr(each, "__isabstractmethod__", False) for each in vars(found).values())
 
 
 def stated_kind(source: Source, wanted: str) -> str:
     """The kind of one component. wanted: as the user says; empty: to be found out. Raises ImportFailure."""
     found = source.load()
-    kind = wanted or kind_of(found)
+    kind = wanted or ("model" if source.module == TORCHVISION else kind_of(found))
     if kind is None:
         raise ImportFailure(
             f"{source.attribute} is {type(found).__name__}, and its kind cannot be seen; give --kind"
