@@ -42,7 +42,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("NamesLie", {"names"}, "", "output"),
     ("Unused", {"gradients"}, "6 samples", "unused.weight, model.unused.bias"),
     ("HidesBatchNorm", {"samples", "norms"}, "", ""),
-    ("SharesState", {"splits"}, "split before output", ""),
+    ("SharesState", {"splits", "repeats"}, "split before output", ""),
     ("OwnSeed", {"weights"}, "", "output.weight"),
     ("WrongPairs", {"pairs"}, "2 ranks", ""),
     ("WrongDecay", {"zero"}, "1 step", ""),

@@ -19,6 +19,7 @@ SHAPES = ((4, 3, 5, 5), (4,), (6, 100), (6,))
 RTOL, ATOL = 1e-4, 1e-6
 LR = 0.01
 HALF = 3  # of the rows of the third tensor
+DESCENT_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,12 @@ def laws(optimizer: Optimizer, equals: str = "") -> Iterator[Law[Any]]:
         [*few, Steps(50)],
     )
     yield Law(
+        "descends",
+        "the loss of a quadratic falls",
+        lambda steps: _descends(stepping, steps),
+        [Steps(DESCENT_STEPS)],
+    )
+    yield Law(
         "zero", "a gradient of 0 moves no weight away from 0", lambda steps: _zero(stepping, steps), few
     )
     yield Law("skips", "a weight without gradient stays", lambda steps: _skips(stepping, steps), few[:1])
@@ -142,6 +149,27 @@ def _curve(stepping: Stepping, steps: Steps, equals: str) -> Outcome:
     same = {name: value for name, value in own.items() if name in named}
     reference = Stepping(OPTIMIZERS.parse({"name": equals, **same}))
     return _off(stepping.after(steps), reference.after(steps), f"as torch's {equals}")
+
+
+def _descends(stepping: Stepping, steps: Steps) -> Outcome:
+    """Half the squared distance to other weights: its gradient is the difference."""
+    import torch
+
+    weights = initial()
+    generator = torch.Generator().manual_seed(8)
+    best = [torch.randn(weight.shape, generator=generator) for weight in weights]
+
+    def loss() -> float:
+        pairs = zip(weights, best, strict=True)
+        return sum((weight.detach() - to).double().square().sum().item() / 2 for weight, to in pairs)
+
+    before, built = loss(), stepping.optimizer.build(weights, steps.lr)
+    for _ in range(steps.number):
+        for weight, to in zip(weights, best, strict=True):
+            weight.grad = weight.detach() - to
+        built.step()
+    after = loss()
+    return None if after < before else Failure(f"a loss below {before:.6g}", f"{after:.6g}")
 
 
 def _zero(stepping: Stepping, steps: Steps) -> Outcome:

@@ -210,6 +210,11 @@ def _shape(parts: list[Indices], case: Case) -> Outcome:
             return Failure(expected, f"part {number} has shape {part.shape}")
         if part.dtype.kind not in "iu" and len(part):
             return Failure(expected, f"part {number} is of type {part.dtype}")
+        if part.dtype.kind in "iu" and np.iinfo(part.dtype).max < USUAL[-1].samples:
+            return Failure(
+                f"int64, or a type for {USUAL[-1].samples:,} samples",
+                f"part {number} is of type {part.dtype}",
+            )
         outside = part[(part < 0) | (part >= case.samples)]
         if len(outside):
             return Failure(expected, f"part {number} has {outside[0]}")
