@@ -139,7 +139,7 @@ def test_stage_counts() -> None:
         ({"model": "telepathy"}, "model telepathy: .*known: lenet, lenet5, mlp"),
         (
             {"model": "{name: mlp, hiden: [1]}"},
-            r"model .name: mlp, hiden: \[1\].: hiden: unknown key .did you mean 'hidden'.*; allowed: hidden",
+            r"model .name: mlp, hiden: \[1\].: hiden: unknown key .*'hidden'.*; allowed: hidden",
         ),
         ({"model": "{name: "}, "model .name: "),
         ({"dataset": "moon"}, "--dataset moon: .*known: digits"),

@@ -25,7 +25,7 @@ from trainer.imported import optimizer as imported_optimizer
 from trainer.imported import partitioner as imported_partitioner
 from trainer.imported import strategy as imported_strategy
 from trainer.imported.signature import ParameterFailure, configured
-from trainer.imported.source import ImportFailure, Source
+from trainer.imported.source import ImportFailure, Source, located
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.registries import REGISTRIES
@@ -130,11 +130,14 @@ def _model(request: Request, on: Dataset, samples: Tensor | None) -> Model:
     inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
     try:
         facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
-    except ImportFailure as error:
+    except ParameterFailure:
+        raise
+    except Exception as error:
         if request.dataset:
             raise
         default = RunSpec.model_fields["dataset"].default
-        raise ImportFailure(f"{error}; it was tried on {default}: --dataset takes another") from error
+        reason = located(error, Path(request.directory))
+        raise ImportFailure(f"{reason}; it was tried on {default}: --dataset takes another") from error
     return imported_model.ImportedModel(name=request.label, parameters=request.parameters, imported=facts)
 
 

@@ -109,7 +109,15 @@ def _labels(loaded: Loaded) -> Outcome:
         if outside.any():
             at = int(outside.argmax())
             return Failure(f"labels from 0 to {classes - 1}", f"{split.labels[at]} of {name} sample {at}")
-    return None
+    labels = loaded.splits[0][1].labels
+    without = sorted({*range(classes)} - {*labels.tolist()})
+    if not without:
+        return None
+    listed = ", ".join(map(str, without[:5])) + (", …" if len(without) > 5 else "")
+    return Note(
+        f"no training sample is of class {listed}: labels are {labels.min()} to {labels.max()}, and it has "
+        f"{classes} classes, 0 to {classes - 1}"
+    )
 
 
 def _numbers(loaded: Loaded) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ OWN: dict[str, type[Component]] = {
     "augmentation": Augmentation,
 }
 # Parameters by which a function is recognised; those of a model, a dataset or an optimizer have any names.
+# An nn.Module whose forward pass has those of a loss is a loss.
 SIGNATURES = {
     "partitioner": {"labels", "parts", "rng"},
     "augmentation": {"inputs", "rng"},
@@ -61,22 +62,30 @@ def _torch_kind(found: type) -> str | None:
 def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
     """Kind and name of each component class that a file defines, in its order.
 
-    A class without a method that its kind requires is a mistake, but not if others of the file inherit it.
+    Abstract classes are left out if they are meant to be. Any other one lacks a method, as a check shows.
 
     Raises:
         ImportFailure: The file cannot be imported.
     """
     module = load_module(directory, file)
-    defined = {
+    classes = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__ and not name.startswith("_")
+        if isinstance(value, type) and value.__module__ == module.__name__
     }
-    for name, value in defined.items():
-        if inspect.isabstract(value) and any(value in each.__bases__ for each in defined.values()):
+    for name, value in classes.items():
+        if name.startswith("_") or _is_base(value, classes.values()):
             continue
         if kind := kind_of(value):
             yield kind, name
+
+
+def _is_base(found: type, others: Iterable[type]) -> bool:
+    """Whether an abstract class is one on purpose: it has a subclass, or an abstract method of its own."""
+    if not inspect.isabstract(found):
+        return False
+    inherited = any(other is not found and issubclass(other, found) for other in others)
+    return inherited or any(getattr(each, "__isabstractmethod__", False) for each in vars(found).values())
 
 
 def stated_kind(source: Source, wanted: str) -> str:

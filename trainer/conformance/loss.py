@@ -7,72 +7,76 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Outcome
-from trainer.imported.loss import FunctionLoss
+from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.imported.loss import ACCURACY, FunctionLoss
 from trainer.losses.base import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CLASSES, LENGTH = 3, 4
+CLASSES, TOKENS = 3, 4
 RTOL, ATOL = 1e-4, 1e-6
-STEP = 1e-5  # of finite differences, in float64
+STEP, STEP32 = 1e-5, 1e-3  # of finite differences, in float64 and in float32
 
 
 @dataclass(frozen=True)
 class Batch:
     """Outputs of a model, and targets.
 
-    outputs: scores, probabilities or log-probabilities of classes, or numbers. targets: classes, 0 or 1 for
-    each of several labels, or numbers.
+    outputs: scores, log-probabilities or probabilities of classes, scores for each of 4 tokens, or numbers.
+    targets: classes, 0 or 1 for each of several labels, or numbers. fits: whether the loss takes them.
     """
 
     samples: int
     outputs: str
     targets: str
+    fits: bool = True
 
     def __str__(self) -> str:
         noun = "sample" if self.samples == 1 else "samples"
-        return f"{self.samples} {noun}: outputs are {self.outputs} of 3, targets {self.targets}"
+        shown = f"{self.samples} {noun}: outputs are {self.outputs} of 3, targets {self.targets}"
+        return shown if self.fits else f"{shown}; the loss takes none of the {len(FORMS)} kinds"
 
     def tensors(self, double: bool = False) -> tuple[Tensor, Tensor]:
-        """Outputs of shape (samples, 3), of tokens (samples, 4, 3), in float32 or float64; and targets."""
+        """float32 or float64 outputs of shape (samples, 3) or (samples, 4, 3), and their targets."""
         import torch
 
         drawn = torch.Generator().manual_seed(self.samples)
-        shape = (self.samples, LENGTH) if self.targets == "a class per token" else (self.samples,)
-        output = torch.randn(*shape, CLASSES, generator=drawn, dtype=torch.float64)
+        places = (self.samples, TOKENS) if self.targets == TOKEN_CLASSES else (self.samples,)
+        output = torch.randn(*places, CLASSES, generator=drawn, dtype=torch.float64)
         if self.outputs == "log-probabilities":
             output = output.log_softmax(-1)
         elif self.outputs == "probabilities":
             output = output.softmax(-1)
-        targets = torch.randint(CLASSES, shape, generator=drawn)
+        targets = torch.randint(CLASSES, places, generator=drawn)
         if self.targets.startswith("labels"):
-            targets = torch.randint(2, (self.samples, CLASSES), generator=drawn)
+            targets = torch.randint(2, output.shape, generator=drawn)
         elif self.targets == "numbers":
-            targets = torch.randn(self.samples, CLASSES, generator=drawn, dtype=torch.float64)
-        if self.targets in ("numbers", "labels as floating-point numbers"):
-            targets = targets.to(torch.float64 if double else torch.float32)
+            targets = torch.randn(output.shape, generator=drawn)
+        if self.targets == FLOAT_LABELS or targets.is_floating_point():
+            targets = targets.double() if double else targets.float()
         return output if double else output.float(), targets
 
 
+TOKEN_CLASSES = "classes of 4 tokens"
+FLOAT_LABELS = "labels, floating-point"
 FORMS = (
     ("log-probabilities", "classes"),
     ("scores", "classes"),
+    ("scores", TOKEN_CLASSES),  # before numbers, as which cross_entropy takes flattened tokens
     ("numbers", "numbers"),
     ("scores", "labels"),
     ("probabilities", "labels"),
-    ("probabilities", "labels as floating-point numbers"),
-    ("scores", "a class per token"),
+    ("probabilities", FLOAT_LABELS),
 )
 SIZES = (1, 2, 5)
 
 
 def laws(loss: Loss) -> Iterator[Law[Any]]:
     """The laws of a loss."""
-    fitting = [form for form in FORMS if _fits(loss, Batch(2, *form))]
-    form = fitting[0] if fitting else FORMS[0]
-    batches = [Batch(size, *form) for size in SIZES]
+    form = min(FORMS, key=lambda form: _distance(loss, Batch(2, *form)))
+    fits = not _distance(loss, Batch(2, *form))
+    batches = [Batch(size, *form, fits) for size in SIZES]
 
     def law(
         name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
@@ -88,23 +92,29 @@ def laws(loss: Loss) -> Iterator[Law[Any]]:
     yield law("shapes", "output_error reports a wrong shape", lambda batch: _shapes(loss, batch))
 
 
-def _fits(loss: Loss, batch: Batch) -> bool:
+def _distance(loss: Loss, batch: Batch) -> int:
+    """0 if the loss takes the batch; 1 if it gives a wrong value; 2 if it gives none."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns where it broadcasts targets to other outputs
-            return _runs(loss, batch) is None
+        if _output_error(loss, *batch.tensors()):
+            return 2
+        return 1 if _runs(loss, batch) else 0
     except Exception:  # these outputs and targets are not what it takes
-        return False
+        return 2
+
+
+def _output_error(loss: Loss, output: Tensor, targets: Tensor) -> str | None:
+    """Why the outputs do not fit. That of a plain function concerns the accuracy: see `_right`."""
+    return None if isinstance(loss, FunctionLoss) else loss.output_error(output, targets)
 
 
 def _runs(loss: Loss, batch: Batch) -> Outcome:
     import torch
 
     output, targets = batch.tensors()
-    # That of a function is about its accuracy, see `_right`.
-    if not isinstance(loss, FunctionLoss) and (error := loss.output_error(output, targets)):
+    if error := _output_error(loss, output, targets):
         return Failure(f"outputs and targets of one of {len(FORMS)} kinds fit", error)
-    value = loss.of(output.requires_grad_(), targets)
+    with warnings.catch_warnings(action="ignore"):  # of torch, on kinds that do not fit
+        value: Any = loss.of(output.requires_grad_(), targets)
     if not isinstance(value, torch.Tensor) or value.dim():
         shape = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         return Failure("a tensor without dimensions", shape)
@@ -140,38 +150,50 @@ def _sum(loss: Loss, batch: Batch) -> Outcome:
 
 
 def _gradient(loss: Loss, batch: Batch) -> Outcome:
+    """Compare with differences to both sides: at a kink of the loss, any slope between them is right."""
     import torch
 
-    output, targets = batch.tensors(double=True)
-    try:
-        computed = loss.of(output, targets).dtype
-    except RuntimeError as error:
-        if not {"Float", "Double"} <= {*str(error).split()}:
-            raise
-        computed = torch.float32  # it has numbers of its own of this type, such as weights of classes
-    if computed != torch.float64:
-        raise NotApplicable("it does not compute in float64, in which differences are exact enough")
+    double = _computes_in_float64(loss, batch)
+    output, targets = batch.tensors(double)
+    step = STEP if double else STEP32
     leaf = output.clone().requires_grad_()
-    loss.of(leaf, targets).backward()
+    value = loss.of(leaf, targets)
+    value.backward()
     found = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+    rounding = 4 * torch.finfo(value.dtype).eps * abs(value.item()) / step
     for at in range(output.numel()):
-        values = []
-        for step in (STEP, -STEP):
+        slopes = []
+        for way in (step, -step):
             moved = output.clone()
-            moved.view(-1)[at] += step
-            values.append(loss.of(moved, targets))
-        difference = (values[0] - values[1]).item() / (2 * STEP)
+            moved.view(-1)[at] += way
+            slopes.append((loss.of(moved, targets) - value).item() / way)
+        low, high = sorted(slopes)
         got = found.view(-1)[at].item()
-        if abs(got - difference) > 1e-3 * max(1.0, abs(difference)):
-            return Failure(f"gradient {difference:.6g} of output {at}", f"{got:.6g}")
+        allowed = 1e-3 * max(1.0, abs(low), abs(high)) + rounding
+        if not low - allowed <= got <= high + allowed:
+            return Failure(f"gradient {sum(slopes) / 2:.6g} of output {at}", f"{got:.6g}")
     return None
+
+
+def _computes_in_float64(loss: Loss, batch: Batch) -> bool:
+    """Whether it does: it may convert to float32, or have float32 constants, which float64 does not fit."""
+    import torch
+
+    try:
+        return loss.of(*batch.tensors(double=True)).dtype == torch.float64
+    except Exception:  # it is tried in float32
+        return False
 
 
 def _right(loss: Loss, batch: Batch) -> Outcome:
     import torch
 
-    if isinstance(loss, FunctionLoss) and (error := loss.output_error(*batch.tensors())):
-        return Failure("a measure of how right an answer is", error)
+    if _lacks_accuracy(loss, batch):
+        return Note(
+            f"the outputs are no scores of classes, so a run needs the parameter {ACCURACY}: the name of a "
+            "function in the same file that returns how right each answer is, 0 … 1; "
+            f"--set {ACCURACY}=NAME tries it"
+        )
     right = loss.right(*batch.tensors())
     if not isinstance(right, torch.Tensor) or tuple(right.shape) != (batch.samples,):
         shape = f"shape {tuple(right.shape)}" if isinstance(right, torch.Tensor) else type(right).__name__
@@ -181,12 +203,17 @@ def _right(loss: Loss, batch: Batch) -> Outcome:
     return None
 
 
+def _lacks_accuracy(loss: Loss, batch: Batch) -> bool:
+    """Whether a run would refuse a plain function, as the share of right classes does not measure it."""
+    return isinstance(loss, FunctionLoss) and loss.output_error(*batch.tensors()) is not None
+
+
 def _unchanged(loss: Loss, batch: Batch) -> Outcome:
     import torch
 
     output, targets = batch.tensors()
     loss.of(output, targets)
-    if not isinstance(loss, FunctionLoss) or not loss.output_error(output, targets):
+    if not _lacks_accuracy(loss, batch):
         loss.right(output, targets)
     for what, now, before in zip(("outputs", "targets"), (output, targets), batch.tensors(), strict=True):
         if not torch.equal(now, before):
@@ -195,13 +222,14 @@ def _unchanged(loss: Loss, batch: Batch) -> Outcome:
 
 
 def _shapes(loss: Loss, batch: Batch) -> Outcome:
-    """Outputs without a second dimension fit no targets of classes or of several numbers."""
+    """Outputs without a dimension fit no targets of classes or of several numbers."""
     if isinstance(loss, FunctionLoss):
-        raise NotApplicable("a function has no output_error")
+        raise NotApplicable("only a subclass of Loss defines output_error")
     output, targets = batch.tensors()
-    if loss.output_error(output[:, 0], targets) is None:
+    wrong = output[:, 0]
+    if loss.output_error(wrong, targets) is None:
         return Failure(
-            f"an error for outputs of shape ({batch.samples},) and targets of {tuple(targets.shape)}",
+            f"an error for outputs of shape {tuple(wrong.shape)} and targets of {tuple(targets.shape)}",
             "none",
         )
     return None

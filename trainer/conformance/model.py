@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Outcome
+from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import Dataset
 from trainer.imported.model import scatter_seeds
 from trainer.models.base import Model
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 ATOL, RTOL = 1e-5, 1e-5  # of outputs that sums in another order give
@@ -50,22 +51,39 @@ class Built:
     def __init__(self, model: Model, dataset: Dataset, samples: Tensor | None) -> None:
         self.model, self.dataset, self._samples = model, dataset, samples
 
-    def blocks(self, seed: int = 0, other: int = 0) -> list[tuple[str, nn.Module]]:
-        """New blocks whose weights and dropout follow the seed. other: of all generators but torch's."""
+    def blocks(
+        self,
+        seed: int = 0,
+        other: int = 0,
+        more_classes: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> list[tuple[str, nn.Module]]:
+        """New blocks whose weights and dropout follow the seed.
+
+        other: seed of all generators but torch's. more_classes: than the dataset has. generator: of
+        dropout; None: a new one.
+        """
         import torch
 
+        classes = self.dataset.class_count + more_classes
         with torch.random.fork_rng(devices=[]):
             scatter_seeds(other)
             torch.manual_seed(seed)
-            generator = torch.Generator().manual_seed(seed)
-            return [*self.model.blocks(self.dataset.shape, self.dataset.class_count, generator)]
+            generator = generator or torch.Generator().manual_seed(seed)
+            return [*self.model.blocks(self.dataset.shape, classes, generator)]
 
-    def chain(self, seed: int = 0, other: int = 0) -> nn.Sequential:
+    def chain(
+        self,
+        seed: int = 0,
+        other: int = 0,
+        more_classes: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> nn.Sequential:
         """The blocks as one module."""
         from torch import nn
 
         chain = nn.Sequential()
-        for name, block in self.blocks(seed, other):
+        for name, block in self.blocks(seed, other, more_classes, generator):
             chain.add_module(name, block)
         return chain
 
@@ -103,6 +121,9 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
         batches,
         essential=True,
     )
+    yield law(
+        "classes", "it gives a score for each class of the dataset", lambda batch: _classes(built, batch)
+    )
     yield law("names", "names are those of the blocks, each once", lambda batch: _names(built))
     yield Law(
         "splits",
@@ -114,8 +135,8 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     yield law("shapes", "it builds without memory, in the same shapes", lambda batch: _shapes(built, batch))
     yield law("weights", "initial weights follow torch's seed", lambda batch: _weights(built))
     yield law("draws", "it draws from its own generator only", lambda batch: _draws(built, batch))
-    yield law("again", "in evaluation, a batch gives its output again", lambda batch: _again(built, batch))
-    yield law("modules", "layers are modules of the model", lambda batch: _modules(built))
+    yield law("repeats", "the same batch twice gives the same output", lambda batch: _repeats(built, batch))
+    yield law("parameters", "all weights that it uses are parameters", lambda at: _parameters(built, at))
     yield Law(
         "gradients",
         "a gradient reaches every parameter",
@@ -161,40 +182,28 @@ def _runs(built: Built, batch: Batch) -> Outcome:
     return None
 
 
-def _again(built: Built, batch: Batch) -> Outcome:
-    """A model may count batches in training, as BatchNorm does, but evaluation must not depend on that."""
+def _classes(built: Built, batch: Batch) -> Outcome:
+    """Too few scores are a mistake if their number follows that of the classes, as more classes show."""
     import torch
 
-    chain, inputs = built.chain().eval(), built.inputs(batch.size)
+    classes, inputs = built.dataset.class_count, built.inputs(batch.size)
     with torch.no_grad():
-        first, again = chain(inputs).clone(), chain(inputs)
-    if torch.equal(first, again):
+        output = built.chain().eval()(inputs)
+    if classes == 1:
+        raise NotApplicable("the dataset has no classes")
+    if output.dim() != 2:
+        raise NotApplicable(f"its outputs have shape {tuple(output.shape)}, not (batch, classes)")
+    scores = output.shape[1]
+    if scores >= classes:
         return None
-    return Failure("the output as before", f"off by up to {(first - again).abs().max().item():.6g}")
-
-
-def _modules(built: Built) -> Outcome:
-    """Layers in a plain list are not trained: the model does not know them."""
-    chain = built.chain()
-    known = {id(module) for module in chain.modules()}
-    for module in chain.modules():
-        for name, value in vars(module).items():
-            held = [*value.values()] if isinstance(value, dict) else value
-            if name.startswith("_") or not isinstance(held, (list, tuple)):
-                continue
-            if lost := [type(each).__name__ for each in held if _is_module(each) and id(each) not in known]:
-                kind = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
-                return Failure(
-                    f"{name} of {type(module).__name__} is {kind}",
-                    f"{type(value).__name__} with {', '.join(dict.fromkeys(lost))}, which is not trained",
-                )
-    return None
-
-
-def _is_module(value: object) -> bool:
-    from torch import nn
-
-    return isinstance(value, nn.Module)
+    with torch.no_grad():
+        more = built.chain(more_classes=1).eval()(inputs).shape[1:]
+    if more != output.shape[1:]:
+        return Failure(f"{classes} scores a sample, as the dataset has classes", f"{scores}")
+    return Note(
+        f"it gives {scores} output{'s'[: scores != 1]} whatever the number of classes, and the dataset has "
+        f"{classes}: a loss of classes refuses them"
+    )
 
 
 def _names(built: Built) -> Outcome:
@@ -296,14 +305,100 @@ def _numpy_state() -> list[int]:
     return [*state[1].tolist(), state[2]]
 
 
+def _repeats(built: Built, batch: Batch) -> Outcome:
+    """Call it twice. In training, buffers start as before: they may change, and checkpoints have them."""
+    import torch
+
+    inputs = built.inputs(batch.size)
+    for mode in ("evaluation", "training"):
+        generator = torch.Generator().manual_seed(0)
+        chain = built.chain(generator=generator).train(mode == "training")
+        state, buffers = generator.get_state(), {name: each.clone() for name, each in chain.named_buffers()}
+        outputs = []
+        for _ in range(2):
+            generator.set_state(state)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                scatter_seeds(0)
+                for name, buffer in chain.named_buffers():
+                    if mode == "training" and name in buffers:
+                        buffer.copy_(buffers[name])
+                outputs.append(chain(inputs.clone()).clone())
+        if not torch.equal(*outputs):
+            off = _difference("as the first time", outputs[1], outputs[0])
+            return Failure(off.expected, f"{off.got} in {mode}: keep nothing from one batch to the next")
+    return None
+
+
+def _parameters(built: Built, batch: Batch) -> Outcome:
+    """Find the weights that gradients of two outputs reach: no optimizer or checkpoint has the others."""
+    chain = built.chain().eval()
+    outputs = [chain(built.inputs(batch.size)) for _ in range(2)]
+    first, second = ({id(leaf): leaf for leaf in _leaves(output)} for output in outputs)
+    kept = first.keys() & second.keys()  # the others were made in the forward pass
+    outside = kept - {id(each) for each in chain.parameters()}
+    weight = next((leaf for key, leaf in first.items() if key in outside), None)
+    if weight is None:
+        return None
+    shape = "×".join(map(str, weight.shape)) or "1"
+    found = (
+        f"{len(outside)} of its weights {'is' if len(outside) == 1 else 'are'} none: one of shape {shape}"
+    )
+    for module in chain.modules():
+        for name, value in vars(module).items():
+            if name != "_modules" and any(held is weight for held in _held(value)):
+                advice = f"use {_container(value)}"
+                return Failure("parameters only", f"{found} in {type(module).__name__}.{name}: {advice}")
+    return Failure("parameters only", f"{found}, which is in no attribute")
+
+
+def _container(value: object) -> str:
+    """What to use instead of this value of an attribute, so that its weights are parameters."""
+    import torch
+
+    inner = [*value.values()] if isinstance(value, dict) else value
+    if isinstance(value, torch.Tensor) or not isinstance(inner, list | tuple | set):
+        return "nn.Parameter"
+    holds = "Parameter" if any(isinstance(each, torch.Tensor) for each in inner) else "Module"
+    return f"nn.{holds}{'Dict' if isinstance(value, dict) else 'List'}"
+
+
+def _leaves(output: Tensor) -> Iterator[Tensor]:
+    """The tensors that gradients of an output reach, each once."""
+    pending, seen = [output.grad_fn], set[Any]()
+    while pending:
+        node: Any = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        pending.extend(before for before, _ in node.next_functions)
+
+
+def _held(value: object) -> Iterator[Tensor]:
+    """The weights in the value of an attribute: a tensor, a module, or a container of them."""
+    import torch
+    from torch import nn
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, dict | list | tuple | set):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _held(each)
+
+
 def _gradients(built: Built, batch: Batch) -> Outcome:
     import torch
 
     whole = built.chain(0).eval()  # without dropout, which may hide a unit
+    parameters = dict(whole.named_parameters())
+    if not parameters:
+        raise NotApplicable("it has no parameters")
     output = whole(built.inputs(batch.size))
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
     (output * weights).sum().backward()
-    parameters = dict(whole.named_parameters())
     without = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
     zero = [
         name for name, each in parameters.items() if each.grad is not None and not each.grad.abs().sum() > 0

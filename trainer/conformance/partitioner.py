@@ -15,7 +15,6 @@ from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.imported.model import scatter_seeds
 
 Mix = Literal["even", "uneven", "rare"]
-MOST_SAMPLES = 60_000  # of the datasets that are registered
 FEW = 7  # samples up to which all inputs are tried
 
 
@@ -211,9 +210,9 @@ def _shape(parts: list[Indices], case: Case) -> Outcome:
             return Failure(expected, f"part {number} has shape {part.shape}")
         if part.dtype.kind not in "iu" and len(part):
             return Failure(expected, f"part {number} is of type {part.dtype}")
-        if part.dtype.kind in "iu" and np.iinfo(part.dtype).max < MOST_SAMPLES:
+        if part.dtype.kind in "iu" and np.iinfo(part.dtype).max < USUAL[-1].samples:
             return Failure(
-                f"a type that holds the indices of {MOST_SAMPLES:,} samples",
+                f"int64, or a type for {USUAL[-1].samples:,} samples",
                 f"part {number} is of type {part.dtype}",
             )
         outside = part[(part < 0) | (part >= case.samples)]
