@@ -103,6 +103,7 @@ def test_the_record_of_a_sweep_has_the_share(
     monkeypatch.setattr(DockerRuntime, "unsupported_reason", lambda self, run: None)
     monkeypatch.setattr(DockerRuntime, "expect", lambda self, runs, data: None)
     monkeypatch.setattr(DockerRuntime, "environment", lambda self: {})
+    monkeypatch.setattr(DockerRuntime, "warm_groups", lambda self, runs, data: [[*runs]])
     paths = SweepPaths(tmp_path / "results")
     sweep = load(SERIAL, DATA_PARALLEL)
     SweepRunner(DockerRuntime(), "docker", paths, tmp_path / "data", RecordingDisplay()).prepare(sweep)
