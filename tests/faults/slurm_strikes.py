@@ -13,7 +13,7 @@ from tests.faults.case import Fault, Strike
 from tests.faults.scene import Scene
 from tests.support.places import SlurmPlace
 from tests.support.processes import wait_until
-from tests.support.slurm_cluster import TrialCluster
+from tests.support.slurm_cluster import START_AGAIN, TrialCluster
 
 DOWN_S = 10.0  # a daemon that is restarted is down no longer; Slurm declares a node dead after 30 s
 REQUEUE_S = 120.0  # within which Slurm requeues the job of a node that has failed
@@ -104,7 +104,7 @@ def lost(words: str, find: Callable[[Scene], Iterator[psutil.Process]]) -> Fault
 
 
 def requeued(words: str, strike: Strike) -> Fault:
-    """A fault after which Slurm requeues the job. Start it at once: Slurm would wait for two minutes."""
+    """A fault after which Slurm requeues the job. Start it soon: Slurm would wait for two minutes."""
 
     def strike_and_start(scene: Scene, draws: random.Random) -> None:
         cluster = TrialCluster()
@@ -115,7 +115,7 @@ def requeued(words: str, strike: Strike) -> Fault:
             return cluster.call("squeue", "--noheader", f"--jobs={job}", "--format=%r") in ("BeginTime", "")
 
         wait_until(waits, REQUEUE_S)
-        cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        cluster.call("scontrol", "update", f"JobId={job}", START_AGAIN)
 
     return Fault(words, strike_and_start, repair=repair)
 

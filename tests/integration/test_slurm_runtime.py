@@ -27,6 +27,7 @@ from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL
+from tests.support.slurm_cluster import START_AGAIN
 
 PROJECT = Path(__file__).resolve().parents[2]
 SBIN = os.pathsep.join(
@@ -319,19 +320,22 @@ def test_signalled_and_preempted_run_resumes(cluster: Cluster, tmp_path: Path) -
     def trains() -> bool:
         return bool([*tmp_path.glob("out/*/live/stop")])
 
+    def start_again() -> None:
+        slurm("scontrol", "update", f"JobId={job.number}", START_AGAIN)
+
     with hanging(cluster, tmp_path, REQUEUED) as running:
         (job,) = queued()
         until(trains)
         slurm("scancel", "--batch", "--signal=USR1", job.number)
         until(requeued)
         shutil.rmtree(next(iter(tmp_path.glob("out/*/live/stop"))))
-        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # not after two minutes
+        start_again()
         until(trains)
         urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
         slurm("sbatch", *urgent)
         until(requeued)
         until(lambda: len(queued()) == 1)
-        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+        start_again()
         assert running.wait(timeout=120) == 0
     done = cluster.shardyard(
         *("sweep", tmp_path / "sweep.yml", "--runtime", "local", "--out", tmp_path / "local"),
