@@ -23,7 +23,7 @@ from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, SWARM, Case, Moment
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator
-from tests.support.places import MPIRUN, PLACES, DockerPlace, Place
+from tests.support.places import MPIRUN, PLACES, DockerPlace, Place, inside
 from tests.support.runs import event_files
 from trainer.spec.run_spec import RunSpec
 
@@ -147,6 +147,14 @@ class Scene:
     def containers(self) -> DockerPlace:
         assert isinstance(self.place, DockerPlace), "the case is for containers only"
         return self.place
+
+    def running_containers(self, role: str) -> list[dict[str, Any]]:
+        """Those of a service; of `node`, the victims'. An engine does not kill one that is only created."""
+        if role != "node":
+            found = self.containers.containers(role)
+        else:
+            found = [each for rank in self.victims if (each := self.containers.node(self.run, rank))]
+        return [each for each in found if inside(each)]
 
     @property
     def in_containers(self) -> bool:

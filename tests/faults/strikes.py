@@ -150,7 +150,7 @@ def kill_containers(*roles: str) -> Strike:
 
     def strike(scene: Scene, _: random.Random) -> None:
         def found() -> list[str]:
-            return [name for role in roles for name in _containers(scene, role)]
+            return [each["Id"] for role in roles for each in scene.running_containers(role)]
 
         docker("kill", *scene.until(found, f"no container of {' or '.join(roles)}"))
 
@@ -161,7 +161,7 @@ def pause(seconds: float | None) -> Strike:
     """Pause the victims' containers, and unpause them."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        names = _containers(scene, "node")
+        names = [each["Id"] for each in scene.running_containers("node")]
         for name in names:
             docker("pause", name)
         if seconds is not None:
@@ -174,8 +174,8 @@ def pause(seconds: float | None) -> Strike:
 
 def suspend_container(scene: Scene, _: random.Random) -> None:
     """Suspend all processes of the victims' nodes, but init."""
-    for name in _containers(scene, "node"):
-        docker("exec", name, "sh", "-c", "kill -STOP -1")
+    for container in scene.running_containers("node"):
+        docker("exec", container["Id"], "sh", "-c", "kill -STOP -1")
 
 
 def cut(seconds: float | None) -> Strike:
@@ -202,19 +202,10 @@ def fill_directory(directory: str) -> Strike:
     """Fill a temporary file system of the victims' containers."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        for name in _containers(scene, "node"):
-            docker("exec", name, "sh", "-c", f"cat /dev/zero >{directory}/full")
+        for container in scene.running_containers("node"):
+            docker("exec", container["Id"], "sh", "-c", f"cat /dev/zero >{directory}/full")
 
     return strike
-
-
-def _containers(scene: Scene, role: str) -> list[str]:
-    """Those that run: the engine does not kill a container that it has only created."""
-    if role != "node":
-        found = scene.containers.containers(role)
-    else:
-        found = [each for rank in scene.victims if (each := scene.containers.node(scene.run, rank))]
-    return [each["Id"] for each in found if each["State"]["Running"]]
 
 
 def _init(scene: Scene, rank: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
@@ -18,20 +17,11 @@ from tests.support.swarm_cluster import TrialSwarm
 ELSEWHERE = {"swarm": {"constraints": ["node.role==worker"]}}
 
 
-def containers(scene: Scene, role: str) -> list[dict[str, Any]]:
-    """Those of a service that run; of `node`, the victims'."""
-    if role != "node":
-        found = scene.containers.containers(role)
-    else:
-        found = [each for rank in scene.victims if (each := scene.containers.node(scene.run, rank))]
-    return [each for each in found if inside(each)]
-
-
 def kill_containers(role: str) -> Strike:
     """Kill the containers of a service; of `node`, the victims'."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        for container in scene.until(lambda: containers(scene, role), f"no container of {role}"):
+        for container in scene.until(lambda: scene.running_containers(role), f"no container of {role}"):
             inside(container)[0].kill()
 
     return strike
@@ -39,7 +29,7 @@ def kill_containers(role: str) -> Strike:
 
 def suspend_nodes(scene: Scene, _: random.Random) -> None:
     """Suspend all processes of the victims' nodes, but init."""
-    for container in containers(scene, "node"):
+    for container in scene.running_containers("node"):
         for process in inside(container)[1:]:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -47,7 +37,7 @@ def suspend_nodes(scene: Scene, _: random.Random) -> None:
 
 def machines(scene: Scene) -> list[str]:
     """The machines of the victims' nodes."""
-    return [each["Machine"] for each in containers(scene, "node")]
+    return [each["Machine"] for each in scene.running_containers("node")]
 
 
 def lose(scene: Scene, _: random.Random) -> None:

@@ -790,6 +790,20 @@ FILES = (
     ),
 )
 
+ORCHESTRATOR_AND_REAPER = Case(
+    "orchestrator-and-reaper",
+    Fault(
+        "the orchestrator and its reaper get SIGKILL",
+        strikes.kill_orchestrator_and_reaper,
+        leaves=True,
+    ),
+    Moment.EPOCH,
+    {**SHORT, **GLOO},
+    stops(None, None, -9),
+    (DOCKER,),
+    again=True,
+)
+
 ORCHESTRATOR = (
     *(
         Case(
@@ -832,19 +846,7 @@ ORCHESTRATOR = (
         stops(None, None, -9),
         again=True,
     ),
-    Case(
-        "orchestrator-and-reaper",
-        Fault(
-            "the orchestrator and its reaper get SIGKILL",
-            strikes.kill_orchestrator_and_reaper,
-            leaves=True,
-        ),
-        Moment.EPOCH,
-        {**SHORT, **GLOO},
-        stops(None, None, -9),
-        (DOCKER,),
-        again=True,
-    ),
+    ORCHESTRATOR_AND_REAPER,
 )
 
 REQUEUEABLE = {**TRAINING, **GLOO, "epochs": 1000, "checkpoint_epochs": 10}
@@ -939,8 +941,6 @@ ON_SLURM: tuple[Case, ...] = tuple(
     )
 )
 
-ELSEWHERE = swarm_strikes.ELSEWHERE
-
 ON_SWARM: tuple[Case, ...] = tuple(
     replace(case, name=f"swarm-{case.name}", runtimes=(SWARM,))
     for case in (
@@ -989,7 +989,7 @@ ON_SWARM: tuple[Case, ...] = tuple(
             Moment.EPOCH,
             {**LONG, **GLOO},
             fails(None, 60.0),
-            sweep=ELSEWHERE,
+            sweep=swarm_strikes.ELSEWHERE,
         ),
         Case(
             "cut",
@@ -997,7 +997,7 @@ ON_SWARM: tuple[Case, ...] = tuple(
             Moment.EPOCH,
             {**LONG, **GLOO},
             fails(None, 60.0),
-            sweep=ELSEWHERE,
+            sweep=swarm_strikes.ELSEWHERE,
         ),
         Case(
             "cut-short",
@@ -1005,7 +1005,7 @@ ON_SWARM: tuple[Case, ...] = tuple(
             Moment.EPOCH,
             {**SHORT, **GLOO},
             ends_ok(),
-            sweep=ELSEWHERE,
+            sweep=swarm_strikes.ELSEWHERE,
         ),
         Case(
             "manager",
@@ -1018,7 +1018,7 @@ ON_SWARM: tuple[Case, ...] = tuple(
             Moment.EPOCH,
             {**SHORT, **GLOO},
             stops(Fact("the Docker engine", "engine"), None, 2, 60.0),
-            sweep=ELSEWHERE,
+            sweep=swarm_strikes.ELSEWHERE,
             again=True,
         ),
         *(
@@ -1032,18 +1032,7 @@ ON_SWARM: tuple[Case, ...] = tuple(
             )
             for number in (signal.SIGINT, signal.SIGKILL)
         ),
-        Case(
-            "orchestrator-and-reaper",
-            Fault(
-                "the orchestrator and its reaper get SIGKILL",
-                strikes.kill_orchestrator_and_reaper,
-                leaves=True,
-            ),
-            Moment.EPOCH,
-            {**SHORT, **GLOO},
-            stops(None, None, -9),
-            again=True,
-        ),
+        ORCHESTRATOR_AND_REAPER,
     )
 )
 
