@@ -11,7 +11,7 @@ from trainer.core.registry import Component
 from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
-from trainer.imported.signature import signature_of
+from trainer.imported.signature import lacking, signature_of
 from trainer.imported.source import TORCHVISION, ImportFailure, Source, load_module
 from trainer.losses.base import Loss
 from trainer.models.base import Model
@@ -96,7 +96,6 @@ def stated_kind(source: Source, wanted: str) -> str:
         raise ImportFailure(
             f"{source.attribute} is {type(found).__name__}, and its kind cannot be seen; give --kind"
         )
-    if isinstance(found, type) and inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise ImportFailure(f"{source.attribute} does not define the method {missing}")
+    if isinstance(found, type) and (lack := lacking(found)):
+        raise ImportFailure(f"{source.attribute} {lack}")
     return kind

@@ -74,9 +74,9 @@ SIZES = (1, 2, 5)
 
 def laws(loss: Loss) -> Iterator[Law[Any]]:
     """The laws of a loss."""
-    form = min(FORMS, key=lambda form: _distance(loss, Batch(2, *form)))
-    fits = not _distance(loss, Batch(2, *form))
-    batches = [Batch(size, *form, fits) for size in SIZES]
+    distances = {form: _distance(loss, Batch(2, *form)) for form in FORMS}
+    form = min(distances, key=distances.__getitem__)
+    batches = [Batch(size, *form, fits=not distances[form]) for size in SIZES]
 
     def law(
         name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False

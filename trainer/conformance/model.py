@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,20 +73,11 @@ class Built:
             generator = generator or torch.Generator().manual_seed(seed)
             return [*self.model.blocks(self.dataset.shape, classes, generator)]
 
-    def chain(
-        self,
-        seed: int = 0,
-        other: int = 0,
-        more_classes: int = 0,
-        generator: torch.Generator | None = None,
-    ) -> nn.Sequential:
-        """The blocks as one module."""
+    def chain(self, **changes: Any) -> nn.Sequential:
+        """New blocks as one module. changes: as in `blocks`."""
         from torch import nn
 
-        chain = nn.Sequential()
-        for name, block in self.blocks(seed, other, more_classes, generator):
-            chain.add_module(name, block)
-        return chain
+        return nn.Sequential(OrderedDict(self.blocks(**changes)))
 
     @cached_property
     def whole(self) -> tuple[Tensor, Tensor, list[tuple[str, nn.Module]]]:
@@ -187,10 +179,10 @@ def _classes(built: Built, batch: Batch) -> Outcome:
     import torch
 
     classes, inputs = built.dataset.class_count, built.inputs(batch.size)
-    with torch.no_grad():
-        output = built.chain().eval()(inputs)
     if classes == 1:
         raise NotApplicable("the dataset has no classes")
+    with torch.no_grad():
+        output = built.chain().eval()(inputs)
     if output.dim() != 2:
         raise NotApplicable(f"its outputs have shape {tuple(output.shape)}, not (batch, classes)")
     scores = output.shape[1]
@@ -201,8 +193,8 @@ def _classes(built: Built, batch: Batch) -> Outcome:
     if more != output.shape[1:]:
         return Failure(f"{classes} scores a sample, as the dataset has classes", f"{scores}")
     return Note(
-        f"it gives {scores} output{'s'[: scores != 1]} whatever the number of classes, and the dataset has "
-        f"{classes}: a loss of classes refuses them"
+        f"it gives {scores} output{'s' * (scores != 1)} whatever the number of classes, and the dataset "
+        f"has {classes}: a loss of classes refuses them"
     )
 
 
@@ -271,8 +263,8 @@ def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _weights(built: Built) -> Outcome:
     import torch
 
-    first, again = (dict(_state(built.chain(1, other))) for other in (1, 2))
-    others = dict(built.chain(2).named_parameters())
+    first, again = (dict(_state(built.chain(seed=1, other=other))) for other in (1, 2))
+    others = dict(built.chain(seed=2).named_parameters())
     for name, weight in first.items():
         if not torch.equal(weight, again[name]):
             return Failure("equal weights for equal seeds of torch", f"other ones in {name}")
@@ -392,7 +384,7 @@ def _held(value: object) -> Iterator[Tensor]:
 def _gradients(built: Built, batch: Batch) -> Outcome:
     import torch
 
-    whole = built.chain(0).eval()  # without dropout, which may hide a unit
+    whole = built.chain().eval()  # without dropout, which may hide a unit
     parameters = dict(whole.named_parameters())
     if not parameters:
         raise NotApplicable("it has no parameters")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from trainer.core.events import Event, EventReader, EventWriter, how_ended
 from trainer.core.processes import end_with_parent
 from trainer.core.result import TrainResult
 from trainer.core.trace import read_trace
-from trainer.imported.source import place_in
+from trainer.imported.source import frames_in, place_in
 from trainer.imported.strategy import ImportedStrategy
 from trainer.inspection.forked import Ended, Send, forked
 from trainer.launch.interface import VARIABLES
@@ -51,8 +50,6 @@ STACK_S = 2.0  # for a rank to write where it is
 POLL_S = 0.02
 # By torch, when an optimizer or DistributedDataParallel is created. Each rank would take a second for it.
 IMPORTED_LATER = ("torch._dynamo", "torch.distributed.fsdp")
-
-_FRAME = re.compile(r'File "(.+?)", line (\d+),? in (\S+)')  # of a traceback, or of faulthandler
 
 
 def trains_on_threads(spec: RunSpec) -> bool:
@@ -227,7 +224,7 @@ def _is_written(path: Path) -> bool:
 
 def _place(stack: Path, code: Path | None) -> str:
     """What a rank does by its stack: the innermost function, and the innermost line of users' code."""
-    frames = _FRAME.findall(stack.read_text(encoding="utf-8", errors="replace")) if stack.exists() else []
+    frames = frames_in(stack.read_text(encoding="utf-8", errors="replace")) if stack.exists() else []
     if not frames:
         return "does not say where it is"
     file, line, function = frames[0]
@@ -258,7 +255,7 @@ def _failure(
 
 def _located(failed: Event, code: Path | None) -> str:
     """What `located` says of an exception, from its report."""
-    frames = _FRAME.findall(failed.fields["traceback"])
-    place = place_in(((file, line) for file, line, _ in reversed(frames)), code)
+    frames = reversed(frames_in(failed.fields["traceback"]))
+    place = place_in(((file, line) for file, line, _ in frames), code)
     cause = " ".join(failed.fields["cause"].split())
     return f"{place}: {cause}" if place else cause

@@ -181,10 +181,12 @@ WHAT = ("input", "target")
 def _item(found: Any, number: int) -> tuple[Any, Any]:
     item = found[number]
     if not isinstance(item, tuple | list) or len(item) != 2:
-        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        several = isinstance(item, tuple | list)
+        size = f" of {len(item)}" if several else ""
+        advice = ". Two lists must be arrays, as np.asarray makes them" if several else ""
         raise ImportFailure(
-            f"item {number} is of type {type(item).__name__}{size}; it must be a pair (input, target). Two "
-            "lists must be arrays, as np.asarray makes them"
+            f"item {number} is of type {type(item).__name__}{size}; it must be a pair (input, "
+            f"target){advice}"
         )
     return np.asarray(item[0]), np.asarray(item[1])
 

@@ -53,12 +53,18 @@ def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
             f"{component.__name__}.__init__ takes {', '.join(taken)}; parameters of a component are "
             f"annotated attributes of its class, as in `{taken[0]}: int = 1`, and it has no __init__"
         )
-    if missing := sorted(getattr(component, "__abstractmethods__", ())):
-        raise ImportFailure(f"it does not define the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    if lack := lacking(component):
+        raise ImportFailure(f"it {lack}")
     try:
         return component.model_validate_json(_as_json(parameters))
     except ValidationError as error:
         raise ParameterFailure(error, component.model_fields) from error
+
+
+def lacking(component: type) -> str | None:
+    """What a class must define, as `does not define the method blocks`; None if it lacks nothing."""
+    missing = sorted(getattr(component, "__abstractmethods__", ()))
+    return f"does not define the method{'s' * (len(missing) > 1)} {', '.join(missing)}" if missing else None
 
 
 def bound(

@@ -24,7 +24,7 @@ from trainer.core.registry import suggestion
 CODE = "SHARDYARD_CODE"
 TORCHVISION = "torchvision"
 
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the text of an error that torch RPC has passed on
+_FRAME = re.compile(r'File "(.+?)", line (\d+)(?:,? in (\S+))?')
 
 
 class ImportFailure(Exception):
@@ -167,12 +167,18 @@ def place_in(frames: Iterable[tuple[str, int | str | None]], directory: Path | N
     return None
 
 
+def frames_in(text: str) -> list[tuple[str, str, str]]:
+    """File, line and function of the frames in a text, as a traceback and faulthandler have them."""
+    return _FRAME.findall(text)
+
+
 def _frames(error: BaseException | None) -> Iterator[tuple[str, int | str | None]]:
     """File and line of an error's frames, the innermost first; then those of the errors that caused it."""
     while error is not None:
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             yield frame.filename, frame.lineno
-        yield from reversed(_FRAME.findall(str(error)))
+        for file, line, _ in reversed(frames_in(str(error))):  # as torch RPC has passed it on
+            yield file, line
         error = error.__cause__
 
 
