@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 
 from orchestrator.errors import InputError, StorageError
+from orchestrator.results.limits import counted
 from orchestrator.results.store import SweepPaths
 from orchestrator.results.times import time_line
 from orchestrator.runtimes import RUNTIMES
@@ -96,7 +97,7 @@ def _run_sweep(
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
-    console.print(f"{loaded.spec.name}: {_runs(total)}, results in {paths.directory}/")
+    console.print(f"{loaded.spec.name}: {counted(total, 'run')}, results in {paths.directory}/")
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
@@ -212,11 +213,7 @@ def print_plan(
                 print(f"  {process.name}: {shlex.join(process.argv)}")
             if plan.script is not None:
                 print(textwrap.indent(plan.script, "    "))
-    print(f"{_runs(len(loaded.runs))} planned; nothing was started")
-
-
-def _runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"
+    print(f"{counted(len(loaded.runs), 'run')} planned; nothing was started")
 
 
 def text_console(file: TextIO | None = None) -> Console:

@@ -137,14 +137,12 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
     if job.ended and job.preempted:
         return f"job {number} {ENDS['PREEMPTED']}"
     log = REQUEUE_LINE.split(log)[-1]  # of the last start
-    failed = " and ".join(dict.fromkeys(NODE_FAILURE.findall(log)))
-    node = f"node {failed}" if failed else "a node"
     if "DUE TO NODE FAILURE" in log:  # its state follows once the node answers
-        return f"job {number} {ENDS['NODE_FAIL'].format(node=node)}"
+        return f"job {number} {ENDS['NODE_FAIL'].format(node=_failed_node(log))}"
     if job.state in ENDS:
         said = job.reason if job.reason not in ("None", "", "TimeLimit", "OutOfMemory") else ""
         reason = f" (Slurm's reason: {said})" if said else ""
-        return f"job {number} {ENDS[job.state].format(limit=job.limit, node=node)}{reason}"
+        return f"job {number} {ENDS[job.state].format(limit=job.limit, node=_failed_node(log))}{reason}"
     if job.ended and job.code == NOT_SHARED and (failure := launch_failure(log)):
         return f"job {number} failed: {failure}"
     if job.ended and job.code == TOO_OFTEN:
@@ -191,6 +189,12 @@ def requeue_causes(log: str) -> list[str]:
         else:
             found.append("Slurm does not give a reason, as after the failure of its first node")
     return found
+
+
+def _failed_node(log: str) -> str:
+    """Which node has failed, if srun has written that."""
+    failed = " and ".join(dict.fromkeys(NODE_FAILURE.findall(log)))
+    return f"node {failed}" if failed else "a node"
 
 
 def launch_failure(log: str) -> str | None:
