@@ -50,15 +50,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "with space ü/mine.py": FILE.read_text(),
         "co:lon/mine.py": FILE.read_text(),
         "no_array.npz": "no array",
+        "images/.git/config": "",
+        "images/filled/one.png": "",
+        "images/empty/notes.txt": "",
     }
     for name, text in files.items():
-        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     shutil.copyfile(FILE, path / "one" / "mine.py")
     rng = np.random.default_rng(0)
     table = np.column_stack([rng.standard_normal((40, 4)), rng.integers(2, size=40)])
     np.savetxt(path / "table.csv", table, delimiter=",")
     np.savez(path / "arrays.npz", x=np.zeros((9, 3)), label=np.zeros(9, int))
+    np.savez(path / "objects.npz", x=np.array([None] * 9), y=np.zeros(9, int))
     return path
 
 
@@ -119,6 +123,11 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", {"name": "npz", "path": "../a.npz"}, "", ["../a.npz", "--data-dir"]),
     ("dataset", {"name": "npz", "path": "no_array.npz"}, "", ["no_array.npz"]),
     ("dataset", {"name": "npz", "path": "arrays.npz"}, "", ["'y'", "x, label"]),
+    ("dataset", {"name": "npz", "path": "objects.npz"}, "", ["'x'", "objects.npz", "numbers"]),
+    ("dataset", {"name": "npz", "path": "images"}, "", ["images", "is a directory"]),
+    ("dataset", {"name": "image_folder", "path": "mine.py"}, "", ["mine.py", "must be a directory"]),
+    ("dataset", {"name": "image_folder", "path": "images"}, "", ["no image in empty;", ".png"]),
+    ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
     ("model", "./mine.py:Scores", "", ["nn.LogSoftmax", "cross_entropy"]),
     ("model", "./mine.py:TwoClasses", "", ["2 classes", "0 to 2"]),
     ("model", "./mine.py:GlobalDropout", "", ["nn.Dropout"]),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from trainer.data.base import Array
 from trainer.imported.source import ImportFailure
@@ -22,7 +23,16 @@ def npz(
         for name in (inputs, targets):
             if name not in arrays:
                 raise ImportFailure(f"{path} has no array {name!r}; it has {', '.join(arrays.files)}")
-        return arrays[inputs], arrays[targets]
+        return _array(arrays, inputs, path), _array(arrays, targets, path)
+
+
+def _array(arrays: Any, name: str, path: str) -> Array:
+    """An array of an .npz file. Raises ImportFailure."""
+    try:
+        array: Array = arrays[name]
+    except ValueError as error:  # it holds objects
+        raise ImportFailure(f"the array {name!r} of {path} holds objects; allowed: numbers") from error
+    return array
 
 
 def npy(path: str, targets: str, directory: Path, data_dir: Path) -> tuple[Array, Array]:
@@ -31,25 +41,45 @@ def npy(path: str, targets: str, directory: Path, data_dir: Path) -> tuple[Array
     return first, second
 
 
-def image_folder(path: str, directory: Path, data_dir: Path, size: int = 32, grey: bool = False) -> Any:
+def image_folder(
+    path: str,
+    directory: Path,
+    data_dir: Path,
+    size: Annotated[int, Field(ge=1)] = 32,
+    grey: bool = False,
+) -> Any:
     """torchvision's ImageFolder: a folder for each class. Images are cut to squares of `size` pixels.
 
-    Pixels are 0 … 1, in three channels, or in one if `grey`.
+    Pixels are 0 … 1, in three channels, or in one if `grey`. Hidden folders are no classes.
     """
+    root = _found(path, directory, data_dir)
+    names = sorted(each.name for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
+    names = [name for name in names if not name.startswith(".")]
+    if not names:
+        raise ImportFailure(f"{path} must be a directory with a folder of images for each class")
+
     import torch
 
     from trainer.data.augmentations.torchvision_import import torchvision
 
-    v2 = torchvision.transforms.v2
+    class Folders(torchvision.datasets.ImageFolder):  # type: ignore[misc]
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            return names, {name: number for number, name in enumerate(names)}
 
+    v2 = torchvision.transforms.v2
     steps = [v2.Resize(size), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    return torchvision.datasets.ImageFolder(
-        _found(path, directory, data_dir), v2.Compose([*[v2.Grayscale()] * grey, *steps])
-    )
+    found = Folders(root, v2.Compose([*[v2.Grayscale()] * grey, *steps]), allow_empty=True)
+    filled = {number for _, number in found.samples}
+    if empty := [name for number, name in enumerate(names) if number not in filled]:
+        known = ", ".join(torchvision.datasets.folder.IMG_EXTENSIONS)
+        raise ImportFailure(f"{path} has no image in {', '.join(empty)}; allowed: files {known}")
+    return found
 
 
 def _arrays(path: Path) -> Any:
     """The arrays of a file of numpy. Raises ImportFailure."""
+    if path.is_dir():
+        raise ImportFailure(f"{path.name} is a directory; it must be a file of numpy")
     try:
         return np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

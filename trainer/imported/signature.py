@@ -156,7 +156,8 @@ def signature_of(called: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _hints(called: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(vars(called).get("__init__") if isinstance(called, type) else called)
+        described = vars(called).get("__init__") if isinstance(called, type) else called
+        return get_type_hints(described, include_extras=True)  # with limits, as in Annotated
     except Exception:  # an annotation may name what exists only for type checkers: it is not checked then
         return {}
 
