@@ -30,12 +30,18 @@ NODE_SPEED = "node_speed"
 class FieldValue:
     """A value and its location in the file.
 
-    place: the location. extensible: a key path may follow it, e.g. `.hidden[0]`.
+    place: the location. extensible: it is a key path, which may continue, e.g. with `.hidden[0]`.
     """
 
     value: Any
     place: str
     extensible: bool = True
+
+    def at(self, location: Location) -> str:
+        """The place of what is at a location inside of the value."""
+        if self.extensible or not location:
+            return dotted(location, self.place)
+        return f"{self.place}: {dotted(location)}"
 
 
 @dataclass
@@ -241,12 +247,9 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str, impo
     def place(location: Location) -> str:
         for depth in (2, 1):  # `model.dropout` may be written in one or as a mapping
             item = written.get(".".join(map(str, location[:depth])))
-            if item and item.extensible:
-                return dotted(location[depth:], item.place)
-            if item:  # an option, with the text that was given
-                inside = dotted(location[depth:])
-                return f"{item.place}: {inside}" if inside else item.place
-        return f"{block}.{dotted(location)}"
+            if item:
+                return item.at(location[depth:])
+        return dotted(location, block)
 
     def allowed(location: Location) -> Sequence[str]:
         if not location:

@@ -44,11 +44,22 @@ def detail_lines(
     """One line per error of pydantic. Arguments are those of `error_lines`."""
     lines = []
     for details in errors:
+        if _is_misspelt(details, errors):
+            continue
         location: Location = tuple(details["loc"])
         if details["type"] in CHECK_ERROR_TYPES:
             location = (*location, details["type"])
         lines.append(f"{place(location)}: {_message(details, allowed(location[:-1]))}")
     return lines
+
+
+def _is_misspelt(missing: dict[str, Any], errors: Sequence[dict[str, Any]]) -> bool:
+    """Whether a key is missing because an unknown one is a misspelling of it, whose line says so."""
+    if missing["type"] != "missing":
+        return False
+    *inside, name = missing["loc"]
+    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
+    return any([*loc[:-1]] == inside and suggestion(str(loc[-1]), [str(name)]) for loc in unknown)
 
 
 def excerpt(value: Any) -> str:

@@ -162,7 +162,8 @@ def test_listing_and_page_of_a_lab_name_what_differs(name: str, tmp_path: Path) 
         ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),
         ("a lab sheet", "a lab sheet\n  differs: ['{epoch} here']", "lab.differs: "),
         ("accuracy: 0.2}", "accuracy: 0.2, derived: [coverage]}", "published[1]: "),
-        ("title: About averaging", "titel: x", "lab.title: is missing"),
+        ("title: About averaging", "subject: x", "lab.title: is missing"),
+        ("title: About averaging", "titel: x", "lab.titel: unknown key (did you mean 'title'?)"),
     ],
 )  # fmt: skip
 def test_errors_name_the_key(path: Path, was: str, wrong: str, message: str) -> None:
