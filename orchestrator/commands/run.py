@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -21,7 +21,7 @@ from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
-BASE = f"{COMMAND}: blocks[0].base"
+ARGUMENT = "STRATEGY"
 # Fields that a serial run does not have, or that say how a run is split over nodes.
 NOT_OF_SERIAL = (
     "strategy",
@@ -45,6 +45,7 @@ def load_run(
     compare: bool = False,
     cores: Callable[[], float] | None = None,
     imports: Imports | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> Sweep:
     """The sweep of one configuration.
 
@@ -54,14 +55,16 @@ def load_run(
         sets: `key=value`, as in `load_sweep`. Those that a serial run can have hold for it, too.
         compare: also run the serial reference.
         cores, imports: as in `load_sweep`.
+        places: what messages call strategy and nodes; None: as on the command line.
 
     Raises:
         InputError: names the option, the value and what is allowed.
     """
-    form = parse_yaml(strategy, str(COMMAND))
+    places = places or {"strategy": ARGUMENT, "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
+    form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())
-    sweep = _loaded([block], sets, repeat, cores, imports)
+    sweep = _loaded([block], sets, repeat, cores, imports, places)
     first = sweep.runs[0]
     strategy = first.key.partition("-")[0]  # without the characters of a path
     name = f"{strategy}-{first.transport}-n{first.nodes}"
@@ -71,7 +74,7 @@ def load_run(
         raise InputError(f"{COMMAND} {SERIAL} --compare: a serial run is the reference itself")
     reference = {"base": {"strategy": SERIAL}}
     shared = [each for each in sets if each.partition("=")[0].partition(".")[0] not in NOT_OF_SERIAL]
-    serial = _loaded([reference], shared, repeat, cores, imports)
+    serial = _loaded([reference], shared, repeat, cores, imports, {"strategy": "--compare"})
     return _named(replace(sweep, runs=[*serial.runs, *sweep.runs]), name, [reference, block])
 
 
@@ -96,19 +99,10 @@ def _loaded(
     repeat: int | None,
     cores: Callable[[], float] | None,
     imports: Imports,
+    places: Mapping[str, str],
 ) -> Sweep:
     text = _text("run", blocks)
-    try:
-        return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports)
-    except InputError as error:
-        raise InputError(_as_written(str(error))) from error
-
-
-def _as_written(message: str) -> str:
-    """A message with the names of the command line, since there is no file."""
-    for ours, theirs in ((f"{BASE}.strategy", "STRATEGY"), (f"{BASE}.nodes", "--nodes"), (f"{BASE}.", "")):
-        message = message.replace(ours, theirs)
-    return message
+    return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports, places=places)
 
 
 def _named(sweep: Sweep, name: str, blocks: list[dict[str, Any]]) -> Sweep:

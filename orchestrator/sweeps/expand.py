@@ -15,6 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import ComponentError, Imports, is_users, short_path
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
+from trainer.spec.checks import CHECK_ERROR_TYPES
 from trainer.spec.faults import keys_of_fault
 from trainer.spec.link import Links, keys_of_link
 from trainer.spec.registries import REGISTRIES, STRATEGIES
@@ -63,6 +64,14 @@ class BlockFields:
         self.fields.pop(name, None)  # moves it to the end: axes vary in the order of the file
         places = [f"{place}.{name}[{i}]" if axis else f"{place}.{name}" for i in range(len(values))]
         self.fields[name] = [FieldValue(value, at) for value, at in zip(values, places, strict=True)]
+
+    def write_at(self, places: Mapping[str, str]) -> None:
+        """Say where fields are written that are in no file. Others are named by their keys alone."""
+        self.place = ""
+        for name, place in places.items():
+            self.fields[name] = [
+                FieldValue(item.value, place, extensible=False) for item in self.fields[name]
+            ]
 
     def override(self, name: str, values: Sequence[Any], option: str) -> None:
         """Set a field from an option.
@@ -267,8 +276,10 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str, impo
     except ComponentError as error:
         raise InputError("\n".join(error.lines(place))) from error
     except ValidationError as error:
-        lines = [f"{line}{_options(written, line)}" for line in error_lines(error, place, allowed)]
-        if any(details["type"] == "transport" for details in error.errors()):
+        lines, types = error_lines(error, place, allowed), {each["type"] for each in error.errors()}
+        if types <= {*CHECK_ERROR_TYPES}:
+            lines = [f"{line}{_options(written, line)}" for line in lines]
+        if "transport" in types:
             lines[-1] += _fitting_transport(values, written)
         raise InputError("\n".join(lines)) from error
 
@@ -282,7 +293,7 @@ def _fitting_transport(values: Values, written: Mapping[str, FieldValue]) -> str
 
 
 def _options(written: Mapping[str, FieldValue], line: str) -> str:
-    """` (with --set epochs=1)`: the options that changed the run, if the line names none of them.
+    """` (with --set epochs=1)`: the options that changed the run, if a check's line names none of them.
 
     A value of the file may be valid there and invalid beside the value of an option.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -119,6 +119,7 @@ def load_sweep(
     cores: Callable[[], float] | None = None,
     text: str | None = None,
     imports: Imports | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -130,6 +131,7 @@ def load_sweep(
         cores: of the machine that nodes share, for `cpus: equal`; raises InputError if they have no quotas.
         text: of a sweep that is in no file; messages name it by `path`.
         imports: finds users' components; None: tries them in processes of this machine.
+        places: of the fields of a sweep that is in no file, where its user has written them.
 
     Raises:
         InputError: names file, key, value and what is allowed.
@@ -148,6 +150,9 @@ def load_sweep(
         imports.requirements = import_directory(path).absolute() / spec.requirements
         read_requirements(imports.requirements)
     all_fields = [_fields_of_block(spec, number, path) for number in range(len(spec.blocks))]
+    if places is not None:
+        for block_fields in all_fields:
+            block_fields.write_at(places)
     overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
     if quick:
         _make_quick(all_fields, spec, path)

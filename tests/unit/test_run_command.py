@@ -50,13 +50,17 @@ def test_other_fields_have_another_directory_and_other_seeds_do_not() -> None:
     ("arguments", "message"),
     [
         (["all_reduc"], "did you mean 'all_reduce'"),
-        (["ddp", 0], "nodes"),
+        (["dpd"], "^STRATEGY: 'dpd'"),
+        (["dpd", 2, ["model=mlp"]], "FILE.py:NAME$"),
+        (["{name: ddp, x: 1}"], "^STRATEGY: x: unknown key"),
+        (["ddp", 0], "^--nodes 0: 0 is not allowed"),
+        (["pipeline", 9, ["model=mlp"]], r"^STRATEGY: .*\(with --nodes 9, --set model=mlp\)$"),
         (["serial", 3], "serial cannot run on 3"),
         (["ddp", 2, ["epoch=3"]], "did you mean 'epochs'"),
         (["ddp", 2, ["transport=mpi"]], "allowed: gloo"),
         (["ddp", 2, (), 0], "--repeat 0"),
         (["serial", 1, (), 1, True], "the reference itself"),
-        (["{name: ddp"], "shardyard run"),
+        (["{name: ddp"], "^STRATEGY:1: "),
     ],
 )
 def test_bad_input_names_what_is_allowed(arguments: list, message: str) -> None:  # type: ignore[type-arg]
