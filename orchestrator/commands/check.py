@@ -18,7 +18,7 @@ from rich.text import Text
 from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
 from orchestrator.sweeps.imports import ImportName
-from orchestrator.sweeps.validation import detail_lines
+from orchestrator.sweeps.validation import detail_lines, dotted
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.conformance.report import KINDS, Finding, Report, Request
 from trainer.core.registry import is_import_path, suggestion
@@ -196,9 +196,7 @@ def _usable(report: Report) -> Report:
         raise InputError(f"{report.component}: {report.error}")
     if report.invalid:
         allowed = report.allowed or ["no parameters"]
-        lines = detail_lines(
-            report.invalid, lambda path: f"--set {'.'.join(map(str, path))}", lambda _: allowed
-        )
+        lines = detail_lines(report.invalid, lambda path: f"--set {dotted(path)}", lambda _: allowed)
         raise InputError("\n".join(f"{report.component}: {line}" for line in lines))
     return report
 

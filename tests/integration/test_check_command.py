@@ -127,6 +127,7 @@ def test_options(folder: Path) -> None:
         (["./none.py"], "none.py"),
         (["./mine.py:None_"], "None_"),
         (["./mine.py:Overlaps", "--set", "alpha=1"], "alpha"),
+        (["./mine.py:WrongDecay", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
         (["model:lenet", "--dataset", "cifar10"], "28×28"),
         (["dataset:mnist", "--data-dir", "nowhere"], "mnist"),
     ],

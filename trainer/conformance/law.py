@@ -102,7 +102,12 @@ def examine(law: Law[I], directory: Path) -> Finding:
 
 
 def outcome_of(law: Law[I], tried: I, directory: Path) -> Outcome:
-    """What becomes of a law on one input. Raises NotApplicable, or ParameterFailure."""
+    """What becomes of a law on one input.
+
+    Raises:
+        NotApplicable: The law says nothing about it.
+        ParameterFailure: The component cannot be built, which breaks no law.
+    """
     try:
         return law.test(tried)
     except (NotApplicable, ParameterFailure):
