@@ -13,12 +13,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from pydantic import ValidationError
 from rich.text import Text
 
 from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
 from orchestrator.sweeps.imports import ImportName
-from orchestrator.sweeps.validation import detail_lines, dotted
+from orchestrator.sweeps.validation import detail_lines, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.conformance.report import KINDS, Finding, Report, Request
 from trainer.core.registry import is_import_path, suggestion
@@ -141,9 +142,16 @@ def _dataset_form(text: str) -> dict[str, Any]:
             "attribute": name.attribute,
             "parameters": parameters,
         }
-    if form["name"] not in REGISTRIES["dataset"].entries:
-        hint, known = suggestion(form["name"], REGISTRIES["dataset"].entries), REGISTRIES["dataset"].known
+    registry = REGISTRIES["dataset"]
+    if form["name"] not in registry.entries:
+        hint, known = suggestion(form["name"], registry.entries), registry.known
         raise InputError(f"--dataset {form['name']}: unknown dataset{hint}; known: {known}")
+    try:
+        registry.parse(form)
+    except ValidationError as error:
+        allowed = [*registry.load(form["name"]).model_fields]
+        lines = error_lines(error, lambda at: f"--dataset {text}: {dotted(at)}", lambda _: allowed)
+        raise InputError("\n".join(lines)) from error
     return form
 
 
@@ -196,7 +204,9 @@ def _usable(report: Report) -> Report:
         raise InputError(f"{report.component}: {report.error}")
     if report.invalid:
         allowed = report.allowed or ["no parameters"]
-        lines = detail_lines(report.invalid, lambda path: f"--set {dotted(path)}", lambda _: allowed)
+        lines = detail_lines(
+            report.invalid, lambda path: f"{report.option} {dotted(path)}", lambda _: allowed
+        )
         raise InputError("\n".join(f"{report.component}: {line}" for line in lines))
     return report
 

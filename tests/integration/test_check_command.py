@@ -129,6 +129,9 @@ def test_options(folder: Path) -> None:
         (["./mine.py:Overlaps", "--set", "alpha=1"], "alpha"),
         (["./mine.py:WrongDecay", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
         (["model:lenet", "--dataset", "cifar10"], "28×28"),
+        (["model:mlp", "--dataset", "{name: synthetic, nose: 1}"], "nose: 1}: nose: unknown key"),
+        (["model:mlp", "--dataset", "{name: ./mine.py:TestInTraining, x: 1}"], "--dataset x: unknown key"),
+        (["model:mlp", "--dataset", "./mine.py:Nothing"], "--dataset Nothing: mine.py has no Nothing"),
         (["dataset:mnist", "--data-dir", "nowhere"], "mnist"),
     ],
 )

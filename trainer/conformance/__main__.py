@@ -15,7 +15,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-from trainer.conformance.check import RequestError, laws_of, source_of
+from trainer.conformance.check import DatasetParameterFailure, RequestError, laws_of, source_of
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding, Report, Request
@@ -125,6 +125,8 @@ def _try(request: Request, send: Send, alone: bool) -> None:
         send(json.dumps({"error": str(error)}))
     except ParameterFailure as error:
         send(json.dumps(_invalid(error, alone), default=str))
+    except DatasetParameterFailure as error:
+        send(json.dumps({**_invalid(error.failure, alone=True), "option": "--dataset"}, default=str))
     except Exception as error:
         got = located(error, directory)
         broken = Finding(law="builds", statement=BUILDS, status="failed", expected="a component", got=got)

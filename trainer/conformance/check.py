@@ -43,6 +43,14 @@ PROCESS_S = 60.0  # in which another process must have answered
 TRIED_SAMPLES = 16  # of a dataset, with which a model is tried
 
 
+class DatasetParameterFailure(Exception):
+    """Parameters of the dataset that a model takes are wrong."""
+
+    def __init__(self, failure: ParameterFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
 def source_of(request: Request) -> Source:
     """Where the component is imported from."""
     return Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
@@ -54,6 +62,7 @@ def laws_of(request: Request) -> Iterator[Law[Any]]:
     Raises:
         ImportFailure: It cannot be used.
         ParameterFailure: Its parameters are wrong.
+        DatasetParameterFailure: Those of the dataset that it takes are.
     """
     match request.kind:
         case "partitioner":
@@ -178,8 +187,12 @@ def _dataset_of(request: Request) -> tuple[Dataset, Tensor | None]:
     if "module" not in form:
         return REGISTRIES["dataset"].parse(form), None
     on = request.model_copy(update={"registered": "", "parameters": {}, **form})
-    _, load = _dataset(on)
-    data: Data = load()
+    try:
+        data: Data = _dataset(on)[1]()
+    except ParameterFailure as error:
+        raise DatasetParameterFailure(error) from error
+    except Exception as error:  # of the user's code, or because it is no dataset
+        raise RequestError(f"--dataset {on.attribute}: {located(error, Path(on.directory))}") from error
     facts = imported_dataset.DatasetFacts(
         **dict(source_of(on)),
         train_samples=len(data.train.labels),

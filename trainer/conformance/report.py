@@ -61,7 +61,7 @@ class Report(_Message):
     """What was found on one component.
 
     component: its label. error: why it cannot be checked. invalid, allowed: what is wrong with its
-    parameters, and their names.
+    parameters, and their names. option: by which they are given.
     """
 
     component: str
@@ -70,6 +70,7 @@ class Report(_Message):
     error: str = ""
     invalid: list[dict[str, Any]] = []
     allowed: list[str] = []
+    option: str = "--set"
 
     @property
     def failed(self) -> bool:
