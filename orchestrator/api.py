@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 from markupsafe import escape
 from rich.console import Console
 
@@ -25,6 +26,7 @@ from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed, read_record
 from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.load import Sweep, import_directory, load_sweep
+from orchestrator.sweeps.validation import excerpt
 
 if TYPE_CHECKING:
     import pandas
@@ -224,7 +226,7 @@ def sweep(
     """
     selected = _selected(runtime)
     given = isinstance(source, Mapping)
-    path, text = (Path("sweep"), json.dumps(source)) if given else (find_sweep(str(source)), None)
+    path, text = (Path("sweep"), _json("source", source)) if given else (find_sweep(str(source)), None)
     loaded = load_sweep(
         path,
         _sets(fields or {}),
@@ -263,9 +265,13 @@ def run(
         As `sweep`.
     """
     selected = _selected(runtime)
-    written = strategy if isinstance(strategy, str) else json.dumps(strategy)
+    written = strategy if isinstance(strategy, str) else _json("strategy", strategy)
+    count = None if nodes is None else json.loads(_json("nodes", nodes))
     imports = selected.imports(Path(), _data_dir(data_dir))
-    loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores, imports)
+    places = {"strategy": "strategy", "nodes": "nodes"}
+    loaded = load_run(
+        written, count, _sets(fields), repeat, compare, selected.shared_cores, imports, places
+    )
     directory = Path(out) if out is not None else directory_of(loaded)
     return _run(loaded, directory, selected, data_dir, progress, warm_up_run=compare)
 
@@ -298,12 +304,25 @@ def _run(
 
 def _sets(fields: Mapping[str, Any]) -> list[str]:
     """`key=value` for each field, with the value as JSON, which is YAML."""
+    return [f"{key}={_json(key, value)}" for key, value in fields.items()]
+
+
+def _json(key: str, value: Any) -> str:
+    """A value as JSON. Raises InputError, which names key and value."""
     try:
-        return [f"{key}={json.dumps(value)}" for key, value in fields.items()]
+        return json.dumps(value, default=_of_numpy)
     except TypeError as error:
-        raise InputError(
-            f"fields: {error}; allowed: numbers, strings, booleans, None, lists, mappings"
-        ) from error
+        advice = "; name it by its import path, FILE.py:NAME"
+        if not callable(value):
+            advice = f": {error}; allowed: numbers, strings, booleans, None, lists, mappings"
+        raise InputError(f"{key}: {excerpt(value)} is not allowed{advice}") from error
+
+
+def _of_numpy(value: Any) -> Any:
+    """A number or an array of numpy as numbers of Python. Raises TypeError for all else."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in a sweep file")
 
 
 def _table(columns: Sequence[str], lines: Iterator[Line]) -> Table:

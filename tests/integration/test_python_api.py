@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardyard
@@ -110,17 +111,23 @@ def test_hostile_text_is_escaped_in_a_notebook(results: Results, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "named"),
     [
-        lambda: shardyard.load("no-such-directory"),
-        lambda: shardyard.sweep("no-such-sweep", runtime="local"),
-        lambda: shardyard.sweep({"name": "x", "blocks": []}, runtime="local"),
-        lambda: shardyard.run("dpp", runtime="local"),
-        lambda: shardyard.run("ddp", runtime="nowhere"),
-        lambda: shardyard.run("ddp", runtime="local", epoch=3),
-        lambda: shardyard.run("ddp", runtime="local", model=object()),
+        (lambda: shardyard.load("no-such-directory"), "no-such-directory"),
+        (lambda: shardyard.sweep("no-such-sweep", runtime="local"), "no-such-sweep"),
+        (lambda: shardyard.sweep({"name": "x", "blocks": []}, runtime="local"), "blocks"),
+        (lambda: shardyard.sweep({"name": object()}, runtime="local"), "^source: .*object"),
+        (lambda: shardyard.run("dpp", runtime="local"), "^strategy: 'dpp'"),
+        (lambda: shardyard.run({"name": object()}, runtime="local"), "^strategy: .*object"),
+        (lambda: shardyard.run("ddp", nodes=np.int64(0), runtime="local"), "^nodes: 0 is not allowed"),
+        (lambda: shardyard.run("ddp", runtime="nowhere"), "nowhere"),
+        (lambda: shardyard.run("ddp", runtime="local", epoch=3), "epochs"),
+        (lambda: shardyard.run("ddp", runtime="local", lr=np.float32(-1)), "-1.0 is not allowed"),
+        (lambda: shardyard.run("ddp", runtime="local", lr=np.ones(1)), r"\[1.0\] is not allowed"),
+        (lambda: shardyard.run("ddp", runtime="local", model=object()), "^model: <object"),
+        (lambda: shardyard.run("ddp", runtime="local", model=Path), "^model: .*Path.* import path"),
     ],
 )
-def test_bad_input_is_an_input_error(folder: Path, call: Any) -> None:
-    with pytest.raises(InputError):
+def test_bad_input_is_an_input_error(folder: Path, call: Any, named: str) -> None:
+    with pytest.raises(InputError, match=named):
         call()

@@ -94,7 +94,7 @@ def stated_kind(source: Source, wanted: str) -> str:
     kind = wanted or ("model" if source.module == TORCHVISION else kind_of(found))
     if kind is None:
         raise ImportFailure(
-            f"{source.attribute} is of type {type(found).__name__}, and its kind is not seen; give --kind"
+            f"{source.attribute} is of type {type(found).__name__}, and its kind is unclear; give --kind"
         )
     if isinstance(found, type) and (lack := lacking(found)):
         raise ImportFailure(f"{source.attribute} {lack}")
