@@ -35,10 +35,6 @@ class Wide(Net):
         super().__init__(shape, classes, *widths)
 
 
-def bunch():
-    return {"data": np.zeros((9, 3)), "target": np.zeros(9, int)}
-
-
 class Langevin(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)
@@ -90,6 +86,35 @@ def nothing():
 
 def triples():
     return [(np.zeros(3), 0, 1)] * 9
+
+
+def mapping():
+    inputs, targets = good()
+    return {"x": inputs, "y": targets}
+
+
+def lists(samples: int = 9):
+    return [[0.5, 1.5]] * samples, [0] * samples
+
+
+def four():
+    return (*good(), *good())
+
+
+def one_array():
+    return good()[0]
+
+
+class Shaped(Dataset):
+    """Has the attributes of an array that a dataset may have as well."""
+
+    shape = (4,)
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return np.full(self.shape, index / 9), index % 3
 
 
 def unequal_splits(train: bool):

@@ -8,7 +8,7 @@ torch; the conformance suite enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -63,6 +63,7 @@ class ImportedComponent(Component):
         return {**self.parameters, IMPORTED: self.imported.model_dump(mode="json")}
 
 
+SHOWN_NAMES = 8  # of what a module defines, in a message
 IMPORT_PATTERN = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -75,6 +76,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'serial'?)` for a misspelt name; empty if no known name is similar."""
     similar = get_close_matches(name.lower()[:100], known, n=1, cutoff=0.7)
     return f" (did you mean {similar[0]!r}?)" if similar else ""
+
+
+def shortened(names: Sequence[str], near: str = "") -> str:
+    """Names for a message: all of a few, or those that are most similar to `near`."""
+    if len(names) <= SHOWN_NAMES:
+        return ", ".join(names)
+    shown = get_close_matches(near, names, SHOWN_NAMES, cutoff=0.0) if near else names[:SHOWN_NAMES]
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more"
 
 
 T = TypeVar("T")

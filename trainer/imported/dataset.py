@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.registry import ImportedComponent
+from trainer.core.registry import ImportedComponent, shortened
 from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
 from trainer.imported.model import scatter_seeds
 from trainer.imported.signature import checked, configured, signature_of
@@ -141,11 +141,10 @@ class _Samples:
 
 def _samples(found: Any) -> _Samples:
     """The samples of what a user's callable returned. There is at least one."""
-    if (
-        isinstance(found, tuple | list)
-        and len(found) == 2
-        and all(hasattr(each, "shape") for each in found)
-    ):
+    arrays = [hasattr(each, "shape") for each in found] if isinstance(found, tuple | list) else []
+    if reason := _other_form(found, arrays):
+        raise ImportFailure(f"it gives {reason}; {ALLOWED}")
+    if len(arrays) == 2 and all(arrays):
         inputs, targets = (np.asarray(each) for each in found)
         if not inputs.ndim or not targets.ndim:
             raise ImportFailure(
@@ -153,20 +152,11 @@ def _samples(found: Any) -> _Samples:
             )
         if len(inputs) != len(targets):
             raise ImportFailure(f"it has {len(inputs)} inputs and {len(targets)} targets")
-    elif isinstance(found, Mapping):
-        hint = "; give it return_X_y: true" if {"data", "target"} <= found.keys() else ""
-        raise ImportFailure(
-            f"it gives {type(found).__name__} with the keys {', '.join(map(str, found))}, which is neither "
-            f"a map-style dataset of pairs (input, target) nor a pair of arrays{hint}"
-        )
     elif hasattr(found, "__getitem__") and hasattr(found, "__len__"):
         items = [_item(found, number) for number in range(len(found))]
         inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
     else:
-        raise ImportFailure(
-            f"it gives {type(found).__name__}, which is neither a map-style dataset (__len__ and "
-            "__getitem__) nor a pair of arrays"
-        )
+        raise ImportFailure(f"it gives an object of {_described(found)}; {ALLOWED}")
     if not len(inputs):
         raise ImportFailure("it has no samples")
     samples = _Samples(_array(inputs, WHAT[0]), _array(targets, WHAT[1]), _stated_classes(found))
@@ -176,18 +166,41 @@ def _samples(found: Any) -> _Samples:
 
 
 WHAT = ("input", "target")
+ALLOWED = "allowed: a pair of arrays (inputs, targets), or a map-style dataset of pairs (input, target)"
+
+
+def _other_form(found: Any, arrays: Sequence[bool]) -> str | None:
+    """What data of a frequent form that is no dataset is, and what to change; None for other forms.
+
+    arrays: whether each item of a tuple or list is an array.
+    """
+    if isinstance(found, Mapping):
+        what = f"an object of {_described(found)} with the keys {shortened([str(key) for key in found])}"
+        bunch = ", or set return_X_y: true" if type(found).__name__ == "Bunch" else ""
+        return f"{what}; return two of its values as a pair{bunch}"
+    if hasattr(found, "shape") and hasattr(found, "ndim"):  # a dataset may state a shape, too
+        return f"one array of {_described(found)}"
+    if len(arrays) > 2 and all(arrays):
+        return f"{len(arrays)} arrays; for a test split of its own, give it the parameter `train`"
+    lists = len(arrays) == 2 and not all(arrays) and (any(arrays) or isinstance(found, tuple))
+    if lists and all(hasattr(each, "shape") or isinstance(each, list) for each in found):
+        types = ", ".join(type(each).__name__ for each in found)
+        return f"a pair ({types}); convert both to arrays, as np.array does"
+    return None
+
+
+def _described(value: Any) -> str:
+    """The type of a value, with its shape or its length."""
+    name = f"type {type(value).__name__}"
+    if hasattr(value, "shape"):
+        return f"{name} and shape {tuple(value.shape)}"
+    return f"{name} and length {len(value)}" if isinstance(value, tuple | list) else name
 
 
 def _item(found: Any, number: int) -> tuple[Any, Any]:
     item = found[number]
     if not isinstance(item, tuple | list) or len(item) != 2:
-        several = isinstance(item, tuple | list)
-        size = f" of {len(item)}" if several else ""
-        advice = ". Two lists must be arrays, as np.asarray makes them" if several else ""
-        raise ImportFailure(
-            f"item {number} is of type {type(item).__name__}{size}; it must be a pair (input, "
-            f"target){advice}"
-        )
+        raise ImportFailure(f"item {number} is of {_described(item)}; it must be a pair (input, target)")
     return np.asarray(item[0]), np.asarray(item[1])
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError
 
-from trainer.core.registry import suggestion
+from trainer.core.registry import shortened, suggestion
 
 CODE = "SHARDYARD_CODE"
 TORCHVISION = "torchvision"
@@ -75,8 +75,8 @@ def load(directory: Path, module: str, attribute: str) -> Any:
         return _torchvision_model(found, attribute)
     if not hasattr(found, attribute):
         defined = [name for name, value in vars(found).items() if _is_own(value, found)]
-        known = f"{suggestion(attribute, defined)}; it defines {', '.join(defined)}" if defined else ""
-        raise ImportFailure(f"{module} has no {attribute}{known}")
+        known = f"; it defines {shortened(defined, attribute)}" if defined else ""
+        raise ImportFailure(f"{module} has no {attribute}{suggestion(attribute, defined)}{known}")
     called = getattr(found, attribute)
     if not callable(called):
         raise ImportFailure(f"it is of type {type(called).__name__}; it must be a class or a function")
