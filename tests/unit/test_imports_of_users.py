@@ -171,6 +171,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("loss", named("mean_loss", accuracy="gone"), "", ["no gone"]),
     ("loss", named("mean_loss", accuracy=3), "", ["accuracy", "3"]),
     ("optimizer", "./mine.py:without_lr", "", ["lr"]),
+    ("optimizer", "./mine.py:Unstepped", "", ["method step"]),
     ("optimizer", "./mine.py:Langevin", "", ["global random state", "torch.Generator"]),
     ("optimizer", "./mine.py:no_optimizer", "", ["float", "torch.optim.Optimizer"]),
     ("optimizer", "./mine.py:UndefinedOptimizer", "", ["does not define the method build"]),

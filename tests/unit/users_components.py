@@ -35,12 +35,22 @@ class Wide(Net):
         super().__init__(shape, classes, *widths)
 
 
+class Unstepped(torch.optim.Optimizer):
+    def __init__(self, weights, lr):
+        super().__init__(weights, {"lr": lr})
+
+
 class Langevin(torch.optim.SGD):
+    """Adds noise from the second step on."""
+
+    noise = 0.0
+
     def step(self, closure=None):
         super().step(closure)
         for group in self.param_groups:
             for weight in group["params"]:
-                weight.data += 0.01 * torch.randn_like(weight)
+                weight.data += self.noise * torch.randn_like(weight)
+        self.noise = 0.01
 
 
 class Ragged(Dataset):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer as TorchOptimizer
 
 
+STEPS = 2  # with which an optimizer is tried: some keep state from one to the next
+
+
 class OptimizerFacts(Source):
     """What is known of an optimizer when a sweep is loaded."""
 
@@ -43,6 +46,8 @@ def build(
     called = source.load()
     if isinstance(called, type) and issubclass(called, Optimizer):
         return configured(called, parameters).build(weights, lr)
+    if getattr(called, "step", None) is TorchOptimizer.step:
+        raise ImportFailure("it does not define the method step")
     first, *others = signature_of(called) or [""]
     if "lr" not in others:
         raise ImportFailure("its parameters must be the weights, lr, and others by name")
@@ -53,15 +58,16 @@ def build(
     return built
 
 
-def _first_step(source: Source, parameters: Mapping[str, Any]) -> list[Tensor]:
-    """Weights after a step of the optimizer on gradients of 1."""
+def _stepped(source: Source, parameters: Mapping[str, Any]) -> list[Tensor]:
+    """Weights after steps of the optimizer on gradients of 1."""
     import torch
 
     weights = [torch.ones(3, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
     optimizer = build(source, parameters, weights, 0.1)
-    for each in weights:
-        each.grad = torch.ones_like(each)
-    optimizer.step()
+    for _ in range(STEPS):
+        for each in weights:
+            each.grad = torch.ones_like(each)
+        optimizer.step()
     return [each.detach() for each in weights]
 
 
@@ -69,13 +75,13 @@ def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
     """What a spec says about the optimizer. Raises ImportFailure."""
     import torch
 
-    weights, again = _first_step(source, parameters), _first_step(source, parameters)
+    weights, again = _stepped(source, parameters), _stepped(source, parameters)
     if not all(torch.isfinite(each).all() for each in weights):
-        raise ImportFailure("its first step gives weights that are not finite")
+        raise ImportFailure(f"its first {STEPS} steps give weights that are not finite")
     if not all(map(torch.equal, weights, again)):
         raise ImportFailure(
-            "its first step gives other weights when it is taken again: it draws from global random state, "
-            "so that replicas would differ; use a torch.Generator with a seed of its own"
+            f"its first {STEPS} steps give other weights when they are taken again: it draws from global "
+            "random state, so that replicas would differ; use a torch.Generator with a seed of its own"
         )
     called = source.load()
     return OptimizerFacts(**dict(source), layerwise=bool(getattr(called, "layerwise", False)))
