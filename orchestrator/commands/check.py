@@ -94,6 +94,9 @@ def _imported(target: str) -> dict[str, Any]:
     """One component from an import path."""
     known = [name for kind in KINDS for name in REGISTRIES[kind].entries]
     if not is_import_path(target):
+        if os.path.exists(target):
+            what = "is a directory" if os.path.isdir(target) else "is no file of Python"
+            raise InputError(f"{target}: {what}; allowed: FILE.py, FILE.py:NAME")
         hint = suggestion(target, known)
         raise InputError(
             f"{target}: no such file or component{hint}; allowed: FILE.py, FILE.py:NAME, "

@@ -7,6 +7,7 @@ copied to a folder named after their content; the results directory keeps it, an
 
 from __future__ import annotations
 
+import ast
 import os
 import select
 import shutil
@@ -32,7 +33,7 @@ from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.validation import detail_lines
-from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path
+from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
 from trainer.imported.source import CODE
 from trainer.inspection.messages import FIELDS, Answer, Request
 from trainer.spec.registries import REGISTRIES
@@ -94,6 +95,9 @@ class ImportName:
         """The import that a name of a field means; None if it is that of a registered component."""
         if name in REGISTRIES[field].entries:
             return None
+        if name.endswith(".py"):
+            defined = _defined(directory / Path(name).expanduser())
+            raise ValueError(f"names a file alone; write {name}:NAME{defined}")
         if not is_import_path(name):
             path = REGISTRIES[field].paths.get(name) or _entry_points(field).get(name)
             if path is None:
@@ -117,6 +121,17 @@ class ImportName:
 def _short(file: Path, directory: Path) -> str:
     """The file's path, from `directory` if it is below it."""
     return str(file.relative_to(directory) if file.is_relative_to(directory) else file)
+
+
+def _defined(file: Path) -> str:
+    """The classes and functions that a file defines, for a message; the file is not run."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    names = [each.name for each in statements if isinstance(each, kinds) and not each.name.startswith("_")]
+    return f"; it defines {shortened(names)}" if names else ""
 
 
 @lru_cache

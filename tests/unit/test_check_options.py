@@ -26,6 +26,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.py"
     path.write_text("")
+    (tmp_path / "notes").touch()
     return path
 
 
@@ -61,6 +62,8 @@ def test_import_paths(file: Path) -> None:
         ("partitioner:mlp", {}, "partitioner"),
         ("./other.py", {}, "other.py"),
         ("./other.py:Net", {}, "other.py"),
+        (".", {}, "is a directory; allowed: FILE.py"),
+        ("./notes", {}, "is no file of Python"),
         ("./mine.py:3", {}, "import path"),
         ("./mine.py", {"sets": ["alpha=1"]}, "--set"),
         ("dirichlet", {"sets": ["alpha"]}, "KEY=VALUE"),

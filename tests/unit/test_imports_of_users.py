@@ -160,7 +160,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("model", "./leaves.py:Net", "", ["leaves.py:2: SystemExit: 3"]),
     ("model", "./lacks.py:Net", "", ["lacks.py:1: ModuleNotFoundError", "not_installed_anywhere"]),
     ("model", "./mine.py:", "", ["FILE.py:NAME"]),
-    ("model", "./mine.py", "", ["unknown model", "write ./mine.py:NAME"]),
+    ("model", "./mine.py", "", ["names a file", "write ./mine.py:NAME", "good, Net", " more"]),
     ("model", "lenet6", "", ["unknown model", "did you mean 'lenet'"]),
     ("model", "a:b:c", "", ["FILE.py:NAME"]),
     ("model", ".:Net", "", ["FILE.py:NAME"]),

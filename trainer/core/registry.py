@@ -110,17 +110,12 @@ class Registry(Generic[T]):
                 "unknown {kind}{suggestion}; known: {known}",
                 {
                     "kind": self.kind,
-                    "suggestion": _without_attribute(name) or suggestion(name, self.entries),
+                    "suggestion": suggestion(name, self.entries),
                     "known": self.known,
                 },
             )
         loaded: type[T] = load_attribute(self.entries[name])
         return loaded
-
-
-def _without_attribute(name: str) -> str:
-    """Advice for the path of a file without a name in it; empty for other names."""
-    return f" (write {name}:NAME)" if name.endswith(".py") else ""
 
 
 def load_attribute(path: str) -> Any:
