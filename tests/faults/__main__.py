@@ -1,8 +1,8 @@
 """`make faults`: play the cases of the fault matrix, and judge them.
 
 python -m tests.faults [WORD...]            cases whose names contain one of the words
-python -m tests.faults orchestrator-ends    force the end of the orchestrator at random moments
-python -m tests.faults sweep-ends           kill a sweep again and again until it is finished
+python -m tests.faults orchestrator         force the end of the orchestrator at random moments
+python -m tests.faults sweep                kill a sweep again and again until it is finished
 python -m tests.faults docs                 write docs/faults.md
 """
 
