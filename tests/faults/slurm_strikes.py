@@ -16,6 +16,7 @@ from tests.support.processes import wait_until
 from tests.support.slurm_cluster import START_AGAIN, TrialCluster
 
 DOWN_S = 10.0  # a daemon that is restarted is down no longer; Slurm declares a node dead after 30 s
+SAVED_S = 7.0  # within which slurmctld has saved a change of its jobs: it does so every 5 s
 REQUEUE_S = 120.0  # within which Slurm requeues the job of a node that has failed
 
 
@@ -62,7 +63,13 @@ def slurmstepd(scene: Scene) -> Iterator[psutil.Process]:
 
 
 def slurmctld(_: Scene) -> Iterator[psutil.Process]:
+    """The controller, after it has saved the job. Before, it would forget it, and reuse its number."""
+    time.sleep(SAVED_S)
     yield TrialCluster().daemon("slurmctld", "-D")
+
+
+def munged(_: Scene) -> Iterator[psutil.Process]:
+    yield TrialCluster().daemon("munged", "--foreground")
 
 
 def machine(scene: Scene) -> Iterator[psutil.Process]:

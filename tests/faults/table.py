@@ -889,7 +889,14 @@ ON_SLURM: tuple[Case, ...] = tuple(
                 "slurmctld gets SIGKILL, and is started again", slurm_strikes.slurmctld
             ),
             Moment.EPOCH,
-            {**SHORT, **GLOO},
+            {**SHORT, **GLOO, "epochs": 2000},
+            ends_ok(120.0),
+        ),
+        Case(
+            "munged-restarted",
+            slurm_strikes.restarted("munged gets SIGKILL, and is started again", slurm_strikes.munged),
+            Moment.EPOCH,
+            {**SHORT, **GLOO, "epochs": 2000},
             ends_ok(120.0),
         ),
         Case(
