@@ -60,7 +60,7 @@ slurm: {partition: debug}
 blocks: [{}]
 """
 
-# Trains for 20 s on a fast machine: longer than Slurm takes to preempt it.
+# Trains for 13 s on a fast machine: longer than Slurm takes to preempt it.
 REQUEUED = f"""
 name: requeued
 base:
@@ -70,8 +70,8 @@ base:
   strategy: {{name: local_sgd, local_steps: 3}}
   transport: gloo
   nodes: 2
-  epochs: 1500
-  checkpoint_epochs: 1499
+  epochs: 1000
+  checkpoint_epochs: 999
   timeout_s: 120
 blocks: [{{}}]
 """.replace("'", "")
