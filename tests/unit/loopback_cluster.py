@@ -183,17 +183,24 @@ class LoopbackCluster:
         monkeypatch.setattr(module, "is_reachable", self._is_reachable)
 
     def run(
-        self, scripts: Mapping[str, Script], *unexpected: Script, topology: str = "ddp", **fields: Any
+        self,
+        scripts: Mapping[str, Script],
+        *unexpected: Script,
+        topology: str = "ddp",
+        scale: int | None = None,
+        **fields: Any,
     ) -> int:
         """Run the coordinator with these agents, `node-1` at 127.0.0.1 and so on. Returns its exit code.
 
-        unexpected: scripts of agents that the coordinator does not expect.
+        unexpected: scripts of agents that the coordinator does not expect. scale: as in `Coordinator`.
         """
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
         self.expected = {address: _role(name) for name, address in addresses.items()}
 
         async def play() -> int:
-            coordinator = Coordinator(topology, {**FIELDS[topology], **fields}, self.directory, {})
+            coordinator = Coordinator(
+                topology, {**FIELDS[topology], **fields}, self.directory, {}, scale=scale
+            )
             self.ended = asyncio.Event()
             running = asyncio.create_task(coordinator.run())
             running.add_done_callback(lambda _: self.ended.set())

@@ -204,19 +204,25 @@ def test_container_that_is_cut_off_between_two_runs_is_named(
     assert named in str(second.cut_off)
 
 
-def test_container_that_is_not_reachable_for_a_moment_registers(cluster: LoopbackCluster) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "scale"), [(LIMIT_S / 2, None), (2 * LIMIT_S, 2)], ids=["compose", "swarm"]
+)
+def test_container_that_is_not_reachable_for_a_moment_registers(
+    cluster: LoopbackCluster, seconds: float, scale: int | None
+) -> None:
+    """On a swarm, the moment is longer than the silence after which a container is cut off."""
     cluster.unreachable = {"node-2"}
     original = cluster.connect
 
     async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         if address == "127.0.0.2":
-            await asyncio.sleep(LIMIT_S / 2)
+            await asyncio.sleep(seconds)
             cluster.unreachable = set()
             await asyncio.sleep(LIMIT_S)
         return await original(address, hello)
 
     cluster.connect = connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": trains, "node-2": trains}) == 0
+    assert cluster.run({"node-1": trains, "node-2": trains}, scale=scale) == 0
 
 
 def test_container_that_does_not_register_takes_no_other_run(

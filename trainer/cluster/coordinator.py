@@ -39,6 +39,9 @@ REGISTRATION_S = 120.0  # from the coordinator's start until every agent must ha
 HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
+# On an overlay network, an engine may miss the message that a container has an address on another machine.
+# Engines exchange all addresses every 30 s.
+OVERLAY_S = 45.0
 CANCEL_POLL_S = 0.2
 START_POLL_S = 0.1  # between looks for containers that have yet to start
 ANNOUNCE_S = 0.1  # between looks at who is alive
@@ -46,7 +49,6 @@ BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 COORDINATOR_CUT_OFF = f"cut off the network: no heartbeat of any node for {AGENT_SILENCE_S:g} s"
 LOST = "killed together with its container, or disconnected from the coordinator"
-UNREACHABLE = f"cut off the network: not reachable for {AGENT_SILENCE_S:g} s"
 CUT_OFF = f"cut off the network, or its container hangs: no heartbeat for {AGENT_SILENCE_S:g} s"
 
 
@@ -69,10 +71,11 @@ class Coordinator:
             directory: of the run record.
             limits: see `assign_ranks`.
             listener: of a warm coordinator. Agents that connect to it early wait there for the next run.
-            scale: replicas of service `node`, if agents may start after this process; Compose starts them
-                before it.
+            scale: replicas of service `node` on a swarm, whose agents may start after this process, and on
+                other machines; None: Compose has started them before it.
         """
         self._listener, self._scale = listener, scale
+        self._unreachable_s = AGENT_SILENCE_S if scale is None else OVERLAY_S
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
@@ -243,7 +246,9 @@ class Coordinator:
                 # All of several: not each node has lost its network, but this container.
                 alone = len(self._expected) > 1 and self._unreachable == self._expected.keys()
                 name = "coordinator" if alone else self._names(self._unreachable)
-                raise self._missing(name, f"was {UNREACHABLE}")
+                raise self._missing(
+                    name, f"was cut off the network: not reachable for {self._unreachable_s:g} s"
+                )
             # The engine's DNS drops the name of a container that has exited.
             if gone := self._expected.keys() - self._started():
                 raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
@@ -273,7 +278,7 @@ class Coordinator:
             _, answers = await asyncio.gather(asyncio.sleep(BEAT_S), probes)
             for address, answer in zip(self._expected, answers, strict=True):
                 failed[address] = 0 if answer else failed[address] + 1
-            self._unreachable = {each for each in failed if failed[each] * BEAT_S >= AGENT_SILENCE_S}
+            self._unreachable = {each for each in failed if failed[each] * BEAT_S >= self._unreachable_s}
         self._changed.set()
 
     def _registration_over(self) -> bool:
