@@ -266,7 +266,7 @@ def run(
     """
     selected = _selected(runtime)
     written = strategy if isinstance(strategy, str) else _json("strategy", strategy)
-    count = None if nodes is None else json.loads(_json("nodes", nodes))
+    count = json.loads(_json("nodes", nodes))  # a number of numpy as one of Python
     imports = selected.imports(Path(), _data_dir(data_dir))
     places = {"strategy": "strategy", "nodes": "nodes"}
     loaded = load_run(

@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 from rich.text import Text
 
 from orchestrator.errors import InputError
@@ -146,14 +147,16 @@ def _dataset_form(text: str) -> dict[str, Any]:
             "parameters": parameters,
         }
     registry = REGISTRIES["dataset"]
-    if form["name"] not in registry.entries:
-        hint, known = suggestion(form["name"], registry.entries), registry.known
-        raise InputError(f"--dataset {form['name']}: unknown dataset{hint}; known: {known}")
     try:
         registry.parse(form)
+    except PydanticCustomError as error:  # no dataset has this name
+        raise InputError(f"--dataset {form['name']}: {error.message()}") from error
     except ValidationError as error:
-        allowed = [*registry.load(form["name"]).model_fields]
-        lines = error_lines(error, lambda at: f"--dataset {text}: {dotted(at)}", lambda _: allowed)
+        lines = error_lines(
+            error,
+            lambda at: f"--dataset {text}: {dotted(at)}",
+            lambda at: registry.parameters(form, *at),
+        )
         raise InputError("\n".join(lines)) from error
     return form
 

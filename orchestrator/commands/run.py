@@ -21,7 +21,6 @@ from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
-ARGUMENT = "STRATEGY"
 # Fields that a serial run does not have, or that say how a run is split over nodes.
 NOT_OF_SERIAL = (
     "strategy",
@@ -60,7 +59,7 @@ def load_run(
     Raises:
         InputError: names the option, the value and what is allowed.
     """
-    places = places or {"strategy": ARGUMENT, "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
+    places = places or {"strategy": "STRATEGY", "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
     form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())
