@@ -874,30 +874,19 @@ ON_SLURM: tuple[Case, ...] = tuple(
             {**LONG, **GLOO},
             fails(Fact("its slurmstepd is gone", "slurmstepd"), 60.0),
         ),
-        Case(
-            "slurmd-restarted",
-            slurm_strikes.restarted(
-                "the slurmd of a node gets SIGKILL, and is started again", slurm_strikes.slurmd
-            ),
-            Moment.EPOCH,
-            {**SHORT, **GLOO},
-            ends_ok(120.0),
-        ),
-        Case(
-            "slurmctld-restarted",
-            slurm_strikes.restarted(
-                "slurmctld gets SIGKILL, and is started again", slurm_strikes.slurmctld
-            ),
-            Moment.EPOCH,
-            {**SHORT, **GLOO, "epochs": 2000},
-            ends_ok(120.0),
-        ),
-        Case(
-            "munged-restarted",
-            slurm_strikes.restarted("munged gets SIGKILL, and is started again", slurm_strikes.munged),
-            Moment.EPOCH,
-            {**SHORT, **GLOO, "epochs": 2000},
-            ends_ok(120.0),
+        *(
+            Case(
+                f"{find.__name__}-restarted",
+                slurm_strikes.restarted(f"{what} gets SIGKILL, and is started again", find),
+                Moment.EPOCH,
+                {**SHORT, **GLOO, "epochs": epochs},
+                ends_ok(120.0),
+            )
+            for find, what, epochs in (
+                (slurm_strikes.slurmd, "the slurmd of a node", SHORT["epochs"]),
+                (slurm_strikes.slurmctld, "slurmctld", 2000),
+                (slurm_strikes.munged, "munged", 2000),
+            )
         ),
         Case(
             "slurmd",
