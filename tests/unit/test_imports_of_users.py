@@ -196,6 +196,10 @@ UNFIT: list[tuple[str, list[str]]] = [
 ]
 
 
+def test_a_dataset_may_have_attributes_of_an_array(load: Load) -> None:
+    assert load(dataset="./mine.py:Shaped").dataset.shape == (4,)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "path", "parts"), REFUSED, ids=[str(value) for _, value, _, _ in REFUSED]
 )
