@@ -63,7 +63,7 @@ def slurmstepd(scene: Scene) -> Iterator[psutil.Process]:
 
 
 def slurmctld(_: Scene) -> Iterator[psutil.Process]:
-    """The controller, after it has saved the job. Before, it would forget it, and reuse its number."""
+    """The controller, once it has saved the job: killed earlier, it would forget the job."""
     time.sleep(SAVED_S)
     yield TrialCluster().daemon("slurmctld", "-D")
 

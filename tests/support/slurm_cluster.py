@@ -18,8 +18,8 @@ from orchestrator.runtimes.slurm.commands import unavailable_reason
 from tests.support.trial import Trial
 
 PORTS = range(10_000, 16_000, 10)  # below those of ranks, and of clients
-# Of a job that Slurm has requeued, which waits for two minutes by default. It must not start in the second
-# in which it was requeued: its nodes have revoked the credentials of that second.
+# Starts a requeued job, which would wait for two minutes, but not in the second in which it was requeued:
+# the nodes have revoked the credentials of that second.
 START_AGAIN = "StartTime=now+2seconds"
 
 

@@ -39,8 +39,8 @@ REGISTRATION_S = 120.0  # from the coordinator's start until every agent must ha
 HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
-# On an overlay network, an engine may miss the message that a container has an address on another machine.
-# Engines exchange all addresses every 30 s.
+# Until a container on another machine of a swarm counts as not reachable. An engine may miss the message
+# with its address; engines exchange all addresses every 30 s.
 OVERLAY_S = 45.0
 CANCEL_POLL_S = 0.2
 START_POLL_S = 0.1  # between looks for containers that have yet to start

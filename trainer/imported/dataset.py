@@ -170,7 +170,7 @@ ALLOWED = "allowed: a pair of arrays (inputs, targets), or a map-style dataset o
 
 
 def _other_form(found: Any, arrays: Sequence[bool]) -> str | None:
-    """What data of a frequent form that is no dataset is, and what to change; None for other forms.
+    """Names data in a common form that is not a dataset, and says what to change; None for other data.
 
     arrays: whether each item of a tuple or list is an array.
     """

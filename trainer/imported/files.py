@@ -50,7 +50,7 @@ def image_folder(
 ) -> Any:
     """torchvision's ImageFolder: a folder for each class. Images are cut to squares of `size` pixels.
 
-    Pixels are 0 … 1, in three channels, or in one if `grey`. Hidden folders are no classes.
+    Pixels are 0 … 1, in three channels, or in one if `grey`. Hidden folders are ignored.
     """
     root = _found(path, directory, data_dir)
     names = sorted(each.name for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
