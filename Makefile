@@ -16,7 +16,7 @@ APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninte
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 engine: ## install and start a Docker engine on Debian or Ubuntu; ARGS=stop stops it
 	@docker/engine $(ARGS)
@@ -83,7 +83,7 @@ test: $(VENV)/ready-dev ## run unit tests and one sweep over every topology; ARG
 	$(RUN) -m pytest $(WORKERS) tests/unit tests/integration/test_main_path.py $(ARGS)
 
 test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser
-	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser -m "not containers" $(ARGS)
+	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser tests/attacks -m "not containers" $(ARGS)
 
 # Tests that start containers look at all containers of the engine, so they run one after the other.
 test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers
@@ -96,7 +96,7 @@ golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its d
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
-	$(RUN) -m pytest tests/smoke tests/contract -m containers $(ARGS)
+	$(RUN) -m pytest tests/smoke tests/contract tests/attacks -m containers $(ARGS)
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)

@@ -1,19 +1,25 @@
 """`python -m orchestrator`, and the command `shardyard`."""
 
-# Every import here is one that Ctrl-C could interrupt with a traceback.
+# Every import here is one that a signal could interrupt with a traceback.
 import sys
+
+from orchestrator.interrupts import ignore, interruptible
 
 MINIMUM = (3, 11)
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it without a traceback, also while it imports packages."""
+    """Run the command line. A signal ends it without a traceback, also while it imports packages."""
     try:
-        sys.exit(_run())
+        with interruptible():
+            code = _run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
+    finally:
+        ignore()  # temporary directories and sandboxes are removed at exit
+    sys.exit(code)
 
 
 def _run() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from orchestrator.commands.run import directory_of, load_run
 from orchestrator.commands.sweep import (
     INTERRUPTED,
     SelectedRuntime,
+    memory_warning,
     run_sweep,
     select_runtime,
     text_console,
@@ -214,7 +216,7 @@ def sweep(
         fields: values of fields in all runs, as with `--set`: `{"epochs": 3, "model.dropout": 0.2}`.
         runtime: where nodes run; default: SHARDYARD_RUNTIME, or the first that is available.
         data_dir: of the datasets, downloaded if missing; default: SHARDYARD_DATA, or data.
-        progress: print a line per run.
+        progress: print a line per run. Without, runs that memory may not suffice for are a UserWarning.
 
     Returns:
         The results. A run that failed is a line with its cause.
@@ -294,8 +296,11 @@ def _run(
     warm_up_run: bool = True,
 ) -> Results:
     paths, data = SweepPaths(directory), _data_dir(data_dir)
+    if not progress and (little := memory_warning(loaded, selected.runtime)):
+        warnings.warn(little, stacklevel=3)
     with open(os.devnull, "w") as nowhere, claimed(paths):
-        console = text_console() if progress else Console(file=nowhere)
+        # In a notebook, rich would display what is printed, whatever the file.
+        console = text_console() if progress else Console(file=nowhere, force_jupyter=False)
         code = run_sweep(loaded, paths, selected, data, False, warm_up_run, console)
     if code == INTERRUPTED:
         raise KeyboardInterrupt

@@ -22,7 +22,6 @@ from orchestrator import __version__
 from orchestrator.commands.sweep import (
     INTERRUPTED,
     SelectedRuntime,
-    interruptible,
     print_plan,
     print_unequal,
     publish_report,
@@ -193,7 +192,7 @@ def sweep(
         repeat=repeat,
         cores=lambda: select().shared_cores(),
         imports=Imports(
-            import_directory(path), data_dir, lambda each: select().runtime.inspection_command(each)
+            import_directory(path), data_dir, lambda each: select().runtime.inspection_sandbox(each)
         ),
     )
     directory = out or Path("results") / loaded.spec.name
@@ -230,7 +229,7 @@ def _run(
     if dry_run:
         print_plan(loaded, paths, selected.runtime, data_dir, verbose)
         return 0
-    with claimed(paths), interruptible():
+    with claimed(paths):
         return run_sweep(
             loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict, watch_port
         )
@@ -634,13 +633,19 @@ def course_grade(
         int, typer.Option(min=32, max=2**15, metavar="N", help="Processes and threads of each submission.")
     ] = 128,
     as_json: AsJson = False,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", parser=_directory, metavar="FILE", help="Also write a gradebook as CSV."),
+    ] = None,
 ) -> None:
     """Grade submissions with tests; a wrong submission is no error."""
     from orchestrator.commands.course import grade
-    from orchestrator.course.sandbox import Limits
+    from orchestrator.sandbox.base import Limits
 
     limits = Limits(memory_mb, processes)
-    raise typer.Exit(grade(submissions, tests, runtime, jobs, limits, as_json, text_console()))
+    raise typer.Exit(
+        grade(submissions, tests, runtime, jobs, limits, as_json, text_console(), csv_file=csv_file)
+    )
 
 
 @course.command("test")
@@ -655,7 +660,7 @@ def course_test(
 ) -> None:
     """Run the public tests on your own files, as local processes; shows what your code prints."""
     from orchestrator.commands.course import grade
-    from orchestrator.course.sandbox import Limits
+    from orchestrator.sandbox.base import Limits
 
     paths = tests or [directory / "tests"]
     raise typer.Exit(

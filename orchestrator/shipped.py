@@ -41,19 +41,22 @@ def sweep_names() -> list[str]:
 def find_sweep(name: str) -> Path:
     """The sweep file that a command line names: a path, `-`, or the name of a shipped sweep.
 
+    The name of a shipped sweep is no path, even if the current directory has a file or directory of this
+    name, such as results; `./quickstart` is one.
+
     Raises:
         InputError: There is neither such a file nor such a sweep.
     """
     if name == "-":
         return STANDARD_INPUT
+    known = sweep_names()
+    if name in known:
+        return SWEEPS / f"{name}.yml"
     path = Path(name)
     if os.path.exists(name) or path.suffix or len(path.parts) > 1:
         return path
-    known = sweep_names()
-    if name not in known:
-        hint = suggestion(name, known)
-        raise InputError(f"{name!r}: no such file or shipped sweep{hint}; shipped: {', '.join(known)}")
-    return SWEEPS / f"{name}.yml"
+    hint = suggestion(name, known)
+    raise InputError(f"{name!r}: no such file or shipped sweep{hint}; shipped: {', '.join(known)}")
 
 
 def python_path() -> str:

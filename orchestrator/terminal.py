@@ -19,6 +19,7 @@ from orchestrator.errors import StorageError, storage_trouble
 from orchestrator.sweeps.validation import error_lines
 from trainer.core.record import printable
 from trainer.core.registry import suggestion
+from trainer.spec.run_spec import RunSpec
 
 # Of a message: names and values may be as long as a file.
 MAX_WORD, MAX_LINE, MAX_LINES = 300, 2000, 20
@@ -100,6 +101,12 @@ def _cut(text: str, length: int) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
+def _takes_fields(context: typer.Context | None) -> bool:
+    """Whether the command's `--set` takes fields of runs: then it has `--nodes`, too."""
+    options = {name for each in context.command.params for name in each.opts} if context else set()
+    return {"--set", "--nodes"} <= options
+
+
 def usage_message(error: typer.TyperException) -> str:
     """What is wrong with a command line, in one line; empty if its help was printed instead."""
     context = getattr(error, "ctx", None)
@@ -111,7 +118,12 @@ def usage_message(error: typer.TyperException) -> str:
         name = error.param.get_error_hint().replace("'", "")
         return "; ".join(error_lines(error.__cause__, lambda _: name))
     text = " ".join(error.format_message().split()).rstrip(".")
-    if similar := getattr(error, "possibilities", None):  # of a misspelt option
-        text = error.message + suggestion(getattr(error, "option_name", ""), similar)
+    if hasattr(error, "possibilities"):  # there is no such option
+        option = str(getattr(error, "option_name", ""))
+        field = option.lstrip("-").replace("-", "_")
+        if field in RunSpec.model_fields and _takes_fields(context):
+            text = f"{error.message}; it is a field of a run: --set {field}=VALUE"
+        elif error.possibilities:
+            text = error.message + suggestion(option, error.possibilities)
     advice = f" (see {context.command_path} --help)" if text and context else ""
     return text[:1].lower() + text[1:] + advice

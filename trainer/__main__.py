@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.core.events import EventWriter
+from trainer.core.regular_files import read_regular
 from trainer.data.cache import DatasetCache
 from trainer.launch.environment import read_context
 from trainer.launch.interface import interface_variables
@@ -43,7 +44,7 @@ def main(datasets: DatasetCache | None = None) -> int:
     """Run this process's ranks. datasets: already in memory, if a warm parent has forked this process."""
     env = os.environ
     _be_killed_first()
-    spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
+    spec = RunSpec.model_validate_json(read_regular(Path(env["SHARDYARD_SPEC"])))
     try:
         context = read_context(spec, env)
         env.update(interface_variables(spec, env))

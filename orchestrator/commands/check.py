@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -18,11 +17,14 @@ from pydantic_core import PydanticCustomError
 from rich.text import Text
 
 from orchestrator.errors import InputError
-from orchestrator.shipped import python_path
+from orchestrator.sandbox.base import Channel, Ended, SandboxError, TimedOut
+from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.imports import ImportName
 from orchestrator.sweeps.validation import detail_lines, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.conformance.report import KINDS, Finding, Report, Request
+from trainer.core.frames import ProtocolError
+from trainer.core.record import checked
 from trainer.core.registry import is_import_path, suggestion
 from trainer.imported.source import CODE
 from trainer.spec.registries import REGISTRIES
@@ -30,7 +32,8 @@ from trainer.spec.registries import REGISTRIES
 COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
 STATUS_WIDTH, LAW_WIDTH = 9, 12
 EQUALS = {"strategy": ("serial", "all_reduce"), "optimizer": ("sgd", "momentum", "adam", "adamw")}
-EXIT_S = 2.0  # in which the process must have ended after a signal
+MAX_S = 86400  # that a check of one component may take
+MORE_S = 60.0  # for a process to end after its time limit, on a busy machine
 
 
 def request_of(
@@ -47,8 +50,8 @@ def request_of(
         raise InputError(
             f"--kind {kind}: unknown kind{suggestion(kind, KINDS)}; allowed: {', '.join(KINDS)}"
         )
-    if limit_s <= 0:
-        raise InputError(f"--timeout {limit_s:g} is not allowed; it must be greater than 0")
+    if not 0 < limit_s <= MAX_S:
+        raise InputError(f"--timeout {limit_s:g} is not allowed; allowed: more than 0, at most {MAX_S}")
     place = _registered(target, kind) or _file(target) or _imported(target)
     options = {"parameters": _parameters(sets), "limit_s": limit_s, "data_dir": str(data_dir.resolve())}
     found = Request(**{**({"kind": kind} if kind else {}), **place, **options})
@@ -164,44 +167,26 @@ def _dataset_form(text: str) -> dict[str, Any]:
 def reports(request: Request) -> Iterator[Report]:
     """Try the laws in another process, which is gone afterwards. Raises InputError."""
     environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
         CODE: "",  # the folders of what is checked are absolute
         "SHARDYARD_DATA": request.data_dir,
         "PYTHONHASHSEED": "0",  # so that a process with another one differs
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.conformance"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # only this process handles Ctrl-C
-    )
-    try:
-        if process.stdin is None or process.stdout is None:
-            raise ValueError("the process has pipes")
-        with suppress(BrokenPipeError):
-            process.stdin.write(request.model_dump_json() + "\n")
-            process.stdin.close()
-        for line in process.stdout:
-            yield _usable(Report.model_validate_json(line))
-        if process.wait():
-            raise InputError(f"{request.label}: the process that checks it failed; see its output above")
-    finally:
-        _end(process)
-        if process.stdout:
-            process.stdout.close()
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the process, which ends the one that it has forked."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(EXIT_S)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    sandbox = LocalSandbox(["trainer.conformance"], environment, prints=True)
+    limit_s = 2 * request.limit_s + MORE_S  # of finding a component and of trying it
+    with closing(sandbox):
+        try:
+            channel = Channel(sandbox)
+            channel.send(request.model_dump(mode="json"), time.monotonic() + limit_s)
+            while (message := channel.receive(time.monotonic() + limit_s)) != {"end": True}:
+                channel.renew()
+                yield _usable(checked(Report, message.get("report", {}), "its report"))
+        except TimedOut:
+            failure = f"the process that checks it sent nothing for {limit_s:g} s"
+        except (Ended, ProtocolError, SandboxError, ValueError) as error:
+            failure = f"the process that checks it failed: {error}"
+        else:
+            return
+    raise InputError(f"{request.label}: {failure}")
 
 
 def _usable(report: Report) -> Report:
@@ -210,16 +195,22 @@ def _usable(report: Report) -> Report:
         raise InputError(f"{report.component}: {report.error}")
     if report.invalid:
         allowed = report.allowed or ["no parameters"]
-        lines = detail_lines(
-            report.invalid, lambda path: f"{report.option} {dotted(path)}", lambda _: allowed
-        )
+        invalid = [each.model_dump() for each in report.invalid]
+        lines = detail_lines(invalid, lambda path: f"{report.option} {dotted(path)}", lambda _: allowed)
         raise InputError("\n".join(f"{report.component}: {line}" for line in lines))
     return report
 
 
 def lines(report: Report, width: int) -> Iterator[Text]:
     """What a terminal of so many columns shows: a line for each law, and below it what breaks it."""
-    yield Text(f"{report.kind} {report.component}", style="bold")
+    if report.unclear:
+        yield Text(f"file {report.component}", style="bold")
+        reason = f"their kind is unclear: check {report.component}:{report.unclear[0]}, with --kind"
+        yield from _row("skipped", ", ".join(report.unclear), reason, width)
+        return
+    yield Text(
+        f"{report.kind} {report.component}{f' on {report.data}' if report.data else ''}", style="bold"
+    )
     for _, group in groupby(report.findings, lambda each: (each.status, each.reason or each.law)):
         findings = [*group]
         if findings[0].status == "skipped":

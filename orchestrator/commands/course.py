@@ -12,13 +12,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from orchestrator.commands.sweep import INTERRUPTED, interruptible
+from orchestrator.commands.sweep import INTERRUPTED
 from orchestrator.course.checks import Check, load_checks
 from orchestrator.course.grading import Grade, Grader, MakeSandbox, submissions_of
-from orchestrator.course.sandbox import Limits, LocalSandbox
-from orchestrator.course.table import reasons, table
+from orchestrator.course.local import local_sandbox
+from orchestrator.course.table import gradebook, reasons, table
 from orchestrator.errors import InputError
+from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
+from orchestrator.sandbox.base import Limits
 from trainer.core.registry import suggestion
 
 RUNTIME_NAMES = ("docker", "local")
@@ -34,29 +36,32 @@ def grade(
     as_json: bool,
     console: Console,
     own: bool = False,
+    csv_file: Path | None = None,
 ) -> int:
     """Grade submissions and print their scores. Returns the exit code: 0 if all were graded.
 
     own: the submissions are one's own. What they print is shown, and lost points are exit code 1.
+    csv_file: where the gradebook is written.
     """
+    if csv_file and (csv_file.is_dir() or not csv_file.parent.is_dir()):
+        raise InputError(f"--csv {csv_file}: must be a file in a directory that exists")
     submissions, checks = submissions_of(paths), load_checks(tests)
     if runtime not in RUNTIME_NAMES:
         raise InputError(
             f"--runtime {runtime}: no such runtime{suggestion(runtime, RUNTIME_NAMES)}; "
             f"known: {', '.join(RUNTIME_NAMES)}"
         )
-    with interruptible():
-        try:
-            if runtime == "docker":
-                grades = _in_containers(submissions, checks, jobs, limits)
-            else:
-                RUNTIMES.load("local")().clean()
-                grades = _graded(
-                    submissions, checks, lambda path: LocalSandbox(path, limits, prints=own), jobs
-                )
-        except KeyboardInterrupt:
-            Console(stderr=True).print("interrupted; nothing is left running")
-            return INTERRUPTED
+    try:
+        if runtime == "docker":
+            grades = _in_containers(submissions, checks, jobs, limits)
+        else:
+            RUNTIMES.load("local")().clean()
+            grades = _graded(
+                submissions, checks, lambda path: local_sandbox(path, limits, prints=own), jobs
+            )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; nothing is left running")
+        return INTERRUPTED
     if as_json:
         print(json.dumps({"submissions": [each.model_dump() for each in grades]}, indent=2))
     else:
@@ -64,6 +69,8 @@ def grade(
         for each in grades:
             for line in reasons(each):
                 console.print(line, soft_wrap=False)
+    if csv_file:
+        write_atomic(csv_file, gradebook(grades))
     lost = own and any(each.points < each.possible for each in grades)
     return FAILED if lost or any(each.error for each in grades) else 0
 

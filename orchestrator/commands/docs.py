@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.commands import labs
+from orchestrator.commands import labs, strategy_api
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.report.render.csv_tables import DICTIONARY
@@ -387,6 +387,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "link fields": _link_fields,
     "export formats": _export_formats,
     "launchers": _launchers,
+    "shared parameters": strategy_api.parameters,
+    **{f"methods of {name}": strategy_api.reference(name) for name in strategy_api.CLASSES},
     "summary columns": _columns("summary.csv"),
     "result columns": _columns("results.csv"),
     "epoch columns": _columns("epochs.csv"),

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from orchestrator.errors import InputError
-from orchestrator.results.environment import cores, gpus, installed
+from orchestrator.results.environment import cores, gpus, installed, memory_free, ranks_fitting
 from orchestrator.runtimes.docker.engine import Engine, EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
 from orchestrator.runtimes.docker.runtime import links_missing
@@ -166,11 +164,9 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    free = psutil.virtual_memory().available / 2**30
-    # About 350 MiB per rank with torch loaded, and as much again for MNIST.
-    return Finding(
-        "memory", "ok" if free > 2 else "note", f"{free:.1f} GiB free: about {free / 0.7:.0f} ranks"
-    )
+    free = memory_free()
+    status: Status = "ok" if free > 2 * 2**30 else "note"
+    return Finding("memory", status, f"{free / 2**30:.1f} GiB free: about {ranks_fitting(free)} ranks")
 
 
 def _shared_memory() -> Finding:

@@ -123,10 +123,14 @@ def profile_blocks(run: RunSpec) -> list[BlockProfile]:
     return profile_model(run)
 
 
-def balanced_split(blocks: Sequence[BlockProfile], parts: int) -> ModelSplit:
-    """The split that minimises the slowest stage's time. Needs at least as many blocks as parts."""
+def balanced_split(blocks: Sequence[BlockProfile], batch_size: int, parts: int) -> ModelSplit:
+    """The split with the fastest slowest stage. Needs at least as many blocks as parts.
+
+    blocks: profiled on a batch of batch_size.
+    """
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
-    chosen = balanced_split_points(names, seconds, parts)
+    output_bytes = [block.output_bytes * batch_size for block in blocks]
+    chosen = balanced_split_points(names, seconds, output_bytes, parts)
     starts = [0, *(names.index(point) for point in chosen), len(blocks)]
     held = [blocks[start:end] for start, end in pairwise(starts)]
     return ModelSplit(
@@ -205,9 +209,9 @@ def split_lines(
     """Balanced split points for each number of stages, as a sweep file takes them."""
     if reason := run.model.indivisible:
         return wrap(f"It cannot be split: {reason}.", width)
-    lines = ["Split points that minimise the slowest stage's time:"]
+    lines = ["Split points that minimise the slowest stage's time, with sending at 1 Gbit/s:"]
     for number in parts:
-        split = balanced_split(blocks, number)
+        split = balanced_split(blocks, run.batch_size, number)
         # A name such as 2, of a child of nn.Sequential, is a number in YAML.
         quoted = [f"'{name}'" if name.isdigit() else name for name in split.split_points]
         split_points = f"  split_points: [{', '.join(quoted)}]"

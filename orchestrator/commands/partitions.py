@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 from orchestrator.errors import InputError, data_error, output_error
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.store import write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
 from orchestrator.sweeps.imports import Imports
@@ -233,13 +232,7 @@ def summary_csv(previews: Sequence[PartitionPreview]) -> str:
             "cause": item.reason or None,
         }
         lines.append(line | (_figures(item.summary) if item.summary else {}))
-    return _csv(
-        lines,
-        [
-            *lines[0],
-            *next((_figures(item.summary) for item in previews if item.summary), {}),
-        ],
-    )
+    return csv_text([*dict.fromkeys(name for line in lines for name in line)], lines)
 
 
 def _figures(seen: PartitionSummary) -> dict[str, Any]:
@@ -268,15 +261,7 @@ def labels_csv(previews: Sequence[PartitionPreview]) -> str:
         for node, row in enumerate(item.summary.labels)
         for label, samples in enumerate(row)
     ]
-    return _csv(lines, ["partitioner", "node", "label", "samples"])
-
-
-def _csv(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(columns)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text(["partitioner", "node", "label", "samples"], lines)
 
 
 def _figure(previews: Sequence[PartitionPreview]) -> str:

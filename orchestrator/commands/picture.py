@@ -14,6 +14,7 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, read_record, read_result, write_atomic
 from orchestrator.shipped import IMPORT_ROOT
+from trainer.core.regular_files import read_regular
 
 RESULTS = IMPORT_ROOT / "docs" / "picture.json"
 PICTURE = IMPORT_ROOT / "docs" / "picture.svg"
@@ -52,7 +53,7 @@ def draw_picture(results: Path = RESULTS) -> str:
     from orchestrator.report.model.comparison import compare
 
     try:
-        known = Results.model_validate_json(results.read_text(encoding="utf-8"))
+        known = Results.model_validate_json(read_regular(results))
     except FileNotFoundError:
         raise InputError(
             f"{results}: no such file; run: make picture ARGS=RESULTS_DIR in a checkout"

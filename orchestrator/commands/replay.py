@@ -24,7 +24,7 @@ from orchestrator.replay.run import (
 from orchestrator.replay.timeline_files import write_timeline
 from orchestrator.report import formats
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
+from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
 from trainer.spec.run_spec import RunSpec
 
 _LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
@@ -106,12 +106,19 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 
 
 def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterator[Row]:
-    """Replay the finished runs, in the order of the sweep.
+    """Replay the finished runs, in the order of the sweep, after those whose results cannot be used.
 
     Raises InputError for a directory without results or with unequal numbers of nodes and speeds.
     """
-    known = [(key, read_result(paths.run(key).result)) for key in read_record(paths).keys]
-    results = [(key, result) for key, result in known if result is not None and result.status == "ok"]
+    results, unusable = list[tuple[str, RunResult]](), list[Row]()
+    for key in read_record(paths).keys:
+        try:
+            result = read_result(paths.run(key).result)
+        except UnusableFile as error:
+            unusable.append(Row(key, None, NoClusterTime(str(error))))
+        else:
+            results += [(key, result)] if result is not None and result.status == "ok" else []
+    yield from unusable
     costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     for key, result in results:
         cluster = options.cluster(costs.cluster(result, key, requested=False), result.run)
@@ -128,14 +135,15 @@ def _replay(
     replay = replay_traces(traces, run, cluster, intervals=timelines)
     if isinstance(replay, NoClusterTime):
         return replay
-    if timelines:
+    time = cluster_time(replay, run, cluster)
+    if timelines and isinstance(time, ClusterTime):
         try:
             written = write_timeline(paths, result, cluster, traces, replay)
         except OSError as error:
             raise output_error(paths.directory, error, "DIRECTORY") from error
         if isinstance(written, NoClusterTime):
             return written
-    return cluster_time(replay, run, cluster)
+    return time
 
 
 def as_json(found: Sequence[Row]) -> str:

@@ -33,6 +33,7 @@ NOT_OF_SERIAL = (
     "faults",
     "on_loss",
     "restarts",
+    "debug",
 )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TextIO
 
 from pydantic_core import PydanticCustomError
 from rich.console import Console
 
 from orchestrator.errors import InputError, StorageError
+from orchestrator.results.environment import memory_free, ranks_fitting
 from orchestrator.results.limits import counted
 from orchestrator.results.store import SweepPaths
 from orchestrator.results.times import time_line
@@ -37,7 +37,7 @@ class SelectedRuntime:
 
     def imports(self, directory: Path, data_dir: Path) -> Imports:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
-        return Imports(directory, data_dir, self.runtime.inspection_command)
+        return Imports(directory, data_dir, self.runtime.inspection_sandbox)
 
     def shared_cores(self) -> float:
         """The cores that quotas can divide among the nodes. Raises InputError if nodes have no quotas."""
@@ -101,6 +101,8 @@ def _run_sweep(
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
+    if little := memory_warning(loaded, selected.runtime):
+        console.print(f"warning: {little}")
     results = []
     try:
         with progress_on(console, total) as display:
@@ -141,7 +143,20 @@ def _run_sweep(
     return 1 if failed or (strict and print_unequal(unequal, console)) else 0
 
 
-def publish_report(paths: SweepPaths, console: Console) -> list[str]:
+def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:
+    """That the sweep's largest run is unlikely to fit into the memory of this machine; None if it may."""
+    separate = [run for run in loaded.runs if run.topology != "single"]  # else ranks share one process
+    ranks = max((run.world_size for run in separate), default=0)
+    free = memory_free()
+    if runtime.info.remote or ranks <= ranks_fitting(free):
+        return None
+    return (
+        f"memory for about {counted(ranks_fitting(free), 'rank')} is free "
+        f"({free / 2**30:.1f} GiB), and a run has {ranks}"
+    )
+
+
+def publish_report(paths: SweepPaths, console: Console) -> Sequence[str]:
     """Write the report of a results directory and print its path. Returns lines on unequal conditions."""
     from orchestrator.report import write_report
 
@@ -197,6 +212,8 @@ def print_plan(
 
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)
+    if little := memory_warning(loaded, runtime):
+        print(f"warning: {little}")
     runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
     runtime.expect(loaded.runs, data_dir)
     allocation: str | None = None
@@ -219,25 +236,3 @@ def print_plan(
 def text_console(file: TextIO | None = None) -> Console:
     """A console that prints text literally: no markup, no emoji, no highlighting."""
     return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt once on Ctrl-C, a closed terminal or SIGTERM; ignore repeats.
-
-    A signal that is ignored stays ignored: `nohup` lets a sweep outlive its terminal.
-    """
-
-    def interrupt(*_: Any) -> NoReturn:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not interrupt clean-up
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

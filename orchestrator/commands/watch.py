@@ -7,7 +7,6 @@ from threading import Event
 
 from rich.console import Console
 
-from orchestrator.commands.sweep import interruptible
 from orchestrator.results.store import SweepPaths, is_claimed, read_record
 
 
@@ -16,11 +15,10 @@ def watch(paths: SweepPaths, port: int, console: Console) -> None:
     from orchestrator.watch.server import serve  # loads the server
 
     read_record(paths)
-    with interruptible():
-        try:
-            with serve(paths, port, partial(is_claimed, paths)) as address:
-                console.print(f"watch {paths.directory}: {address}")
-                console.print("the page changes nothing; Ctrl-C ends it, and the sweep goes on")
-                Event().wait()
-        except KeyboardInterrupt:
-            console.print("")
+    try:
+        with serve(paths, port, partial(is_claimed, paths)) as address:
+            console.print(f"watch {paths.directory}: {address}")
+            console.print("the page changes nothing; Ctrl-C ends it, and the sweep goes on")
+            Event().wait()
+    except KeyboardInterrupt:
+        console.print("")

@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Event
 
 from orchestrator.course.checks import Check, Failure, Values, case_text
-from orchestrator.course.sandbox import Channel, Ended, Sandbox, SandboxError
 from orchestrator.course.student import Student
 from orchestrator.errors import InputError
+from orchestrator.sandbox.base import READY_S, Channel, Ended, Sandbox, SandboxError, TimedOut
 from trainer.core.record import Record, Text, printable
 
 ABSENT = "the file is missing"
@@ -140,9 +140,10 @@ class Grader:
             raise SandboxError("grading was stopped")
         if channel := self._channels.get(name):
             try:
-                channel.reset()
+                channel.renew()
+                channel.send({"reset": True}, time.monotonic() + READY_S)  # import its files again
                 return channel
-            except Ended:  # code that returned has ended the process later
+            except (Ended, TimedOut):  # code that returned has ended the process later
                 self._close(name)
         channel = self._channels[name] = Channel(self._make(directory))
         if self._stopped.is_set():

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.course.checks import Failure
-from orchestrator.course.sandbox import Channel, Ended, TimedOut
+from orchestrator.sandbox.base import Channel, Ended, TimedOut
+from trainer.core.frames import ProtocolError
 from trainer.core.record import printable
-from trainer.course.protocol import ProtocolError, decode, encode
+from trainer.course.protocol import decode, encode
 
 SETTLE_S = 0.5  # in which a rank with threads of its own may still send something
 MAX_WAITING = 64  # functions of the check that wait at once
@@ -96,7 +97,7 @@ class _Calls:
             message = self._next(set(range(len(calls))) - results.keys())
             number = message.get("call")
             if not isinstance(number, int) or number not in range(len(calls)):
-                raise ProtocolError("wrote to the channel of the grader")
+                raise ProtocolError("wrote to the channel of its answers")
             if "ask" in message:
                 self._waiting.append(_Ask.of(number, message, self._function))
                 self._serve()
@@ -115,7 +116,7 @@ class _Calls:
     def _function(self, number: int) -> Callable[..., Any]:
         """A function that the student's code knows by its number. Raises ProtocolError."""
         if not isinstance(number, int) or number not in range(len(self._functions)):
-            raise ProtocolError("wrote to the channel of the grader")
+            raise ProtocolError("wrote to the channel of its answers")
         return self._functions[number]
 
     def _next(self, unfinished: set[int]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ class _Ask(SimpleNamespace):
             and all(isinstance(k, str) for k in named)
         )
         if not isinstance(message["ask"], int) or not valid:
-            raise ProtocolError("wrote to the channel of the grader")
+            raise ProtocolError("wrote to the channel of its answers")
         return cls(
             call=call,
             number=message["ask"],
@@ -194,7 +195,7 @@ def _error(number: int, calls: int, message: dict[str, Any]) -> Failure:
     """The failure of a call that raised an exception."""
     error = message.get("error")
     if not isinstance(error, dict):
-        return Failure("it wrote to the channel of the grader")
+        return Failure("it wrote to the channel of its answers")
     kind, text, where = (str(error.get(name, "")) for name in ("type", "text", "where"))
     rank = f"rank {number} " if calls > 1 else "it "
     place = f" ({where})" if where else ""

@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.course.grading import Grade, Reason, Score
+from orchestrator.results.csv_text import csv_text
 
 
 def table(grades: Sequence[Grade]) -> Table:
     """A row per submission, and a column per file: points of the possible ones."""
-    files = list(dict.fromkeys(score.file for grade in grades for score in grade.scores))
+    files = _files(grades)
     shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.add_column("submission", overflow="fold")
     for file in files:
@@ -24,15 +25,45 @@ def table(grades: Sequence[Grade]) -> Table:
         if grade.error:
             cells = ["" for _ in files]
         else:
-            cells = [_sum([score for score in grade.scores if score.file == file]) for file in files]
+            cells = [f"{got}/{of}" for got, of in (_points(grade, file) for file in files)]
         total = "not graded" if grade.error else f"{grade.points}/{grade.possible}"
         style = "green" if grade.points == grade.possible else ""
         shown.add_row(*map(Text, (grade.submission, *cells)), Text(total, style=style))
     return shown
 
 
-def _sum(scores: Sequence[Score]) -> str:
-    return f"{sum(score.points for score in scores)}/{sum(score.possible for score in scores)}"
+def gradebook(grades: Sequence[Grade]) -> str:
+    """The same as CSV, with why points were lost; cells without points are of submissions not graded."""
+    files = _files(grades)
+    return csv_text(
+        ["submission", *files, "points", "possible", "feedback"], (_line(each, files) for each in grades)
+    )
+
+
+def _line(grade: Grade, files: Sequence[str]) -> dict[str, str | int]:
+    """A submission's line of the gradebook."""
+    line: dict[str, str | int] = {"submission": grade.submission, "possible": grade.possible}
+    if grade.error:
+        return {**line, "feedback": f"not graded: {grade.error}"}
+    points = {file: _points(grade, file)[0] for file in files}
+    return {**line, **points, "points": grade.points, "feedback": "\n".join(_feedback(grade))}
+
+
+def _feedback(grade: Grade) -> Iterator[str]:
+    for score in grade.scores:
+        if failure := score.failure:
+            case = f"with {failure.case}: " if failure.case else ""
+            yield f"{score.file}: {score.title} (0 of {score.possible}): {case}{failure.problem}"
+
+
+def _files(grades: Sequence[Grade]) -> list[str]:
+    return list(dict.fromkeys(score.file for grade in grades for score in grade.scores))
+
+
+def _points(grade: Grade, file: str) -> tuple[int, int]:
+    """The points for a file, and the possible ones."""
+    scores = [score for score in grade.scores if score.file == file]
+    return sum(score.points for score in scores), sum(score.possible for score in scores)
 
 
 def reasons(grade: Grade) -> Iterator[Text | Padding]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from orchestrator.results.records import Status
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import Event, damage, signal_name
+from trainer.core.position import Position, different_exchanges
+from trainer.core.processes import MPIRUN, Suspended
 from trainer.elastic.attempts import Attempts
 
 # Processes without which no rank can go on, by name.
@@ -26,6 +28,13 @@ MPIRUN_REPORT = re.compile(
 # What it writes if Open MPI has aborted a process, because the process has lost another one.
 PEER_LOST = "peer process has unexpectedly disconnected"
 MPIRUN_ABORT = re.compile(r"due to process rank (\d{1,5}) with PID [^(]{1,400}?\bcalling\s\"abort\"")
+# What Open MPI writes if a rank has no network to another one, when it starts.
+MPI_APART = re.compile(
+    r"unable to reach each other.{1,1000}?Process 1 \(\[\[\d{1,9},\d{1,9}\],(\d{1,5})\]\)"
+    r".{1,400}?Process 2 \(\[\[\d{1,9},\d{1,9}\],(\d{1,5})\]\)",
+    re.DOTALL,
+)
+MAX_POSITIONS = 8  # in a cause; the events have all
 
 
 def outcome(
@@ -35,7 +44,7 @@ def outcome(
     timed_out_s: float | None,
     processes_per_node: int = 1,
     runtime_error: str | None = None,
-    suspended: Mapping[int, int] | None = None,
+    suspended: Suspended | None = None,
     restarts: int = 0,
     continues: bool = False,
     launcher_log: str = "",
@@ -49,7 +58,8 @@ def outcome(
         exits: exit codes by process name, which is `rank_name` where every rank is a process of its own.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
-        suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank.
+        suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank, and of
+            mpirun.
         restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
             and an attempt has succeeded once every rank has a result and one has reported `done`.
         continues: whether the ranks that are left continue when one dies.
@@ -77,12 +87,14 @@ def outcome(
     if done and done == everyone and results >= everyone:
         return "ok", None
     if timed_out_s is not None and suspended:
-        names = " and ".join(f"{name(rank)} (process {pid})" for rank, pid in sorted(suspended.items()))
+        pids = sorted((name(key) if isinstance(key, int) else key, pid) for key, pid in suspended.items())
+        names = " and ".join(f"{each} (process {pid})" for each, pid in pids)
         verb = "was" if len(suspended) == 1 else "were"
         return "timeout", f"stopped after {timed_out_s:g} s; {names} {verb} suspended by a signal"
     if timed_out_s is not None:
         seen = _last_seen(events, everyone - done, noun) or f"all {noun}s had finished"
-        return "timeout", f"stopped after {timed_out_s:g} s; {seen}"
+        where = "".join(f"; {each}" for each in _positions(events, everyone - done, ranks, noun))
+        return "timeout", f"stopped after {timed_out_s:g} s; {seen}{where}"
     if runtime_error:
         return "failed", runtime_error
 
@@ -109,6 +121,9 @@ def outcome(
     if (report := MPIRUN_REPORT.search(launcher_log)) and int(report[1]) in everyone - last.keys():
         when = " before it started" if int(report[1]) in absent else ""
         return "failed", f"{process(int(report[1]))} {_ending(-int(report[2]))}{when}"
+    if (apart := MPI_APART.search(launcher_log)) and {*map(int, apart.groups())} <= everyone:
+        first, second = (name(int(each)) for each in apart.groups())
+        return "failed", f"Open MPI found no network from {first} to {second}; see the launcher's log"
     if PEER_LOST in launcher_log and (aborted := MPIRUN_ABORT.search(launcher_log)):
         silent = [rank for rank in silent if rank != int(aborted[1])] or silent
     if silent and exits.get("nodes"):
@@ -122,12 +137,18 @@ def outcome(
         return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
     if not silent and started.keys() == everyone and (stopped := _stopped(events)):
         return "failed", f"{process(stopped.rank)} was {stopped.fields['cause']} from outside"
+    # mpirun stops the ranks; after the failure of a rank it ends with the code of that rank.
+    stopped_all = {event.kind for event in last.values()} == {"terminated"} and not silent
+    if stopped_all and exits.get(MPIRUN) == 1:
+        return "failed", f"{LEADERS[MPIRUN]} was stopped by SIGTERM from outside"
     # These exit codes precede our own stop, so another program stopped the rank.
     for rank, event in sorted(last.items()):
         if event.kind == "terminated" and exits.get(name(rank)):
             return "failed", f"{process(rank)} was {event.fields['cause']} from outside"
     if failures and not silent:
-        return "failed", f"{name(failures[0].rank)}: {failures[0].fields['cause']}"
+        cause = f"{name(failures[0].rank)}: {failures[0].fields['cause']}"
+        left = f"; {_named(sorted(done), noun)} had finished" if done else ""
+        return "failed", f"{cause}{left}"
     if silent:
         names = " and ".join(process(rank) for rank in silent)
         return "failed", f"{names} exited without a report, as after SIGKILL or when out of memory"
@@ -145,7 +166,7 @@ def _of_attempts(
     timed_out_s: float | None,
     processes_per_node: int,
     runtime_error: str | None,
-    suspended: Mapping[int, int] | None,
+    suspended: Suspended | None,
 ) -> tuple[Status, str | None]:
     """Outcome with restarts by torchrun: that of the last attempt, unless one has succeeded."""
     attempts = Attempts(ranks, events)
@@ -214,9 +235,32 @@ def _last_seen(events: Sequence[Event], ranks: set[int], noun: str) -> str:
     places = sorted(_places(events, ranks).items(), key=lambda item: item[1])
     groups = []
     for place, group in groupby(places, key=lambda item: item[1]):
-        names = [str(rank) for rank, _ in group]
-        groups.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
+        groups.append(f"{_named([rank for rank, _ in group], noun)} last seen {place}")
     return "; ".join(groups)
+
+
+def _positions(events: Sequence[Event], ranks: set[int], size: int, noun: str) -> Iterator[str]:
+    """What the stopped ranks say about where they were, e.g. "node 1 in barrier at mine.py:40 for 9 s"."""
+    found = {
+        event.rank: Position.model_validate(event.fields["position"])
+        for event in events
+        if event.kind == "terminated" and event.fields.get("position") and event.rank in ranks
+    }
+    groups: dict[str, list[int]] = {}
+    for rank, position in sorted(found.items()):
+        groups.setdefault(position.text, []).append(rank)
+    for text, group in [*groups.items()][:MAX_POSITIONS]:
+        waited = [each for rank in group if (each := found[rank].waited_s) is not None]
+        yield f"{_named(group, noun)} in {text}" + (f" for {min(waited):.0f} s" if waited else "")
+    if len(groups) > MAX_POSITIONS:
+        yield f"and {len(groups) - MAX_POSITIONS} other positions"
+    if different := different_exchanges(found, size):
+        yield f"{_named(different, noun)} are in different exchanges"
+
+
+def _named(ranks: Sequence[int], noun: str) -> str:
+    """`nodes 0, 1`."""
+    return f"{noun}{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _places(events: Sequence[Event], ranks: set[int]) -> dict[int, str]:

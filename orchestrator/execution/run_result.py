@@ -30,6 +30,7 @@ from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import CoverageRecord
 from trainer.core.events import Event, combined_digest
+from trainer.core.processes import Suspended
 from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 
@@ -46,7 +47,7 @@ def build_result(
     ended_at: float,
     timed_out_s: float | None,
     runtime_error: str | None = None,
-    suspended: Mapping[int, int] | None = None,
+    suspended: Suspended | None = None,
     usage: Sequence[NodeUsage] = (),
     invalid: str | None = None,
     weights_kept: bool = True,
@@ -67,7 +68,7 @@ def build_result(
         started_at, ended_at: seconds since 1970.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
-        suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank.
+        suspended: see `outcome`.
         usage: of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
         untraced: why ranks that should have written a trace have none, by rank.

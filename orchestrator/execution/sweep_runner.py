@@ -24,8 +24,10 @@ from orchestrator.results.store import (
     SweepPaths,
     SweepRecord,
     UnusableFile,
+    check_no_link,
     check_same_sweep,
     imported_code,
+    make_private,
     read_result,
     read_usage,
     untraced_ranks,
@@ -35,6 +37,7 @@ from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.sweeps.load import Sweep
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, read_events
+from trainer.core.regular_files import RefusedFile, open_below
 from trainer.data.base import DataError
 from trainer.spec.run_spec import RunSpec
 
@@ -79,6 +82,9 @@ class SweepRunner:
         for run in sweep.runs:
             code |= imported_code(run.model_dump(mode="json"))
         check_same_sweep(self.paths, sweep.spec.name, {run.key for run in sweep.runs}, code)
+        for each in self.paths.directory.glob("*"):
+            if each.is_dir():
+                check_no_link(each)
         _remove(self.paths.warm_up_run)  # of a sweep that was killed
         for run in sweep.runs:
             if reason := self.runtime.unsupported_reason(run):
@@ -101,8 +107,9 @@ class SweepRunner:
             blocks=sweep.blocks,
             equal_cpus=sweep.equal_cpus,
         )
-        if sweep.imports:
+        if sweep.imports and sweep.imports.code:
             try:
+                make_private(self.paths.code.parent)
                 sweep.imports.copy_to(self.paths.code, sweep.runs)
             except OSError as error:
                 raise output_error(self.paths.directory, error) from error
@@ -326,11 +333,11 @@ def _usage(paths: RunPaths) -> tuple[list[NodeUsage], str | None]:
 def _launcher_log(paths: RunPaths) -> str:
     """The end of what mpirun has written; empty if it does not start the ranks."""
     try:
-        with open(paths.log("launcher"), "rb") as log:
+        with open_below(paths.directory, paths.log("launcher").name) as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(0, log.tell() - LOG_BYTES))
             return log.read().decode(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, RefusedFile):
         return ""
 
 
@@ -347,9 +354,9 @@ def _remove(directory: Path) -> str | None:
 
 def _remove_previous_attempt(paths: RunPaths) -> None:
     """Empty the run's directory except for the checkpoints, from which this attempt resumes."""
-    paths.directory.mkdir(parents=True, exist_ok=True)
+    make_private(paths.directory)
     for left in paths.directory.iterdir():
-        if left in (paths.checkpoints, paths.unusable_result):
+        if left in (paths.checkpoints, paths.unusable_result) and not left.is_symlink():
             continue
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)

@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 from orchestrator.errors import InputError, output_error
 from orchestrator.export.contents import ExportedRun, ExportedSweep, read_contents
 from orchestrator.report.formats import JOIN, count
-from orchestrator.results.store import SweepPaths, write_atomic
+from orchestrator.results.store import SweepPaths, check_no_link, write_atomic
+from trainer.core.regular_files import read_regular
 
 MARK = "shardyard.sha256"  # the digest of the run that was exported into the file's directory
 
@@ -111,7 +112,10 @@ class ResultsExporter(Exporter):
         self.check_libraries()
         paths = SweepPaths(source)
         sweep = read_contents(paths)
-        out = paths.exported(self.name) if out is None else out
+        if out is None:
+            out = paths.exported(self.name)
+            check_no_link(out.parent)
+            check_no_link(out)
         advice = self.advice(out)
         prepare(out)
         yield from self.write(sweep, out)
@@ -157,7 +161,7 @@ def file_name(text: str) -> str:
 def write_text(path: Path, text: str) -> Exported:
     """Write a file that an export consists of, unless it has this text already."""
     change: Change = "replaced" if path.exists() else "added"
-    if change == "replaced" and path.read_bytes() == text.encode():
+    if change == "replaced" and read_regular(path) == text.encode():
         return Exported(str(path), "unchanged")
     write_atomic(path, text)
     return Exported(str(path), change)
@@ -166,7 +170,7 @@ def write_text(path: Path, text: str) -> Exported:
 def is_current(directory: Path, run: ExportedRun) -> bool:
     """Whether the directory has a complete export of exactly this run."""
     mark = directory / MARK
-    return mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == run.digest
+    return mark.exists() and read_regular(mark) == run.digest.encode()
 
 
 def mark_current(directory: Path, run: ExportedRun) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.export.base import Exported, ResultsExporter, write_text
 from orchestrator.export.contents import ExportedRun, ExportedSweep, Line
-from orchestrator.report.render.csv_tables import csv_text
+from orchestrator.results.csv_text import csv_text
 
 
 class CsvExporter(ResultsExporter):

@@ -68,7 +68,7 @@ class Calibration:
         costs = {
             (name, nbytes): max(seconds, 0.0) if name in (SEND, RECEIVE, REQUEST) else seconds
             for (name, nbytes), seconds in means.items()
-            if seconds < MOST_S
+            if abs(seconds) < MOST_S
         }
         self._runs[place].append(_Run(key, strategy, loaded, costs))
 

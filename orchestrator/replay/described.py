@@ -32,6 +32,7 @@ from orchestrator.replay.work import Work, step_cpu_s
 from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
+from trainer.core.trace import WORK_PHASES
 from trainer.spec.link import Path
 
 # Share of its time that a rank had work but no core: with more, it did not have a core to itself. Beside
@@ -215,12 +216,30 @@ def has_cores(result: RunResult) -> bool:
 def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> ClusterTime | NoClusterTime:
     with suppress(UnusableFile):  # it is computed again
         stored = read_cluster_time(paths)
-        if stored and stored.cluster == cluster and stored.run == result.key:
+        if (
+            stored
+            and stored.cluster == cluster
+            and stored.run == result.key
+            and not _misses(stored, result)
+        ):
             return stored
     time = replay_run(paths.directory, result.run, cluster)
     if isinstance(time, ClusterTime):
+        if reason := _misses(time, result):
+            return NoClusterTime(reason)
         write_cluster_time(paths, time)
     return time
+
+
+def _misses(time: ClusterTime, result: RunResult) -> str:
+    """What of the result a cluster time does not have; empty if it has all."""
+    epochs, size = result.last_epoch or 0, result.run.world_size
+    if len(time.epoch_ends_s) < epochs:
+        return f"its traces have {len(time.epoch_ends_s)} epochs, and its result has {epochs}"
+    whole = len(time.ranks) == size and all(
+        len(rank.wait_s_by_rank) == size and rank.work_s.keys() == {*WORK_PHASES} for rank in time.ranks
+    )
+    return "" if whole else f"its times are not those of {size} ranks"
 
 
 def _has_shaped_links(result: RunResult) -> bool:

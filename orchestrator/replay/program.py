@@ -111,7 +111,7 @@ def join_groups(traces: Sequence[Trace]) -> list[list[Group]]:
             ranks = tuple(listed)
             if rank not in ranks or len({*ranks}) < len(ranks) or max(ranks) >= len(traces):
                 raise ReplayError(
-                    f"rank {rank}: its trace has a group {listed}, of a run of {len(traces)} ranks"
+                    f"rank {rank}: its trace has a group {listed!s:.60}, of a run of {len(traces)} ranks"
                 )
             number = seen[ranks] = seen.get(ranks, -1) + 1  # a communicator may be split twice alike
             own.append(known.setdefault((ranks, number), Group(ranks)))

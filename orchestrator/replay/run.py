@@ -14,9 +14,10 @@ from orchestrator.replay.cluster import Cluster, Link
 from orchestrator.replay.errors import ReplayError
 from orchestrator.replay.outcome import Replay
 from orchestrator.replay.simulate import simulate
-from orchestrator.results.store import RunPaths, UnusableFile, write_atomic
+from orchestrator.results.store import RunPaths, UnusableFile, read_of_run, write_atomic
 from trainer.core.record import Amount, Count, Record, Share, Text, first_error
 from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace_path
+from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 
@@ -115,9 +116,10 @@ def read_traces(directory: Path, run: RunSpec) -> list[Trace] | NoClusterTime:
     if not any(path.exists() for path in paths):
         return NoClusterTime("the run recorded no traces")
     traces = []
+    limits = OutputLimits.of(run).trace
     for rank, path in enumerate(paths):
         try:
-            trace = read_trace(path)
+            trace = read_trace(path, limits)
         except TraceError as error:
             return NoClusterTime(str(error))
         if reason := _foreign(trace, run, rank):
@@ -142,8 +144,15 @@ def replay_traces(
         return NoClusterTime(f"its traces do not fit together: {error}")
 
 
-def cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime:
-    """The record of a replay."""
+def cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime | NoClusterTime:
+    """The record of a replay, unless it takes too long: a cluster may have any speed."""
+    try:
+        return _cluster_time(replay, run, cluster)
+    except ValidationError as error:
+        return NoClusterTime(f"its time on this cluster is out of range: {first_error(error)}")
+
+
+def _cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime:
     end_s = replay.cluster_s
     ranks = [
         RankTime(
@@ -183,7 +192,7 @@ def read_cluster_time(paths: RunPaths) -> ClusterTime | None:
     """The stored record; None if there is none, or it is of another version. Raises UnusableFile."""
     path = paths.cluster_time
     try:
-        content = path.read_bytes()
+        content = read_of_run(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -206,7 +215,7 @@ def _foreign(trace: Trace, run: RunSpec, rank: int) -> str:
         ("transport", header.transport, run.transport),
     ):
         if found != expected:
-            return f"has {what} {found}, not {expected}"
+            return f"has {what} {found!s:.60}, not {expected}"
     return "" if header.complete else f"ends before the end of training, after {header.count:,} records"
 
 

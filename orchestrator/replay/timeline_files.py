@@ -17,7 +17,8 @@ from orchestrator.replay.run import NoClusterTime, read_traces, replay_traces
 from orchestrator.replay.timeline import timeline
 from orchestrator.replay.windows import Windows, steps_of, window_of
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.results.store import RunPaths, read_of_run, write_atomic
+from trainer.core.regular_files import RefusedFile
 from trainer.core.trace import Trace
 
 
@@ -39,7 +40,10 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
 
 
 def _is_of(stored: Windows, result: RunResult, cluster: Cluster) -> bool:
-    return (stored.run, stored.model, stored.cluster) == (result.key, MODEL_VERSION, cluster)
+    drawn = (stored.wall, stored.replayed)
+    return (stored.run, stored.model, stored.cluster) == (result.key, MODEL_VERSION, cluster) and all(
+        len(window.ranks) == result.run.world_size for window in drawn
+    )
 
 
 def write_timeline(
@@ -73,6 +77,6 @@ def write_timeline(
 
 def _read(paths: RunPaths) -> Windows | None:
     """The stored windows; None if there are none, or they are damaged or of another version."""
-    with suppress(FileNotFoundError, ValidationError):
-        return Windows.model_validate_json(paths.windows.read_bytes())
+    with suppress(FileNotFoundError, RefusedFile, ValidationError):
+        return Windows.model_validate_json(read_of_run(paths.windows))
     return None

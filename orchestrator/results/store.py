@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
 from trainer.core.record import checked, first_error, parse_object
 from trainer.core.registry import IMPORTED
+from trainer.core.regular_files import RefusedFile, read_below
 from trainer.core.trace import TraceError, read_trace, trace_path
+from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 
@@ -29,6 +31,7 @@ T = TypeVar("T", bound=BaseModel)
 
 LOOK_S = 0.2  # `is_claimed` may hold the lock for a moment
 MAX_USAGE_BYTES = 2**20  # about 300 bytes of each of at most 1024 nodes
+MAX_STORED_BYTES = 2**30  # of a file that is read as a whole; the largest results have 30 MB
 
 
 class SweepRecord(BaseModel):
@@ -104,8 +107,8 @@ class RunPaths:
 
     @property
     def code(self) -> Path:
-        """The files of users' components, of all runs of the sweep."""
-        return self.directory.parent / "code"
+        """The files of users' components, of all runs of the sweep, in a private directory."""
+        return SweepPaths(self.directory.parent).code
 
     @property
     def checkpoints(self) -> Path:
@@ -149,8 +152,8 @@ class SweepPaths:
 
     @property
     def code(self) -> Path:
-        """The files of users' components, which nodes read."""
-        return self.directory / "code"
+        """The files of users' components, which nodes read, in a private directory."""
+        return self.directory / "code" / "files"
 
     @property
     def lock(self) -> Path:
@@ -209,7 +212,8 @@ def write_atomic(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        draft.unlink(missing_ok=True)  # of a process that was killed, or a link that leads elsewhere
+        with open(draft, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -220,10 +224,28 @@ def write_atomic(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def make_private(directory: Path) -> None:
+    """Create a directory that only this user can enter, or make an existing one so.
+
+    Other users cannot reach what is in it, whatever its own permissions: containers, which have another
+    user, get directories in it as mounts.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+
+
+def check_no_link(directory: Path) -> None:
+    """Raise InputError if a directory to write to is a link, which may lead to files of anything else."""
+    if directory.is_symlink():
+        raise InputError(
+            f"{directory}: is a symbolic link; remove it, so that nothing is written elsewhere"
+        )
+
+
 def make_world_writable(directory: Path) -> None:
     """Create a directory that containers can write to, which run under an unprivileged UID.
 
-    It is sticky, so that other users cannot replace what is in it.
+    It must be in a private one. It is sticky, so that nodes cannot replace what others have written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o1777)
@@ -237,9 +259,17 @@ class UnusableFile(InputError):
         self.reason = reason
 
 
+def read_of_run(path: Path, max_bytes: int = MAX_STORED_BYTES) -> bytes:
+    """The content of a file in a run's directory, through no link below the results directory.
+
+    Ranks, and whoever has sent the directory, may have put anything there. Raises OSError as `read_below`.
+    """
+    return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", max_bytes)
+
+
 def read_result(path: Path) -> RunResult | None:
     """The result in the file; None if there is no file. Raises UnusableFile."""
-    result = _read_quickly(path) or _read(RunResult, path)
+    result = _read_quickly(path) or _read(RunResult, path, read_of_run)
     if result is not None:
         try:
             spec = result.run
@@ -256,14 +286,23 @@ def _read_quickly(path: Path) -> RunResult | None:
     A large sweep has 100 MB of results. `_read` takes twice the time, since it makes Python objects first.
     """
     with suppress(OSError, ValueError):  # which pydantic's error is, too
-        result = RunResult.model_validate_json(path.read_bytes())
+        result = RunResult.model_validate_json(read_of_run(path))
         json.dumps([result.spec, result.environment], allow_nan=False)  # the fields without a type
         return result
     return None
 
 
 def _contradiction(result: RunResult, spec: RunSpec) -> str | None:
-    """The field whose length is not that of the run, since a report computes with these lengths."""
+    """The field that does not fit the run: a report computes with its numbers and lengths."""
+    ranks: dict[str, list[int]] = {
+        "ranks": [each.rank for each in result.ranks],
+        "epochs": [each.rank for each in result.epochs],
+        "links": [rank for each in result.links for rank in (each.source, each.to)],
+        "certificate.parts": [each.rank for each in result.certificate.parts] if result.certificate else [],
+    }
+    for name, found in ranks.items():
+        if any(not 0 <= rank < spec.world_size for rank in found):
+            return f"a rank in {name}"
     for number, rank in enumerate(result.ranks):
         for name, values in (("bytes_to", rank.bytes_to), ("wait_s_by_rank", rank.wait_s_by_rank)):
             if values is not None and len(values) != spec.world_size:
@@ -276,11 +315,19 @@ def _contradiction(result: RunResult, spec: RunSpec) -> str | None:
     return None if complete else "epochs"
 
 
-def _read(model: type[T], path: Path) -> T | None:
+def read_spec(paths: RunPaths) -> RunSpec | None:
+    """The spec of a run; None if there is no file. Raises UnusableFile."""
+    return _read(RunSpec, paths.spec, read_of_run)
+
+
+def _read(model: type[T], path: Path, content: Callable[[Path], bytes]) -> T | None:
+    """The record in a file; None if there is no file. Raises UnusableFile."""
     try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        data = content(path)
+    except FileNotFoundError:
         return None
+    except RefusedFile as error:
+        raise UnusableFile(path, str(error.strerror)) from None
     except OSError as error:
         raise UnusableFile(path, f"cannot be read ({error.strerror})") from error
     try:
@@ -295,12 +342,11 @@ def _read(model: type[T], path: Path) -> T | None:
 def read_usage(path: Path) -> list[NodeUsage]:
     """Usage of a run's containers; empty if none was recorded. Raises ValueError for an invalid file."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_USAGE_BYTES + 1)
+        data = read_of_run(path, MAX_USAGE_BYTES)
     except FileNotFoundError:
         return []
-    if len(data) > MAX_USAGE_BYTES:
-        raise ValueError(f"{path.name}: more than {MAX_USAGE_BYTES} bytes")
+    except RefusedFile as error:
+        raise ValueError(f"{path.name} {error.strerror}") from None
     return [checked(NodeUsage, parse_object(line, path.name), path.name) for line in data.splitlines()]
 
 
@@ -309,10 +355,11 @@ def untraced_ranks(paths: RunPaths, spec: RunSpec) -> dict[int, str]:
     found: dict[int, str] = {}
     if untraced_reason(spec):
         return found
+    limits = OutputLimits.of(spec).trace
     for rank in range(spec.world_size):
         path = paths.trace(rank)
         try:
-            header = read_trace(path).header
+            header = read_trace(path, limits).header
         except TraceError as error:
             found[rank] = str(error).removeprefix(f"{path}: ") if path.exists() else "it was not saved"
             continue
@@ -325,13 +372,20 @@ def untraced_ranks(paths: RunPaths, spec: RunSpec) -> dict[int, str]:
 def read_record(paths: SweepPaths) -> SweepRecord:
     """The sweep of the directory. Raises InputError if it has none, UnusableFile if it cannot be read."""
     try:
-        record = _read(SweepRecord, paths.record)
+        record = _read_record(paths)
     except UnusableFile as error:
         advice = "the command of its sweep writes it again"
         raise UnusableFile(paths.record, f"{error.reason}; {advice}") from error
     if record is None:
         raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?")
     return record
+
+
+def _read_record(paths: SweepPaths) -> SweepRecord | None:
+    """The sweep of the directory, which may itself be reached through a link."""
+    return _read(
+        SweepRecord, paths.record, lambda path: read_below(path.parent, path.name, MAX_STORED_BYTES)
+    )
 
 
 def check_same_sweep(
@@ -347,7 +401,7 @@ def check_same_sweep(
             components, by their names.
     """
     try:
-        record = _read(SweepRecord, paths.record)
+        record = _read_record(paths)
     except UnusableFile:
         record = None
     recorded = (
@@ -390,7 +444,7 @@ def _is_finished(path: Path) -> bool:
 def is_claimed(paths: SweepPaths) -> bool:
     """Whether a sweep runs in the results directory. Writes nothing."""
     try:
-        lock = os.open(paths.lock, os.O_RDONLY)
+        lock = os.open(paths.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:

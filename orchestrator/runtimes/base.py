@@ -14,10 +14,12 @@ from orchestrator.results.environment import cores
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.sweeps.imports import Inspection, local_command
+from orchestrator.sandbox.base import Sandbox
+from orchestrator.sweeps.imports import Inspection, local_sandbox
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event
+from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
 
 
@@ -65,8 +67,8 @@ class RunHandle(AbstractContextManager["RunHandle"]):
         """The events since the last call, in order of time."""
 
     @abstractmethod
-    def suspended(self) -> dict[int, int]:
-        """PIDs of the ranks that are stopped by a signal, by rank."""
+    def suspended(self) -> Suspended:
+        """PIDs of the ranks that are stopped by a signal, by rank, and that of mpirun, if it is."""
 
     @abstractmethod
     def collect(self, paths: RunPaths) -> None:
@@ -118,9 +120,9 @@ class Runtime(ABC):
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
 
-    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
-        """The command that tries users' components with the software of the nodes. Raises InputError."""
-        return local_command(inspection)
+    def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
+        """Where users' components are tried, with the software of the nodes. Raises InputError."""
+        return local_sandbox(inspection)
 
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
         """Note the runs to come, so that warm nodes are started for the largest. Starts nothing.

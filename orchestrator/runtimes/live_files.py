@@ -21,7 +21,7 @@ def excess(paths: RunPaths, limits: OutputLimits) -> Iterator[tuple[int, Path, s
     there = {entry.name for entry in os.scandir(paths.live)}
     for rank, name, what, most in files:
         written = paths.live / name
-        if name in there and written.is_file() and written.stat().st_size > most:
+        if name in there and _is_regular(written) and written.stat().st_size > most:
             reason = f"more than {most} bytes" if most else "the spec asks for none"
             yield rank, written, f"{what}: {reason}"
 
@@ -34,6 +34,11 @@ def collect_live(paths: RunPaths, limits: OutputLimits, events: list[Event]) -> 
     write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
     traces = [paths.trace(rank) for rank in range(limits.ranks)]
     for path in (paths.weights, paths.usage, *traces):
-        if (paths.live / path.name).is_file():  # a pipe would block its reader
+        if _is_regular(paths.live / path.name):
             (paths.live / path.name).replace(path)
     shutil.rmtree(paths.live, ignore_errors=True)
+
+
+def _is_regular(path: Path) -> bool:
+    """Whether a rank has written a file, and neither a pipe nor a link."""
+    return path.is_file() and not path.is_symlink()

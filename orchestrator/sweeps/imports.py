@@ -1,50 +1,50 @@
 """Components from import paths: `./mine.py:Net`, `package.module:Net`, `torchvision:resnet18`.
 
-Loading a sweep runs no users' code in this process. A process of `trainer.inspection` tries each component
-once, with the software of the nodes, and says what a spec must know of it. The files that it needs are
-copied to a folder named after their content; the results directory keeps it, and nodes read it.
+Loading a sweep runs no users' code in this process. `trainer.inspection` in a sandbox tries each component
+once, with the software of the nodes, and says what a spec must know of it. It is not trusted: its answers
+are checked (`trainer/inspection/messages.py`), and so is each file that it names. The files that a
+component needs are copied to a folder named after their content; the results directory keeps it, and nodes
+read it.
 """
 
 from __future__ import annotations
 
 import ast
 import os
-import select
 import shutil
-import subprocess
-import sys
-import tempfile
+import time
 import weakref
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import file_digest, sha256
 from importlib.metadata import entry_points
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import psutil
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
-from orchestrator.shipped import python_path
+from orchestrator.sandbox.base import Channel, Ended, Sandbox, SandboxError, TimedOut
+from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.requirements import missing, read_requirements
+from orchestrator.sweeps.staged_code import StagedCode, digest
 from orchestrator.sweeps.validation import detail_lines
+from trainer.core.frames import ProtocolError
+from trainer.core.record import checked, first_error
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
+from trainer.core.regular_files import RefusedFile, read_regular
 from trainer.imported.source import CODE
-from trainer.inspection.messages import FIELDS, Answer, Request
+from trainer.inspection.messages import FIELDS, MAX_ANSWER, Answer, Request
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 Values = dict[str, Any]
 
 ANSWER_S = 600.0  # in which a component must have been tried
-MOST_BYTES = 2**30  # of the files of a component
-STAGE = "shardyard-code-"
-SAMPLES = "samples"  # the directory with samples of datasets
+MIN_MEMORY_MB = 512  # of the process that tries components: Python and torch take half of it
 FIT = ("model", "dataset", "loss")  # the fields of a run that must fit together
 SERIAL = "serial"
 
@@ -53,28 +53,33 @@ GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the other
 
 @dataclass(frozen=True)
 class Inspection:
-    """What to start to try components: a process that reads requests and writes answers.
+    """What a process that tries components must have.
 
-    directories: that components are in, first that of the sweep file. stage: where the files of components
-    are copied to, with a directory for samples that the process writes. data_dir: the data directory.
-    requirements: of the sweep; None: none.
+    directories: that components are in, first that of the sweep file. code: where their files are copied
+    to. data_dir: the data directory. memory_mb: of a node, in MiB. requirements: of the sweep; None: none.
     """
 
     directories: Sequence[Path]
-    stage: Path
+    code: Path
     data_dir: Path
+    memory_mb: int
     requirements: Path | None = None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {CODE: str(self.code), "SHARDYARD_DATA": str(self.data_dir)}
 
-Command = Callable[[Inspection], Sequence[str]]
+
+INSPECTION = ("trainer.inspection",)
+MakeSandbox = Callable[[Inspection], Sandbox]
 
 
-def local_command(inspection: Inspection) -> Sequence[str]:
+def local_sandbox(inspection: Inspection) -> Sandbox:
     """Try components in a process of this machine. Raises InputError if a package is missing."""
     path = inspection.requirements
     if path is not None and (absent := missing(read_requirements(path))):
         raise InputError(f"{path}: not installed: {', '.join(absent)}; pip install -r {quote(str(path))}")
-    return [sys.executable, "-m", "trainer.inspection"]
+    return LocalSandbox(INSPECTION, inspection.environment)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class ImportName:
             return cls(name, directory, module, attribute)
         file = (directory / Path(module).expanduser()).resolve()
         if not file.is_file():
-            raise ValueError(f"there is no file {file}")
+            raise ValueError(f"{file} is no regular file" if file.exists() else f"there is no file {file}")
         return cls(f"{_short(file, directory)}:{attribute}", file.parent, file.name, attribute)
 
 
@@ -126,7 +131,7 @@ def _short(file: Path, directory: Path) -> str:
 def _defined(file: Path) -> str:
     """The classes and functions that a file defines, for a message; the file is not run."""
     try:
-        statements = ast.parse(file.read_bytes()).body
+        statements = ast.parse(read_regular(file)).body
     except (OSError, ValueError, SyntaxError):
         return ""
     kinds = (ast.ClassDef, ast.FunctionDef)
@@ -174,25 +179,28 @@ class Imports:
     """
 
     def __init__(
-        self, directory: Path, data_dir: Path = Path("data"), command: Command = local_command
+        self, directory: Path, data_dir: Path = Path("data"), make_sandbox: MakeSandbox = local_sandbox
     ) -> None:
-        self.directory, self._data_dir, self._command = directory.resolve(), data_dir.resolve(), command
+        self.directory, self._data_dir, self._make = directory.resolve(), data_dir.resolve(), make_sandbox
         self.requirements: Path | None = None
         self._mounted = [self.directory]
         self._answers: dict[str, Answer] = {}
         self._found: dict[str, _Found] = {}
-        self._process: subprocess.Popen[str] | None = None
-        self._stage: Path | None = None
+        self._samples: dict[str, Path] = {}  # of users' datasets, by the digest of their data
+        self._staged: StagedCode | None = None
+        self._sandbox: Sandbox | None = None
+        self._channel: Channel | None = None
+        self._memory_mb = MIN_MEMORY_MB
 
     @property
     def code(self) -> Path | None:
         """The directory with the files of the components; None if no run has any."""
-        return self._stage
+        return self._staged.directory if self._staged else None
 
     def use_here(self) -> None:
         """Let this process run the components, as the commands that start no nodes do."""
-        if self._stage is not None:
-            os.environ |= {CODE: str(self._stage), "SHARDYARD_DATA": str(self._data_dir)}
+        if self.code is not None:
+            os.environ |= {CODE: str(self.code), "SHARDYARD_DATA": str(self._data_dir)}
 
     def resolve(self, values: Values) -> Values:
         """The fields of a run, with what a spec must know of users' components.
@@ -209,6 +217,7 @@ class Imports:
             placeholder = {"strategy": SERIAL} if "strategy" in named else {}
             return {field: value for field, value in values.items() if field not in named} | placeholder
         run, found = _Run.of(values), {}
+        self._use_memory(run.memory_mb)
         for field, name in named.items():
             found[field] = self._component(field, name, forms, run)
             forms[field] = found[field].form
@@ -242,7 +251,7 @@ class Imports:
             parameters=parameters,
             directory=str(name.directory),
             data_dir=str(self._data_dir),
-            batch=self._batch("new") if field == "dataset" else self._batch_of(forms["dataset"]),
+            batch="" if field == "dataset" else self._batch_of(forms["dataset"]),
             ranks=run.ranks if field == "strategy" else 1,
             parts=min(run.ranks, 64) if field == "partitioner" else 1,
             batch_size=run.batch_size if field == "strategy" else 1,
@@ -250,10 +259,20 @@ class Imports:
         key = request.model_dump_json()
         if key not in self._found:
             answer = self._asked(field, name.label, request)
-            self._found[key] = found = _Found(name, answer, self._copied(field, name, answer))
-            if field == "dataset":
-                Path(self._batch("new")).rename(self._batch_of(found.form))
+            self._found[key] = self._usable(field, _Found(name, answer, self._copied(field, name, answer)))
         return self._found[key]
+
+    def _usable(self, field: str, found: _Found) -> _Found:
+        """The component, whose samples are stored if it is a dataset. Raises ComponentError."""
+        try:
+            REGISTRIES[field].parse(found.form)
+            samples = b64decode(found.answer.samples, validate=True)
+        except (ValidationError, PydanticCustomError, ValueError) as error:
+            reason = first_error(error) if isinstance(error, ValidationError) else str(error)
+            raise ComponentError(field, f"{found.name.label}: {reason}") from error
+        if field == "dataset" and (data := found.form[IMPORTED]["data"]) not in self._samples:
+            self._samples[data] = self._stage().write(f"{len(self._samples)}.npz", samples)
+        return found
 
     def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName]) -> None:
         """Raise ComponentError unless model, loss and dataset fit together."""
@@ -267,94 +286,75 @@ class Imports:
     def _asked(self, field: str, label: str, request: Request) -> Answer:
         """The answer to a request, which is asked once. Raises ComponentError."""
         key, directory = request.model_dump_json(), Path(request.directory)
-        seen = [*self._mounted, self._staged()]
+        seen = [*self._mounted, self._stage().directory]
         if request.directory and not any(directory.is_relative_to(each) for each in seen):
             self.close()  # the process may see mounted directories alone
             self._mounted.append(directory)
         if key not in self._answers:
-            self._answers[key] = self._ask(field, label, key)
+            try:
+                self._answers[key] = self._ask(request)
+            except (Ended, TimedOut, ProtocolError, ValueError, SandboxError) as error:
+                subject = f"{label}: " if label else ""
+                raise ComponentError(field, f"{subject}{self._failure(error)}") from error
         answer = self._answers[key]
         if answer.invalid:
-            raise ComponentError(field, "", answer.invalid, answer.allowed)
+            raise ComponentError(field, "", [*map(dict, answer.invalid)], answer.allowed)
         if answer.error:
             raise ComponentError(field, f"{label}: {answer.error}" if label else answer.error)
         return answer
 
-    def _ask(self, field: str, label: str, line: str) -> Answer:
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
-        with suppress(BrokenPipeError):
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], ANSWER_S)
-        answer = process.stdout.readline() if ready else ""
-        if not answer:
-            self.close()
-            cause = "ended" if ready else f"did not answer within {ANSWER_S:g} s"
-            subject = f"{label}: " if label else ""
-            raise ComponentError(field, f"{subject}the process that tries it {cause}; see its output above")
-        return Answer.model_validate_json(answer)
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            inspection = Inspection(self._mounted, self._staged(), self._data_dir, self.requirements)
-            environment = {
-                **os.environ,
-                "PYTHONPATH": python_path(),
-                CODE: str(self._staged()),
-                "SHARDYARD_DATA": str(self._data_dir),
-            }
-            self._process = subprocess.Popen(
-                [*self._command(inspection)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # only the orchestrator handles Ctrl-C
+    def _ask(self, request: Request) -> Answer:
+        """Raises Ended, TimedOut, ProtocolError, SandboxError, or ValueError for an invalid answer."""
+        if self._channel is None:
+            inspection = Inspection(
+                self._mounted, self._stage().directory, self._data_dir, self._memory_mb, self.requirements
             )
-            weakref.finalize(self, _end, self._process)
-        return self._process
+            self._sandbox = self._make(inspection)
+            self._channel = Channel(self._sandbox, MAX_ANSWER)
+            weakref.finalize(self, self._channel.close)
+        self._channel.renew()
+        deadline = time.monotonic() + ANSWER_S
+        self._channel.send(request.model_dump(), deadline)
+        return checked(Answer, self._channel.receive(deadline), "its answer")
 
-    def _staged(self) -> Path:
-        if self._stage is None:
-            _remove_stale_stages()
-            self._stage = Path(tempfile.mkdtemp(prefix=f"{STAGE}{os.getpid()}-"))
-            self._stage.chmod(0o755)  # a container's user reads the code, and writes samples
-            (self._stage / SAMPLES).mkdir()
-            (self._stage / SAMPLES).chmod(0o777)
-            weakref.finalize(self, shutil.rmtree, self._stage, True)
-        return self._stage
+    def _failure(self, error: Exception) -> str:
+        """Why there is no answer. Ends the process, from which another one might not come."""
+        printed = self._sandbox.printed.line if self._sandbox else ""
+        self.close()
+        match error:
+            case SandboxError():
+                how = str(error)
+            case TimedOut():
+                how = f"the process that tries it did not answer within {ANSWER_S:g} s"
+            case Ended() | ProtocolError():
+                how = f"the process that tries it {error}"
+            case _:
+                how = f"the process that tries it sent what is no answer ({error})"
+        return f"{how}; the last that it printed: {printed}" if printed else how
 
-    def _batch(self, name: str) -> str:
-        """A file for some samples of a dataset."""
-        return str(self._staged() / SAMPLES / f"{name}.npz")
+    def _use_memory(self, memory_mb: int) -> None:
+        """Let components be tried with the memory of a node; with another one, in another process."""
+        wanted = max(MIN_MEMORY_MB, memory_mb)
+        if wanted != self._memory_mb:
+            self.close()
+            self._memory_mb = wanted
+
+    def _stage(self) -> StagedCode:
+        self._staged = self._staged or StagedCode()
+        return self._staged
 
     def _batch_of(self, form: Values) -> str:
         """The file with samples of a resolved dataset; empty for a registered one."""
-        return self._batch(form[IMPORTED]["data"]) if IMPORTED in form else ""
+        return str(self._samples[form[IMPORTED]["data"]]) if IMPORTED in form else ""
 
     def _copied(self, field: str, name: ImportName, answer: Answer) -> dict[str, str]:
         """Copy the component's files to a folder of its own. Returns their digests by their paths."""
-        size = sum((name.directory / file).stat().st_size for file in answer.files)
-        if size > MOST_BYTES:
-            raise ComponentError(
-                field,
-                f"{name.label}: the files that it reads beside {name.module} have {size / 2**30:.1f} GiB; "
-                f"allowed: {MOST_BYTES / 2**30:g} GiB; keep data in the data directory, which it gets as "
-                "`data_dir`",
-            )
-        new, digests = self._staged() / "new", {}
-        shutil.rmtree(new, ignore_errors=True)
-        for file in answer.files:
-            (new / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(name.directory / file, new / file)
-            with (new / file).open("rb") as copy:
-                digests[file] = file_digest(copy, "sha256").hexdigest()
-        new.mkdir(exist_ok=True)
-        folder = self._staged() / digest(digests, answer.module)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-        return digests
+        by_other_user = self._sandbox is not None and self._sandbox.has_other_user
+        try:
+            return self._stage().add(name.directory, answer.files, answer.module, by_other_user)
+        except OSError as error:
+            reason = str(error) if isinstance(error, RefusedFile) else f"{error.filename}: {error.strerror}"
+            raise ComponentError(field, f"{name.label}: {reason}") from error
 
     def _folders(self, found: Mapping[str, _Found]) -> dict[Path, str]:
         """The folder of each directory that the components of a run are in, which they share.
@@ -384,41 +384,24 @@ class Imports:
         if len({each.code for each in components}) == 1:
             return components[0].code
         name = digest({file: each.files[file] for each in components for file in each.files})
-        folder = self._staged() / name
-        for each in () if folder.is_dir() else components:
-            for file in each.files:
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                if not (folder / file).exists():
-                    (folder / file).hardlink_to(self._staged() / each.code / file)
+        self._stage().unite({each.code: each.files for each in components}, name)
         return name
 
     def copy_to(self, directory: Path, runs: Iterable[RunSpec]) -> None:
-        """Copy the files of the runs' components to a results directory, where nodes read them."""
-        if self._stage is None:
+        """Copy the files of the runs' components to a directory, where nodes read them."""
+        if self._staged is None:
             return
         components = (getattr(run, field) for run in runs for field in FIELDS)
-        for folder in {each.imported.folder for each in components if isinstance(each, ImportedComponent)}:
-            if not (directory / folder).exists():
-                partial = directory / f".{folder}"
-                shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(self._stage / folder, partial)
-                partial.rename(directory / folder)
+        folders = {each.imported.folder for each in components if isinstance(each, ImportedComponent)}
+        self._staged.copy_to(directory, folders)
         if self.requirements is not None:
             shutil.copyfile(self.requirements, directory / "requirements.txt")
-        for path in (directory, *directory.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
 
     def close(self) -> None:
         """End the process. The copied files stay as long as this object."""
-        if self._process is not None:
-            _end(self._process)
-            self._process = None
-
-
-def digest(files: Mapping[str, str], more: str = "") -> str:
-    """16 hex digits that identify the names of files and the digests of their content."""
-    lines = [f"{file}\0{content}\0" for file, content in sorted(files.items())]
-    return sha256("".join([more, *lines]).encode()).hexdigest()[:16]
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 @dataclass(frozen=True)
@@ -441,7 +424,8 @@ class _Found:
 
     def in_folder(self, folder: str) -> Values:
         """As `form`, with the files in another folder, beside those of other components."""
-        facts = {**self.answer.facts, "code": self.code, "folder": folder}
+        source = {"module": self.name.module, "attribute": self.name.attribute}
+        facts = {**self.answer.facts, **source, "code": self.code, "folder": folder}
         return {"name": self.name.label, **self.answer.parameters, IMPORTED: facts}
 
     @cached_property
@@ -482,14 +466,17 @@ class _Run:
 
     ranks: int
     batch_size: int
+    memory_mb: int
 
     @classmethod
     def of(cls, values: Values) -> _Run:
-        def number(field: str, default: int) -> int:
+        def number(field: str, most: int = 65536) -> int:
+            default: int = RunSpec.model_fields[field].default
             value = values.get(field, default)
-            return value if type(value) is int and 0 < value <= 65536 else default
+            return value if type(value) is int and 0 < value <= most else default
 
-        return cls(number("nodes", 1) * number("processes_per_node", 1), number("batch_size", 32))
+        ranks = number("nodes") * number("processes_per_node")
+        return cls(ranks, number("batch_size"), number("memory_mb", most=2**24))
 
 
 def _is_valid(field: str, form: Values) -> bool:
@@ -503,23 +490,3 @@ def _is_valid(field: str, form: Values) -> bool:
 
 def _form(value: Any) -> Values:
     return {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
-
-
-def _remove_stale_stages() -> None:
-    """Remove the directories of processes that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{STAGE}*"):
-        pid = path.name.removeprefix(STAGE).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):
-                pipe.close()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=1)
-    if process.poll() is None:
-        process.kill()
-        process.wait()

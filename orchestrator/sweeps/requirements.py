@@ -8,6 +8,9 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from orchestrator.errors import InputError
+from trainer.core.regular_files import RefusedFile, read_regular
+
+MAX_BYTES = 2**20
 
 
 def read_requirements(path: Path) -> list[Requirement]:
@@ -17,7 +20,9 @@ def read_requirements(path: Path) -> list[Requirement]:
         InputError: It cannot be read, or has other lines than packages and comments.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, MAX_BYTES).decode().splitlines()
+    except RefusedFile as error:
+        raise InputError(f"requirements: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"requirements: {path} cannot be read: {error}") from error
     found = []

@@ -78,7 +78,7 @@ def _message(details: dict[str, Any], allowed: Sequence[str]) -> str:
         case validation_error if validation_error in CHECK_ERROR_TYPES:
             return str(message)
         case "value_error":
-            message = str(details["ctx"]["error"])
+            message = str(details.get("ctx", {}).get("error", message))
         case "dict_type":
             message = "Input should be a mapping, as in `key: value`"
         case "int_parsing":

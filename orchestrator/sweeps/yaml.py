@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import InputError
+from trainer.core.regular_files import RefusedFile, read_regular
 
 MAX_BYTES = 2**20  # of a file; the largest shipped one has 6 kB
 MAX_VALUES = (
@@ -102,15 +103,11 @@ def _check_size(root: yaml.Node, source: str) -> None:
 def read_yaml(path: Path) -> tuple[Any, str]:
     """The value in a file, and its text."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode()
+        text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory, not a sweep file") from None
+    except RefusedFile as error:
+        raise InputError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_BYTES:,} bytes, which a sweep file may have")
     return parse_yaml(text, str(path)), text

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from hmac import compare_digest
-from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
@@ -21,10 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import InputError
-from orchestrator.watch.files import log_names, open_regular
+from orchestrator.watch.files import log_names
 from orchestrator.watch.follower import Follower, View
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.page import Page
+from trainer.core.regular_files import RefusedFile, open_below
 
 POLL_S = 1.0  # between two looks at the files, while a page is open
 END_S = 0.1  # until pages get to know that the sweep has ended
@@ -137,7 +137,7 @@ class Watch:
             await asyncio.sleep(END_S)
 
     async def _report(self, request: Request) -> Response:
-        return _sent(self._follower.paths.html, "text/html; charset=utf-8", REPORT_POLICY)
+        return self._sent(self._follower.paths.html.name, "text/html; charset=utf-8", REPORT_POLICY)
 
     async def _file(self, request: Request) -> Response:
         """A file to which the report or the page refers, as plain text."""
@@ -146,18 +146,19 @@ class Watch:
             directory = self._follower.paths.run(key).directory
             logs = [f"{each}.log" for each in log_names(directory)]
             if name in ("result.json", "events.jsonl", "timeline.json", *logs):
-                return _sent(directory / name, "text/plain; charset=utf-8", FILE_POLICY)
+                return self._sent(f"{key}/{name}", "text/plain; charset=utf-8", FILE_POLICY)
         return PlainTextResponse("There is no such file.\n", 404)
 
-
-def _sent(path: Path, media_type: str, policy: str) -> Response:
-    """A file as it is now."""
-    try:
-        file = open_regular(path)
-    except OSError:
-        return PlainTextResponse("There is no such file yet.\n", 404)
-    headers = {"Content-Security-Policy": policy, "Content-Type": media_type}
-    return StreamingResponse(_chunks(file), headers=headers)
+    def _sent(self, relative: str, media_type: str, policy: str) -> Response:
+        """A file of the results directory as it is now. Whoever writes to it may have put links there."""
+        try:
+            file = open_below(self._follower.paths.directory, relative)
+        except RefusedFile as error:
+            return PlainTextResponse(f"{relative} {error.strerror}\n", 404)
+        except OSError:
+            return PlainTextResponse("There is no such file yet.\n", 404)
+        headers = {"Content-Security-Policy": policy, "Content-Type": media_type}
+        return StreamingResponse(_chunks(file), headers=headers)
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from trainer.core.record import printable
+from trainer.core.regular_files import open_below
 
 FIRST_BYTES = 2**15  # of a log, from its end, when it is opened
 MOST_BYTES = 2**17  # of a log that are read at once; of more, only the end is shown
@@ -17,11 +16,18 @@ LINE_CHARACTERS = 2000  # of a longer line, only the beginning is shown
 
 
 def log_names(directory: Path) -> list[str]:
-    """The logs of a run, without their ending, in natural order: node-2 before node-10."""
+    """The logs of a run, without their ending, in natural order: node-2 before node-10.
+
+    None if the directory of the run is a link.
+    """
     try:
-        names = [entry.name for entry in os.scandir(directory)]
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return []
+    try:
+        names = os.listdir(opened)
+    finally:
+        os.close(opened)
     logs = [
         name.removesuffix(".log") for name in names if name.endswith(".log") and printable(name) == name
     ]
@@ -31,15 +37,6 @@ def log_names(directory: Path) -> list[str]:
 def _parts(name: str) -> list[str]:
     """Text and numbers in turn, so that each is compared with its like."""
     return re.split(r"([0-9]+)", name)
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError if it is a link, a pipe or anything else but a file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(f"{path}: not a regular file")
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,10 @@ class LogPart:
 class LogTail:
     """The last lines of a log, and then the lines that are added; reads no byte twice."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path, relative: str) -> None:
+        """relative: its path below a directory. It is read through no links."""
+        self._directory, self._relative = directory, relative
+        self._name = relative.rpartition("/")[2]
         self._file: tuple[int, int] | None = None  # device and inode
         self._offset = 0
         self._rest = b""  # a line that has not ended
@@ -65,14 +64,14 @@ class LogTail:
         try:
             part = self._new(complete)
         except OSError as error:
-            trouble = f"{self._path.name} cannot be read: {error.strerror or 'it is not a regular file'}"
+            trouble = f"{self._name} cannot be read: {error.strerror}"
             known, self._trouble = trouble == self._trouble, trouble
             return LogPart([] if known else [trouble], restarted=not known)
         part, self._trouble = LogPart(part.lines, part.restarted or bool(self._trouble)), ""
         return part
 
     def _new(self, complete: bool) -> LogPart:
-        with open_regular(self._path) as file:
+        with open_below(self._directory, self._relative) as file:
             status = os.fstat(file.fileno())
             restarted = (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
             if restarted:
@@ -89,7 +88,7 @@ class LogTail:
         if rest and (complete or len(rest) > LINE_CHARACTERS):
             whole, rest = [*whole, rest], b""
         self._rest = rest
-        before = [f"… earlier lines are in {self._path.name} …"] if skipped else []
+        before = [f"… earlier lines are in {self._name} …"] if skipped else []
         return LogPart([*before, *map(_shown, whole)], restarted)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,14 @@ from typing import Literal
 from orchestrator.errors import InputError
 from orchestrator.execution.position import TimeLeft, share_done
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
+from orchestrator.results.store import (
+    SweepPaths,
+    SweepRecord,
+    UnusableFile,
+    read_record,
+    read_result,
+    read_spec,
+)
 from orchestrator.watch.live_run import LiveRun, Point, points_of, slowest
 
 SweepState = Literal["starting", "running", "ended", "stopped"]
@@ -53,6 +60,7 @@ class View:
         elapsed_s: since the sweep command started; of a sweep that has ended, all its runs together.
         left: time left as text; empty if nothing is known.
         report_at: when the report was written, in seconds since 1970; None: there is none.
+        damage: what of the directory cannot be used, as sentences that begin with the file.
     """
 
     name: str
@@ -64,6 +72,7 @@ class View:
     elapsed_s: float = 0.0
     left: str = ""
     report_at: float | None = None
+    damage: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,9 @@ class Follower:
         self._is_active, self._since_ns = is_active, since_ns
         self._record: SweepRecord | None = None
         self._recorded_ns = 0
+        self._record_damage = ""
         self._ended: dict[str, _Ended] = {}  # by key
+        self._specs: dict[str, tuple[int, str]] = {}  # by key: when it changed, and what is wrong with it
         self._live: LiveRun | None = None
         self._live_of: tuple[str, int] | None = None  # the key of the run in progress, and its start
 
@@ -108,14 +119,16 @@ class Follower:
         active = self._is_active()
         self._read_record(active)
         if self._record is None or (active and self._recorded_ns < self._since_ns):
-            return View(self.paths.directory.name, "starting", "preparing the sweep")
+            damage = [self._record_damage] if self._record_damage else []
+            return View(self.paths.directory.name, "starting", "preparing the sweep", damage=damage)
         keys = self.keys
         for key in keys:
             self._read_result(key)
         running = self._follow(keys if active else ())
         runs = {key: self._run(key, active, running) for key in keys}
         report_at = _changed_ns(self.paths.html) / 1e9 or None
-        view = View(self._record.name, "running", runs=runs, report_at=report_at)
+        damage = [*self._damage(self._record, runs)]
+        view = View(self._record.name, "running", runs=runs, report_at=report_at, damage=damage)
         return self._active_view(view, running) if active else _final(view)
 
     def points(self, key: str) -> Sequence[Point]:
@@ -138,12 +151,15 @@ class Follower:
         changed_ns = _changed_ns(self.paths.record)
         if changed_ns == self._recorded_ns:
             return
+        self._record_damage = ""
         try:
             self._record = read_record(self.paths)
-        except InputError:
+        except InputError as error:
             if not active:
                 raise
-            return  # the sweep is about to write it
+            if isinstance(error, UnusableFile):  # otherwise the sweep is about to write it
+                self._record_damage = f"{self.paths.record.name} {error.reason}"
+            return
         self._recorded_ns = changed_ns
 
     def _read_result(self, key: str) -> None:
@@ -161,6 +177,34 @@ class Follower:
                 if result:
                     self._ended[key] = _ended(changed_ns, key, result)
 
+    def _damage(self, record: SweepRecord, runs: Mapping[str, Run]) -> Iterator[str]:
+        """What of the directory cannot be used. Files of ended runs that the page does not read may be."""
+        if self._record_damage:
+            yield self._record_damage
+        for key in record.keys:
+            if not _is_name(key):
+                yield f"{self.paths.record.name} has a run {key!r}, which cannot be the name of a directory"
+        if record.order and sorted(record.order) != sorted(record.keys):
+            yield f"{self.paths.record.name} has another list of runs in `order` than in `keys`"
+        for key, run in runs.items():
+            if run.state == "unusable":
+                yield f"{key}/{self.paths.run(key).result.name} {run.cause}"
+            elif run.state in ("running", "interrupted") and (trouble := self._spec_damage(key)):
+                yield f"{key}/{self.paths.run(key).spec.name} {trouble}"
+
+    def _spec_damage(self, key: str) -> str:
+        """Why the spec of a run cannot be used; empty if it can. Read again when it changes."""
+        paths = self.paths.run(key)
+        changed_ns = _changed_ns(paths.spec)
+        if self._specs.get(key, (0, ""))[0] != changed_ns:
+            try:
+                read_spec(paths)
+            except UnusableFile as error:
+                self._specs[key] = changed_ns, error.reason
+            else:
+                self._specs[key] = changed_ns, ""
+        return self._specs.get(key, (0, ""))[1]
+
     def _follow(self, keys: Sequence[str]) -> str | None:
         """Follow the run in progress; returns its key. It is the last that this command has started."""
         started = {
@@ -174,9 +218,11 @@ class Follower:
             return None
         key = max(started, key=lambda each: started[each])
         if self._live_of != (key, started[key]):
-            with suppress(OSError, ValueError):  # its directory was removed
-                self._live = LiveRun(self.paths.run(key))
-                self._live_of = key, started[key]
+            self._live = self._live_of = None
+            with suppress(UnusableFile):  # which `_damage` names
+                if spec := read_spec(self.paths.run(key)):
+                    self._live = LiveRun(self.paths.run(key), spec)
+                    self._live_of = key, started[key]
         if self._live:
             self._live.poll()
         return key

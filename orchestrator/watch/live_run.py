@@ -51,10 +51,8 @@ class LiveRun:
         positions: of its ranks.
     """
 
-    def __init__(self, paths: RunPaths) -> None:
-        """Raises OSError or ValueError if the run has no readable spec."""
-        self._paths = paths
-        self.spec = RunSpec.model_validate_json(paths.spec.read_bytes())
+    def __init__(self, paths: RunPaths, spec: RunSpec) -> None:
+        self._paths, self.spec = paths, spec
         self.positions: dict[int, Position] = dict.fromkeys(range(self.spec.world_size), STARTING)
         self._epochs: dict[tuple[int, int], tuple[float | None, float]] = {}  # by epoch and rank
         self._lines: deque[str] = deque(maxlen=LINES)

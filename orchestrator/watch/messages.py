@@ -16,6 +16,7 @@ from trainer.core.record import printable
 
 EVENTS = "events"  # shown in place of the nodes' logs that runtime docker saves when a run has ended
 MOST_RANKS = 16  # that are listed
+MOST_DAMAGE = 8  # files that are listed
 
 
 class EventTail:
@@ -112,7 +113,9 @@ class Updates:
     def _tail_of(self, key: str, name: str, directory: Path, live: LiveRun | None) -> LogTail | EventTail:
         if self._tail is None or self._tail[:2] != (key, name):
             reads_events = live and name == EVENTS
-            tail = EventTail(live) if reads_events and live else LogTail(directory / f"{name}.log")
+            tail = (
+                EventTail(live) if reads_events and live else LogTail(directory.parent, f"{key}/{name}.log")
+            )
             self._tail = key, name, tail
         return self._tail[2]
 
@@ -143,6 +146,8 @@ def _head(view: View, report: Path) -> dict[str, Any]:
         "left": view.left,
         "report": time.strftime("%H:%M:%S", time.localtime(view.report_at)) if view.report_at else "",
         "file": printable(str(report)),
+        "damage": [printable(each) for each in view.damage[:MOST_DAMAGE]],
+        "more_damage": max(0, len(view.damage) - MOST_DAMAGE),
     }
 
 

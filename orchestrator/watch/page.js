@@ -102,6 +102,7 @@
     say("left", now.left ? `· ${now.left}` : "");
     at("done").value = now.done;
     at("failed").hidden = !now.failed;
+    showDamage(now);
     const key = `${now.report} ${now.file}`;
     if (at("report").dataset.shown === key) return;
     at("report").dataset.shown = key;
@@ -112,6 +113,12 @@
     } else {
       at("report").append(ended ? "There is no report." : "No report yet; the sweep writes it at its end at the latest.");
     }
+  }
+
+  function showDamage({ damage, more_damage: more }) {
+    const lines = more ? [...damage, `and ${more} more`] : damage;
+    document.querySelector("#damage ul").replaceChildren(...lines.map((line) => element("li", line)));
+    at("damage").hidden = !lines.length;
   }
 
   function showRow(run) {

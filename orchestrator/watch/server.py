@@ -16,13 +16,13 @@ import uvicorn
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths
 from orchestrator.watch.app import Watch
+from orchestrator.watch.connections import MAX_WAITING, Connection
 from orchestrator.watch.follower import Follower
 from orchestrator.watch.page import page
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 24
 LAST_MESSAGE_S = 5  # time for pages to get the last state of the sweep
-MAX_CONNECTIONS = 64
 
 
 @contextmanager
@@ -50,13 +50,14 @@ def serve(paths: SweepPaths, port: int, is_active: Callable[[], bool] | None = N
         config = uvicorn.Config(
             watch.app(token),
             loop="asyncio",
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            headers=[("Connection", "close")],  # one request each, so that none is held after its answer
+            backlog=MAX_WAITING,
             timeout_graceful_shutdown=LAST_MESSAGE_S,
         )
         server = uvicorn.Server(config)

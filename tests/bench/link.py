@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from orchestrator.identity import identity
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.identity import identity
 
 RATE_MBIT = 100
 # The burst is 1.3 ms at this rate; with a larger one, a pipeline's small messages would pass unshaped.

@@ -12,10 +12,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from orchestrator.identity import identity
 from orchestrator.runtimes.docker.compose import SWITCH
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.runtime import links_missing
-from orchestrator.runtimes.identity import identity
 from tests.support.command_line import start_sweep
 from tests.support.containers import containers_missing
 from tests.support.processes import wait_until

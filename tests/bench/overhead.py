@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.identity import identity
 from orchestrator.runtimes.docker.engine import reach
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.identity import identity
 from tests.bench.runs import Execute, runs_on
 from tests.support.containers import containers_missing
 from tests.support.runs import DuringTraining

@@ -13,8 +13,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from orchestrator.results.store import SweepPaths
+from orchestrator.watch.server import serve
 from tests.browser.reader import TIMEOUT_MS
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, start_sweep
+from tests.unit.watch_support import SweepInProgress, serial
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -161,3 +163,20 @@ def finished(visit: Visit, complaints: list[str], out: Path) -> None:
                 process.kill()
         expect(page.locator("#lost")).to_be_visible()
         complaints.clear()  # about the connection that was lost
+
+
+def test_what_is_damaged_is_listed(visit: Visit, complaints: list[str], tmp_path: Path) -> None:
+    sweep = SweepInProgress(tmp_path, serial(2), keys=[EVIL, *(run.key for run in serial(2))], order=[])
+    sweep.begin()
+    sweep.end(sweep.runs[0])
+    sweep.paths.run(sweep.runs[0].key).result.write_text("{")
+    with serve(sweep.paths, 0, lambda: False) as address:
+        page = visit(address)
+        expect(page.locator("#damage")).to_be_visible()
+        lines = page.locator("#damage li")
+        expect(lines).to_have_count(2)
+        expect(lines.first).to_contain_text(EVIL)
+        expect(lines.last).to_contain_text(f"{sweep.runs[0].key}/result.json")
+        assert page.locator("#damage img").count() == 0
+        check(page)
+        assert complaints == []

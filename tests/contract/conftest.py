@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.identity import identity
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.identity import identity
 from tests.support import runs
 from tests.support.containers import containers_missing, leftovers, swarm_host
 from tests.support.processes import node_processes

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtimes.identity import identity
+from orchestrator.identity import identity
 from tests.support.command_line import start_sweep
 from tests.support.places import PLACES
 from tests.support.runs import SMALL, weights_in

@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
+from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
-from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, SWARM, Case, Moment
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator

@@ -19,6 +19,7 @@ from tests.support.command_line import PROJECT
 from tests.support.datasets import shared_data_dir
 from tests.support.places import docker, inside
 from tests.support.runs import event_files
+from trainer.cluster.commands import OUT
 from trainer.data.datasets.mnist import Mnist
 
 DISK_MB = 48  # of a small file system: enough for a sweep
@@ -79,11 +80,12 @@ def kill_again(scene: Scene, draws: random.Random) -> None:
 # Other processes
 
 
-def kill_process(words: str, *commands: str) -> Fault:
-    """Kill a process of the nodes whose command line contains one of these."""
+def kill_process(words: str, *commands: str, number: signal.Signals = signal.SIGKILL) -> Fault:
+    """Send a signal to a process of the nodes whose command line contains one of these."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        scene.until(lambda: next(scene.place.processes(*commands), None), f"no {commands[0]}").kill()
+        found = scene.until(lambda: next(scene.place.processes(*commands), None), f"no {commands[0]}")
+        found.send_signal(number)
 
     return Fault(words, strike)
 
@@ -170,6 +172,12 @@ def pause(seconds: float | None) -> Strike:
                 docker("unpause", name)
 
     return strike
+
+
+def terminate_containers(scene: Scene, _: random.Random) -> None:
+    """Send SIGTERM to init of the victims' containers."""
+    for rank in scene.victims:
+        psutil.Process(_init(scene, rank)).terminate()
 
 
 def suspend_container(scene: Scene, _: random.Random) -> None:
@@ -262,6 +270,15 @@ def damage_events(scene: Scene, _: random.Random) -> None:
     name = f"rank-{scene.victims[0]}.jsonl"
     with open(next(path for path in event_files(scene.out) if path.name == name), "a") as file:
         file.write('{"version": 1, "ti\n')
+
+
+def remove_events(scene: Scene, _: random.Random) -> None:
+    """Remove the file of a victim's events where it is written."""
+    rank = scene.victims[0]
+    if scene.in_containers:
+        docker("exec", scene.containers.node(scene.run, rank)["Id"], "rm", f"{OUT}/rank-{rank}.jsonl")
+    else:
+        next(path for path in event_files(scene.out) if path.name == f"rank-{rank}.jsonl").unlink()
 
 
 def damaged_data(words: str, damage: Callable[[Path], None]) -> Fault:

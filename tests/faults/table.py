@@ -107,6 +107,7 @@ def injected(fault: str, words: str) -> tuple[Fault, Mapping[str, Any]]:
     return replace(INJECTED, words=words), {"strategy": strategy, "transport": "gloo", "nodes": 2}
 
 
+EXIT, EXITING = injected("exit", "a rank ends with exit code 0 before it reports")
 CRASH, CRASHING = injected("crash", "a rank raises an exception")
 STALL, STALLING = injected("stall", "a rank computes forever")
 
@@ -251,6 +252,14 @@ KILLED_RANKS = (
         victims=(1,),
     ),
     Case(
+        "exit",
+        EXIT,
+        Moment.ASSIGNMENT,
+        EXITING,
+        fails(Fact("ended before it reported its result", "exit code 0 before it reported")),
+        victims=(1,),
+    ),
+    Case(
         "stall",
         STALL,
         Moment.FIRST_STEP,
@@ -324,7 +333,7 @@ SUSPENDED = (
         {**SHORT, **GLOO},
         replace(
             ends_ok(
-                named=Fact("the node", r"container node-3\b"),
+                named=Fact("the node", r"container node 2\b"),
                 cause=Fact("the next run was repeated", "repeated"),
             ),
             of_next=True,
@@ -338,6 +347,14 @@ SUSPENDED = (
         Fault("a node is cut off for 3 s", strikes.cut(3.0), needs_root=True),
         Moment.EPOCH,
         {**SHORT, **GLOO},
+        ends_ok(),
+        (DOCKER,),
+    ),
+    Case(
+        "cut-short-connecting",
+        Fault("a node is cut off for 3 s", strikes.cut(3.0), needs_root=True),
+        Moment.ASSIGNMENT,
+        {**SHORT, **MPI},
         ends_ok(),
         (DOCKER,),
     ),
@@ -411,6 +428,27 @@ PROCESSES = (
         Moment.EPOCH,
         {**LONG, **MPI},
         fails(Fact("killed by SIGKILL", "^mpirun.*SIGKILL"), named=LAUNCHER),
+    ),
+    Case(
+        "mpirun-terminated",
+        strikes.kill_process("mpirun gets SIGTERM", *MPIRUN, number=signal.SIGTERM),
+        Moment.EPOCH,
+        {**LONG, **MPI},
+        fails(Fact("stopped by SIGTERM", "^mpirun.*SIGTERM"), named=LAUNCHER),
+    ),
+    Case(
+        "mpirun-suspended",
+        strikes.suspend_process("mpirun is suspended", *MPIRUN),
+        Moment.START,
+        {**LONG, **MPI, "timeout_s": 30.0},
+        Verdict(
+            ("timeout",),
+            LAUNCHER,
+            Fact("suspended by a signal", "mpirun.*suspended"),
+            40.0,
+            Then.GOES_ON,
+            1,
+        ),
     ),
     Case(
         "mpirun-at-start",
@@ -512,7 +550,38 @@ PROCESSES = (
         strikes.kill_process("a warm node's agent gets SIGKILL", "trainer.cluster node"),
         Moment.EPOCH,
         {**SHORT, **GLOO},
-        ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
+        ends_ok(named=ANY_NODE, cause=Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    *(
+        Case(
+            f"container-terminated{suffix}",
+            Fault("init of a node's container gets SIGTERM", strikes.terminate_containers),
+            moment,
+            {**LONG, **GLOO},
+            fails(Fact("stopped by SIGTERM", "SIGTERM")),
+            (DOCKER,),
+            options=options,
+        )
+        for suffix, moment, options in (
+            ("", Moment.EPOCH, ()),
+            ("-cold", Moment.EPOCH, ("--cold",)),
+        )
+    ),
+    Case(
+        "container-terminated-connecting",
+        Fault("init of a node's container gets SIGTERM", strikes.terminate_containers),
+        Moment.ASSIGNMENT,
+        # A rank that is not forked yet is lost with its container, so the run is repeated.
+        {**SHORT, **GLOO},
+        Verdict(
+            ("failed", "ok"),
+            ANY_NODE,
+            Fact("SIGTERM, or repeated", "SIGTERM|repeated"),
+            60.0,
+            Then.GOES_ON,
+            1,
+        ),
         (DOCKER,),
     ),
     Case(
@@ -566,7 +635,7 @@ PROCESSES = (
         Fault("a warm node's container is killed", strikes.kill_containers("node")),
         Moment.EPOCH,
         {**SHORT, **GLOO},
-        ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
+        ends_ok(named=NODE, cause=Fact("the run was repeated", "repeated")),
         (DOCKER,),
     ),
     Case(
@@ -787,6 +856,13 @@ FILES = (
         fails(Fact("its events are damaged", "damaged")),
         (LOCAL,),
         sample=(LOCAL,),
+    ),
+    Case(
+        "events-removed",
+        Fault("the file of a rank's events is removed", strikes.remove_events),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("its events are damaged", r"rank-\d.jsonl")),
     ),
 )
 

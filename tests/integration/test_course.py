@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -213,7 +215,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "shardyard"
     command.parent.mkdir()
     local = 'case "$2" in grade) set -- "$@" --runtime local;; esac'
-    command.write_text(f'#!/bin/sh\n{local}\nexec {sys.executable} -m orchestrator "$@"\n')
+    command.write_text(f'#!/bin/sh\n{local}\nexec {shlex.quote(sys.executable)} -m orchestrator "$@"\n')
     command.chmod(0o755)
     lines = [line for block in blocks[""] for line in block.splitlines()]
     assert all(line.startswith("shardyard course ") for line in lines)
@@ -239,6 +241,8 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "grades.json").read_text())["submissions"]) == len(
         WRONG["data_and_replicas"]
     )
+    with (tmp_path / "grades.csv").open(newline="") as book:
+        assert {line["submission"] for line in csv.DictReader(book)} == {*WRONG["data_and_replicas"]}
     table = next(
         output for line, output in outputs.items() if "reference teacher/solutions/wrong/*" in line
     )

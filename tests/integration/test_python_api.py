@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,40 @@ def test_the_notebook_runs_and_displays(folder: Path) -> None:
     assert shown[1]
     assert shown[2]._repr_svg_().startswith("<svg")
     assert len(shown[3]) == 4
+
+
+def test_cells_of_the_notebook_have_the_ids_that_its_version_of_the_format_requires() -> None:
+    notebook = json.loads((DOCS / "notebook.ipynb").read_text())
+    ids = [cell.get("id", "") for cell in notebook["cells"]]
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each) for each in ids)
+    assert len({*ids}) == len(ids)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_notebook_displays_progress_only_if_it_is_wanted(
+    progress: bool, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    displayed: list[str] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: displayed.append(text))
+    shardyard.sweep(SMALL, runtime="local", progress=progress)
+    assert bool(displayed) == progress
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_too_little_memory_is_a_warning_with_and_without_progress(
+    progress: bool,
+    results: Results,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("orchestrator.commands.sweep.memory_free", lambda: 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shardyard.sweep(SMALL, runtime="local", progress=progress)
+    assert [each.filename for each in caught] == ([] if progress else [__file__])
+    assert ("warning: memory" in capsys.readouterr().out) == progress
 
 
 def test_results_are_those_of_the_files(results: Results) -> None:

@@ -12,6 +12,8 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from tests.support.command_line import run_cli
 from tests.support.containers import leftovers
+from trainer.core.events import read_events
+from trainer.core.position import Position
 
 LABEL = "shardyard.orchestrator"
 WORDS = """
@@ -47,6 +49,26 @@ blocks:
   - base: {strategy: serial}
   - base: {nodes: 2}
     axes: {strategy: [ddp, local_sgd, pipeline]}
+"""
+
+STUCK = """
+from trainer.core.strategy import Strategy
+
+class Stuck(Strategy):
+    transports = ("gloo", "mpi")
+
+    def train(self, session):
+        session.start(session.replica())
+        if session.rank == 0:
+            session.comm.barrier()  # barrier
+        session.comm.all_gather(session.replica().weights())  # all_gather
+        session.comm.barrier()
+"""
+HUNG = """
+name: hung
+base: {strategy: ./stuck.py:Stuck, nodes: 2, timeout_s: 40}
+blocks:
+  - axes: {transport: [gloo, mpi]}
 """
 
 
@@ -127,3 +149,23 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "requirements.txt: cannot be installed in the image" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_hung_run_names_line_and_exchange_of_each_node(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine", HUNG)
+    (file.parent / "stuck.py").write_text(STUCK)
+    marks = ("# barrier", "# all_gather")
+    lines = [1 + next(n for n, line in enumerate(STUCK.splitlines()) if mark in line) for mark in marks]
+    found = results_of(file, tmp_path / "out", "docker")
+    assert {result.status for result in found.values()} == {"timeout"}
+    for key in found:
+        events = read_events(SweepPaths(tmp_path / "out").run(key).events)
+        positions = {
+            event.rank: Position.model_validate(event.fields["position"])
+            for event in events
+            if event.kind == "terminated"
+        }
+        assert [positions[rank].file for rank in (0, 1)] == ["stuck.py"] * 2
+        assert [positions[rank].line for rank in (0, 1)] == lines
+        kinds = [each.kind for rank in (0, 1) if (each := positions[rank].exchange)]
+        assert kinds == ["barrier", "all_gather"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.runtimes import RUNTIMES
-from tests.soak import fuzz, kill, kill_sweep, warm_nodes
+from tests.soak import fuzz, kill, kill_sweep, losses, views, warm_nodes
 from tests.support.containers import leftovers, spec_of_up
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def main() -> int:
         "topologies",
         nargs="*",
         default=list(TIMES),
-        help="default: all; fuzz, kill, kill-sweep, warm: see tests/soak",
+        help="default: all; fuzz, kill, kill-sweep, losses, views, warm: see tests/soak",
     )
     parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
     parser.add_argument("--nodes", type=int, help="default: 4; of kill: 3")
@@ -120,7 +120,9 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="*", default=["all_reduce", "ddp"], help="of kill")
     parser.add_argument("--checkpoint-epochs", type=int, help="of kill; default: no checkpoints")
     parser.add_argument("--spec", type=Path, help="of kill: another run, a YAML file of its fields")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of kill")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the moments of kill; of losses: number of the first run"
+    )
     options = parser.parse_args()
     if options.topologies == ["kill"]:
         times, nodes = options.times or kill.TIMES, options.nodes or 3
@@ -137,6 +139,10 @@ def main() -> int:
         return kill_sweep.main(options.times or kill_sweep.TIMES, options.seed, options.runtime)
     if options.topologies == ["warm"]:
         return warm_nodes.main(options.times or warm_nodes.TIMES, options.seed, options.runtime)
+    if options.topologies == ["losses"]:
+        return losses.main(options.times or losses.TIMES, options.seed)
+    if options.topologies == ["views"]:
+        return views.main()
     if options.topologies == ["fuzz"]:
         return fuzz.main(options.times)
     options.nodes = options.nodes or 4

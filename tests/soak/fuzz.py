@@ -1,4 +1,4 @@
-"""Fuzz what enters from outside: sweep files, events, results, messages and checkpoints.
+"""Fuzz what enters from outside: sweep files, events, results, traces, messages and checkpoints.
 
 Hypothesis changes valid documents: it replaces, removes and adds values anywhere in them, and bytes.
 Reading the outcome either succeeds or raises the one error that its caller handles.
@@ -9,29 +9,49 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.commands import replay
 from orchestrator.errors import InputError
 from orchestrator.execution.run_result import build_result
-from orchestrator.results.store import read_result
+from orchestrator.replay.cluster import Link
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.model.timelines import with_timelines
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths, read_result, untraced_ranks
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.shipped import SWEEPS
 from orchestrator.sweeps.load import load_sweep
+from tests.support.traced_sweep import traced_run, traced_sweep, traces_of, with_record
 from tests.unit.conftest import rank_fields, run_result
+from trainer.cluster.incoming_trace import IncomingTrace
 from trainer.cluster.protocol import FROM_AGENT, Connection
 from trainer.core.events import Event, EventReader, format_event
+from trainer.core.trace import CHECKSUM_BYTES, RECORD, trace_path
+from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
 
-TIMES = {"sweeps": 100_000, "events": 10_000, "results": 10_000, "messages": 10_000, "checkpoints": 10_000}
+TIMES = {
+    "sweeps": 100_000,
+    "events": 10_000,
+    "results": 10_000,
+    "traces": 10_000,
+    "calibration": 10_000,
+    "messages": 10_000,
+    "checkpoints": 10_000,
+}
 RUN = RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1})
 POSITION = Position(1, 0)
 
@@ -187,6 +207,78 @@ def read_results(data: bytes, directory: Path) -> None:
         read_result(file)
 
 
+EXTREMES = st.sampled_from(
+    [0, 1, -1, 254, 2**31, 2**53, 2**63, 1e-300, 1e15, 1e300, np.inf, -np.inf, np.nan]
+)
+Change = tuple[int, str, float]  # of a record: its number, field and value
+
+
+def trace_headers() -> list[str]:
+    """The header of a trace of `traced_run`."""
+    return [traces_of(traced_run(0))[1].header.model_dump_json()]
+
+
+def record_changes() -> st.SearchStrategy[list[Change]]:
+    count = len(traces_of(traced_run(0))[1].records)
+    fields = st.sampled_from(RECORD.names or ())
+    values = EXTREMES | st.integers(0, 50) | st.floats(0, 1e4)
+    return st.lists(st.tuples(st.integers(0, count - 1), fields, values), max_size=6)
+
+
+def read_traces(drawn: tuple[Any, list[Change]], directory: Path) -> None:
+    """Whatever a rank's trace contains, its run has a time or a cause in a report, as other runs have."""
+    header, changes = drawn
+    paths, results = traced_sweep(directory, runs=2)
+    run, trace = results[0].run, traces_of(results[0])[1]
+    with np.errstate(all="ignore"):
+        for at, field, value in changes:
+            trace = with_record(trace, at, **{field: value})
+    content = dumped(header) + b"\n" + trace.records.tobytes()
+    content += zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
+    trace_path(paths.run(run.key).directory, 1).write_bytes(content)
+    limits = OutputLimits.of(run)
+    incoming = IncomingTrace(run.key, 1, limits.trace_bytes, limits.trace)
+    half = len(content) // 2
+    with suppress(ValueError):
+        incoming.add(content[:half], last=False)
+        incoming.add(content[half:], last=True)
+    assert incoming.complete or untraced_ranks(paths.run(run.key), run)
+    check_times(paths, results)
+
+
+def calibration_documents() -> list[str]:
+    """What a sweep stores of its cluster times, and the links of a run."""
+    with TemporaryDirectory() as name:
+        paths, results = traced_sweep(Path(name), runs=2)
+        with_timelines(paths, read_comparison(paths))
+        files = [paths.run(results[0].key).cluster_time, *paths.directory.glob("*/timeline.window.json")]
+        links = results[0].model_dump_json(include={"links"})
+        return [*(file.read_text() for file in files), links]
+
+
+def read_calibration(data: bytes, directory: Path) -> None:
+    paths, results = traced_sweep(directory, runs=2)
+    files = paths.run(results[0].key)
+    for path in (files.cluster_time, files.windows):
+        path.write_bytes(data)
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        links = json.loads(data)["links"]
+        content = json.loads(files.result.read_text())
+        files.result.write_bytes(dumped({**content, "links": links}))
+    check_times(paths, results)
+
+
+def check_times(paths: SweepPaths, results: list[RunResult]) -> None:
+    """Every run has a cluster time or a cause. Other runs than the first have a time."""
+    comparison = with_timelines(paths, read_comparison(paths))
+    known = {**comparison.clusters, **comparison.unusable}
+    assert known.keys() == {result.key for result in results}
+    assert isinstance(known[results[1].key], ClusterTime)
+    rows = [*replay.rows(paths, replay.Options(Link(latency_s=1e-3, bytes_per_s=1e8)), timelines=True)]
+    replay.as_json(rows)
+    assert {row.key for row in rows} == known.keys()
+
+
 def read_messages(data: bytes, directory: Path) -> None:
     async def receive() -> None:
         reader = asyncio.StreamReader(limit=2**16)
@@ -237,6 +329,8 @@ def targets() -> Mapping[str, Target]:
         "sweeps": (damaged(changed(sweep_documents())), read_sweep),
         "events": (lines, read_events),
         "results": (damaged(changed([result])), read_results),
+        "traces": (st.tuples(changed(trace_headers()), record_changes()), read_traces),
+        "calibration": (damaged(changed(calibration_documents())), read_calibration),
         "messages": (damaged(changed(messages)), read_messages),
         "checkpoints": (damaged(changed(checkpoint_documents())), read_checkpoint),
     }

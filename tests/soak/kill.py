@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.yaml import read_yaml
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes

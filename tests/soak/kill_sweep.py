@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
+from orchestrator.identity import identity
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.command_line import PROJECT, start_sweep
 from tests.support.containers import leftovers

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 
 from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.docker.engine import reach
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.identity import identity
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
 from tests.support.runs import SMALL, RecordingDisplay

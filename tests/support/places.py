@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from orchestrator.identity import LABEL as LOCAL_LABEL
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.local.runtime import LABEL as LOCAL_LABEL
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
 from tests.support.slurm_cluster import TrialCluster

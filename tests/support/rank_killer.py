@@ -12,7 +12,7 @@ from types import TracebackType
 
 import psutil
 
-from orchestrator.runtimes.identity import identity
+from orchestrator.identity import identity
 from tests.support.runs import RecordingDisplay
 from trainer.core.events import Event
 

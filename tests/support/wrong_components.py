@@ -259,6 +259,30 @@ class Deadlocks(Sums):
             session.comm.recv(replica.gradient(), session.size - 1)  # which sends nothing
 
 
+class DeadlocksLater(Averages):
+    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
+        super().exchange(session, replica, batch)
+        if session.steps_taken == 25 and session.rank == 0 and session.size > 1:
+            session.comm.barrier()  # which no other rank calls
+
+
+class NeedsWholeBatches(Averages):
+    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
+        batch.targets.reshape(10)
+        super().exchange(session, replica, batch)
+
+
+class FailsAtAnEpochsEnd(Averages):
+    def train(self, session: Any) -> None:
+        replica, losses = session.replica(), [0.0] * 3  # the first epoch has number 1
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, "join"):
+                self.exchange(session, replica, batch)
+                replica.step()
+            losses[epoch] = replica.loss.item()
+
+
 class CallsDiffer(Sums):
     def exchange(self, session: Any, replica: Any, batch: Any) -> None:
         replica.backward(batch, batch.share * session.size)

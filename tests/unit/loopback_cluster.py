@@ -123,10 +123,17 @@ class FakeAgent:
         await self.connection.send("exit", **fields)
 
     async def wait_for_shutdown(self) -> None:
-        """Wait for `shutdown`, then disconnect."""
+        """Wait for `shutdown`, then leave."""
         while message := await self.receive():
             if message["kind"] == "shutdown":
                 break
+        await self.leave()
+
+    async def leave(self, left: str | None = None) -> None:
+        """Disconnect when the coordinator has ended the run, as agents of warm containers do."""
+        await self.connection.send("clean", left=left)
+        while await self.connection.receive():
+            pass
         await self.connection.close()
 
 
@@ -160,6 +167,7 @@ async def keeps_training(agent: FakeAgent) -> None:
 async def is_surplus(agent: FakeAgent) -> None:
     """Script of a warm agent that the run does not need."""
     assert await agent.receive() == {"kind": "shutdown"}
+    await agent.leave()
 
 
 class LoopbackCluster:

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.commands.check import lines, request_of
 from orchestrator.errors import InputError
 from tests.unit.conftest import PROJECT
-from trainer.conformance.check import laws_of
+from trainer.conformance.check import laws_of, on_data
 from trainer.conformance.report import KINDS, Finding, Report, Request
 from trainer.spec.registries import REGISTRIES
 
@@ -112,5 +112,5 @@ def test_the_page_lists_the_laws(heading: str, name: str) -> None:
     page = (PROJECT / "docs" / "check.md").read_text()
     section = page.partition(f"### {heading}\n")[2].partition("\n### ")[0]
     assert re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", section) == [
-        (law.name, law.statement) for law in laws_of(request(name))
+        (law.name, law.statement) for law in laws_of(on_data(request(name)))
     ]

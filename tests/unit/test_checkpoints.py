@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +184,20 @@ def test_missing_checkpoint_is_an_error(store: CheckpointStore) -> None:
         store.read(AT)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_no_checkpoint(store: CheckpointStore, kind: str) -> None:
+    store.write(AT, {})
+    (path,) = store.directory.rglob("*.pt")
+    path.rename(path.with_name("moved"))
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("moved")
+    assert store.positions() == [AT]
+    with pytest.raises(CheckpointError, match=f"cannot be read: is a .*{kind}"):
+        store.read(AT)
+
+
 def test_unreadable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=f"{tmp_path}/file: .*Not a directory"):
@@ -206,9 +222,15 @@ def test_full_disk_error_names_the_directory(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
+    buffer = io.BytesIO()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/checkpoints: .*No space left on device"):
+    monkeypatch.setattr(module, "io", SimpleNamespace(BytesIO=lambda: buffer))
+    with pytest.raises(
+        CheckpointError, match=f"{tmp_path}/checkpoints: .*No space left on device"
+    ) as failed:
         store.write(AT, state())
+    buffer.close()  # no frame of the traceback has a view of it, which Python 3.13 reports when it collects
+    assert failed.tb
 
 
 def test_position_numbers_increase() -> None:

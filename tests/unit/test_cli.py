@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,16 @@ from orchestrator.commands import sweep as run_sweep
 from orchestrator.commands.doctor import Finding
 from orchestrator.errors import InputError
 from orchestrator.execution.order import execution_order
+from orchestrator.interrupts import interruptible
+from orchestrator.report import Written
 from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime
+from orchestrator.shipped import SWEEPS, find_sweep
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
 
@@ -45,7 +49,7 @@ def heeded() -> Iterator[None]:
 def test_an_ignored_signal_stays_ignored() -> None:
     """As those of a command of `nohup`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with run_sweep.interruptible():
+    with interruptible():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
@@ -55,7 +59,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 def test_signal_interrupts_once_and_not_during_cleanup(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     cleaned = False
-    with pytest.raises(KeyboardInterrupt), run_sweep.interruptible():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012
         try:
             os.kill(os.getpid(), number)
             pytest.fail("was not interrupted")
@@ -238,11 +242,17 @@ def test_image_without_an_engine_or_wheels_is_an_input_error(
     "name",
     ["plain", "long" * 40, "a[b]", "a[/b]", "a:b:c:ok:"],
 )
-def test_report_path_is_printed_verbatim(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("orchestrator.report.write_report", lambda paths: None)
+def test_verdicts_and_the_path_of_a_report_are_printed_verbatim(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    written = Written([f"Choose {name}."] * 5, [])
+    monkeypatch.setattr("orchestrator.report.write_report", lambda paths: written)
     file = io.StringIO()
     run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))
-    assert file.getvalue() == f"report: {name}/report.html\n"
+    *verdicts, more, path = file.getvalue().splitlines()
+    assert verdicts == [f"Choose {name}."] * 3
+    assert "2 more workloads" in more
+    assert path == f"report: {name}/report.html"
 
 
 @pytest.mark.parametrize("path", ["/data", "/[b]/data"])
@@ -273,7 +283,29 @@ def test_cold_starts_every_rank_afresh(options: list[str], warm: bool) -> None:
     assert all(("warm/client.py" in line, "-m trainer" in line) == (warm, not warm) for line in commands)
 
 
-def test_dry_run_prints_the_order_of_execution(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "strategy", "gib", "warned"),
+    [
+        (LocalRuntime, "ddp", 20, True),
+        (DockerRuntime, "ddp", 20, True),
+        (LocalRuntime, "ddp", 500, False),
+        (LocalRuntime, "{name: one_shot}\n, transport: memory", 20, False),  # its ranks are threads
+        (SlurmRuntime, "ddp", 20, False),  # its nodes are other machines
+    ],
+)
+def test_a_run_that_memory_may_not_suffice_for_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, runtime: type[Runtime], strategy: str, gib: int, warned: bool
+) -> None:
+    monkeypatch.setattr(run_sweep, "memory_free", lambda: gib * 2**30)
+    text = f"name: s\nblocks: [{{base: {{strategy: {strategy}}}, axes: {{nodes: [2, 600]}}}}]"
+    found = run_sweep.memory_warning(load_sweep(Path("s.yml"), text=text), runtime())
+    assert (found is not None) == warned
+    if found:
+        assert {"600", "28", "20.0"} <= {*re.findall(r"[\d.]+", found)}
+
+
+def test_dry_run_prints_the_order_of_execution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_sweep, "memory_free", lambda: 2**40)
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1, 2, 3, 4, 5]}}]")
     arguments = ["sweep", str(file), "--runtime", "local", "--dry-run", "--shared-network", "--repeat", "2"]
@@ -283,3 +315,21 @@ def test_dry_run_prints_the_order_of_execution(tmp_path: Path) -> None:
     assert len(done.output.splitlines()) == 10 + 1
     expected = execution_order("s", [load_sweep(file, repeat=2).runs])
     assert planned == [(str(number), run.key) for number, run in enumerate(expected, start=1)]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_the_name_of_a_shipped_sweep_is_no_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("quickstart"))
+    assert find_sweep("quickstart") == SWEEPS / "quickstart.yml"
+    assert find_sweep("./quickstart") == Path("quickstart")
+
+
+def test_dry_run_warns_of_too_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_sweep, "memory_free", lambda: 0)
+    arguments = ["run", "ddp", "--nodes", "3", "--runtime", "local", "--dry-run", "--shared-network"]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("warning: ")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from trainer.cluster.agent import Agent
 from trainer.cluster.commands import TRAINER, Command
 from trainer.cluster.protocol import Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
-from trainer.core.events import Event
+from trainer.core.events import Event, EventReader
 from trainer.core.membership import Membership
 from trainer.core.trace import trace_path
 from trainer.spec.run_spec import RunSpec
@@ -321,6 +322,8 @@ class Parent:
         self.ensured += 1
         return self._reasons[self.ensured - 1]
 
+    def refuse_waiting(self) -> None: ...
+
     def failure(self, within_s: float = 0.0) -> str | None:
         self.waited_s.append(within_s)
         return self._failure
@@ -333,6 +336,7 @@ class Served:
     code: int
     hellos: list[dict[str, Any]]
     kept: list[set[int]]  # processes, after each run
+    cleaned: list[str | None]  # what was left, after each run
     parent: Parent
 
 
@@ -345,15 +349,21 @@ def serve(home: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     def run(role: str, parent: Parent, *answers: dict[str, Any] | None, clean: Any = None) -> Served:
         left = [*answers]
-        served = Served(-1, [], [], parent)
+        served = Served(-1, [], [], [], parent)
 
         class Answers:
+            cleaned = False
+
             async def send(self, kind: str, **fields: Any) -> None:
-                assert kind == "hello"
-                served.hellos.append(fields)
+                if kind == "clean":
+                    self.cleaned = True
+                    served.cleaned.append(fields["left"])
+                else:
+                    assert kind == "hello"
+                    served.hellos.append(fields)
 
             async def receive(self) -> dict[str, Any] | None:
-                return left.pop(0)
+                return None if self.cleaned else left.pop(0)
 
             async def close(self) -> None: ...
 
@@ -363,7 +373,9 @@ def serve(home: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         monkeypatch.setattr(Agent, "_connect", connect)
         monkeypatch.setattr(module, "ParentProcess", lambda *_: parent)
         take = served.kept.append
-        monkeypatch.setattr(module, "remove_traces", clean or (lambda keep: take(keep)))
+        monkeypatch.setattr(module, "settings", lambda pids: dict.fromkeys(pids))
+        monkeypatch.setattr(module, "remove_traces", clean or (lambda kept, _: take({*kept})))
+        monkeypatch.setattr(module, "RETRY_S", 0.0)
         served.code = module.main(role, "ddp", warm=True)
         assert left == []
         return served
@@ -376,7 +388,8 @@ def test_warm_agent_takes_runs_until_the_coordinator_is_gone(serve: Serve) -> No
     served = serve("node", Parent(None, "it grew", None), surplus, rejected, None)
     assert served.code == 0
     assert [hello["replaced"] for hello in served.hellos] == [None, "it grew", None]
-    assert served.kept == [{os.getpid(), Parent.pid}] * 2
+    assert served.kept == [{os.getpid(), Parent.pid}]
+    assert served.cleaned == [None]
 
 
 def test_health_check_passes_while_the_warm_parent_starts(
@@ -387,7 +400,7 @@ def test_health_check_passes_while_the_warm_parent_starts(
     def ensure(self: Parent) -> None:
         left_s.append((home / "alive").stat().st_mtime - time.time())
 
-    def clean(keep: set[int]) -> None:
+    def clean(kept: Any, refuse_forks: Any) -> None:
         (home / "alive").unlink()
 
     monkeypatch.setattr(Parent, "ensure", ensure)
@@ -412,15 +425,27 @@ def test_warm_agent_without_a_parent_fails(
     assert capsys.readouterr().err == "node: it did not start\n"
 
 
-def test_warm_agent_whose_container_cannot_be_cleaned_fails(serve: Serve) -> None:
-    def fail(keep: set[int]) -> None:
-        raise AssignmentError("a process cannot be killed")
+def test_warm_agent_reports_what_it_cannot_remove(serve: Serve) -> None:
+    def fail(kept: Any, refuse_forks: Any) -> str:
+        return "a process"
 
-    assert serve("node", Parent(None), {"kind": "shutdown"}, clean=fail).code == 1
+    served = serve("node", Parent(None, None), {"kind": "shutdown"}, None, clean=fail)
+    assert served.cleaned == ["a process"]
 
 
 def warm(parent: Parent) -> Agent:
     return Agent("node", "ddp", parent)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parent", [Parent(), None], ids=["warm", "cold"])
+def test_signal_to_a_warm_container_is_reported_for_its_ranks(home: Path, parent: Parent | None) -> None:
+    """The engine sends one to a cold container when its run is over."""
+    (home / "out").mkdir(parents=True, exist_ok=True)
+    agent = Agent("node", "ddp", parent)  # type: ignore[arg-type]
+    agent._stop(signal.SIGTERM)
+    agent._report_signal([2, 3])
+    found = [(each.rank, each.kind, each.fields["signal"]) for each in EventReader(home / "out").new()]
+    assert found == ([(2, "died", "SIGTERM"), (3, "died", "SIGTERM")] if parent else [])
 
 
 def test_ranks_are_started_by_the_warm_parent_s_client() -> None:
@@ -509,13 +534,30 @@ def test_node_serves_ssh_until_shutdown_or_sshd_exits(home: Path) -> None:
         sshd.returncode = code
         agent._sshd = sshd  # type: ignore[assignment]
         asyncio.get_running_loop().call_later(0.05, agent._shutdown.set)
-        return await agent._serve_ssh(), sshd
+        return await agent._serve_ssh(()), sshd
 
     ended, _ = asyncio.run(serve(255))
     assert ended == ({}, "sshd ended with exit code 255")
     ended, sshd = asyncio.run(serve(None))
     assert ended == ({}, None)
     assert sshd.terminated
+
+
+def test_node_ends_the_ranks_of_mpirun_and_waits_for_their_reports(home: Path, tmp_path: Path) -> None:
+    report, up = tmp_path / "report", tmp_path / "up"
+    ends = f"trap 'sleep 0.3; echo ended > {report}; exit' TERM; touch {up}; while :; do sleep 0.05; done"
+    rank = subprocess.Popen(["sh", "-c", ends])
+    try:
+        while not up.exists():
+            time.sleep(0.01)
+        agent = Agent("node", "mpi")
+        agent._pids = {0: rank.pid, 1: 2**22 + 1}  # no process has the second number
+        agent._shutdown.set()
+        asyncio.run(agent._serve_ssh(()))
+    finally:
+        rank.kill()
+        rank.wait()
+    assert report.read_text() == "ended\n"
 
 
 # Runs that continue without a lost rank
@@ -555,7 +597,7 @@ def dies_and_returns(home: Path, *again: str) -> str:
 
 def memberships(home: Path) -> dict[int, int]:
     """The incarnations of the ranks that are alive, by the file that this agent's ranks read."""
-    return Membership.read(home / "membership.json").incarnations
+    return Membership.read(home / "membership.json").incarnations("member", "waiting")
 
 
 async def trains(agent: FakeAgent) -> None:
@@ -567,7 +609,11 @@ async def trains(agent: FakeAgent) -> None:
     while incarnations != {0: 1, 1: 0}:
         message = await agent.receive()
         assert message is not None
-        incarnations = {member["rank"]: member["incarnation"] for member in message["members"]}
+        incarnations = {
+            member["rank"]: member["incarnation"]
+            for member in message["ranks"]
+            if member["state"] != "lost"
+        }
     await agent.send_event("result", **rank_fields())
     await agent.send_event("done")
     await agent.exit()

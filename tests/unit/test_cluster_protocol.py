@@ -62,7 +62,8 @@ def test_message_round_trip(message: Message) -> None:
 
 def test_agents_receive_who_is_alive() -> None:
     """Each message from the coordinator is checked, and one about an unknown field is refused."""
-    alive = {"generation": 2, "members": [{"rank": 3, "incarnation": 1, "address": "10.0.0.4"}]}
+    member = {"rank": 3, "incarnation": 1, "state": "waiting", "joined": 0, "address": "10.0.0.4"}
+    alive = {"generation": 2, "view": 1, "ranks": [member]}
 
     async def receive(fields: dict[str, Any]) -> tuple[Message | None, str | None]:
         reader = asyncio.StreamReader()
@@ -71,7 +72,13 @@ def test_agents_receive_who_is_alive() -> None:
         return await connection.receive(), connection.error
 
     assert asyncio.run(receive(alive)) == ({"kind": "membership", **alive}, None)
-    for wrong in ({"generation": -1}, {"members": [{"rank": 3}]}, {"extra": 1}):
+    for wrong in (
+        {"generation": -1},
+        {"view": "1"},
+        {"ranks": [{"rank": 3}]},
+        {"ranks": [{**member, "state": "asleep"}]},
+        {"extra": 1},
+    ):
         message, error = asyncio.run(receive({**alive, **wrong}))
         assert message is None
         assert next(iter(wrong)) in str(error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from trainer.cluster.rank_assignment import (
     RankAssignment,
     assign_ranks,
     needed_agents,
+    read_spec,
 )
 
 
@@ -242,3 +245,9 @@ def test_limit_that_differs_from_the_spec() -> None:
         assign_ranks("ddp", {**FIELDS["ddp"], "cpus": 2}, registered("ddp", 1, 2), {"cpus": 1.0})
     same = {**FIELDS["ddp"], "cpus": 2}
     assert assign_ranks("ddp", same, registered("ddp", 1, 2), {"cpus": 2.0}).spec.cpus == 2
+
+
+def test_a_spec_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "spec.json")
+    with pytest.raises(AssignmentError, match=r"spec\.json: is a pipe"):
+        read_spec(tmp_path / "spec.json")

@@ -46,7 +46,7 @@ def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.
     cluster.run_agent = run_agent  # type: ignore[method-assign]
     scripts = dict.fromkeys(["node-1", "node-10", "node-3", "launcher"], is_shut_down)
     assert cluster.run(scripts, topology="mpi") == 1
-    assert cluster.summary == ["FAILED: launcher, node-10 did not register in 0.2 s"]
+    assert cluster.summary == ["FAILED: launcher, node 9 did not register in 0.2 s"]
 
 
 @pytest.mark.parametrize(

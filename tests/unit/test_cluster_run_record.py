@@ -16,7 +16,7 @@ from tests.unit.loopback_cluster import weights_file
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.cluster.run_record import RunRecord, signal_name
 from trainer.core.cgroup import NodeUsage
-from trainer.core.events import EventReader
+from trainer.core.events import UNREPORTED, EventReader
 
 USAGE: dict[str, Any] = {"cpu_s": 2.5, "throttled_s": None, "out_of_memory": 0}
 
@@ -122,6 +122,15 @@ def test_exit_report_is_the_cause(tmp_path: Path, kind: str, fields: dict[str, A
     start(record, 0, 1)
     record.add_event(event(kind, 1, **fields))
     assert record.failures == {"node-2": cause}
+
+
+@pytest.mark.parametrize("started", [(0, 1), (0,)], ids=["started", "not started"])
+def test_rank_that_ends_before_it_reports_has_failed(tmp_path: Path, started: tuple[int, ...]) -> None:
+    """Other ranks may wait for it until the time limit."""
+    record = run_record(tmp_path)
+    start(record, *started)
+    record.record_exit(agent(record, "node-2"), {1: 0}, out_of_memory=False)
+    assert UNREPORTED in record.failures["node-2"]
 
 
 def test_first_cause_counts(tmp_path: Path) -> None:
@@ -236,7 +245,7 @@ def test_no_second_exit_report(tmp_path: Path, report: str, out_of_memory: bool)
     assert [cause for _, _, cause in died_events(tmp_path)] == (["reported"] if report == "died" else [])
 
 
-@pytest.mark.parametrize("codes", [{1: 0}, {1: 1}, {1: 143}, {}])  # {}: started by mpirun
+@pytest.mark.parametrize("codes", [{1: 1}, {1: 143}, {}])  # {}: started by mpirun
 def test_no_died_event_for_a_rank_that_exited(tmp_path: Path, codes: dict[int, int]) -> None:
     record = run_record(tmp_path)
     start(record, 1)
@@ -430,7 +439,7 @@ def test_lost_rank_is_no_failure(tmp_path: Path, how: str) -> None:
         record.record_loss(lost, "killed together with its container")
     assert record.failures == record.unreported == {}
     assert record.membership is not None
-    assert [*record.membership.current.incarnations] == [0, 2]
+    assert [*record.membership.current.incarnations("member")] == [0, 2]
     assert [(rank, kind) for rank, kind, _ in died_events(tmp_path)] == [(1, "died")]
     finish(record, 0)
     assert not record.complete
@@ -465,7 +474,7 @@ def test_every_rank_but_one_can_be_lost(tmp_path: Path) -> None:
         record.add_event(event("died", rank, **KILLED))
     assert record.failures == {}
     assert record.membership is not None
-    assert [*record.membership.current.incarnations] == [2]
+    assert [*record.membership.current.incarnations("member")] == [2]
     record.add_event(event("died", 2, **KILLED))
     assert record.failures == {"node-3": "rank 2 was killed by SIGKILL"}
     assert not record.complete
@@ -480,7 +489,7 @@ def test_rank_can_be_lost_twice(tmp_path: Path) -> None:
         record.add_event(event("train_start", 1, parameters=1))
     assert record.failures == {}
     assert record.membership is not None
-    assert record.membership.current.incarnations == {0: 0, 1: 2, 2: 0}
+    assert record.membership.current.incarnations("member", "waiting") == {0: 0, 1: 2, 2: 0}
 
 
 @pytest.mark.parametrize(

@@ -120,18 +120,48 @@ def test_agents_that_connect_early_wait_for_the_next_run(cluster: LoopbackCluste
     assert endings == [OK, OK]
 
 
-def test_agent_that_connects_while_the_last_run_ends_is_not_rejected(cluster: LoopbackCluster) -> None:
-    async def slow(agent: FakeAgent) -> None:
+def test_agent_that_connects_before_the_run_has_ended_is_rejected(cluster: LoopbackCluster) -> None:
+    """It would be taken for one of the next run. Agents connect again."""
+
+    async def reconnects(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
         await agent.exit()
         await agent.receive()
-        await until(lambda: len(cluster.connections["node-1"]) == 2)
-        await asyncio.sleep(0.1)  # in which its `hello` could be answered
-        assert cluster.connections["node-1"][1].received == []
+        early = await cluster.connect("127.0.0.2")
+        assert (await early.receive() or {})["kind"] == "rejected"
+        await early.connection.close()
+        await agent.leave()
 
-    scripts: dict[str, list[Script]] = {"node-1": [succeeds, succeeds], "node-2": [slow, succeeds]}
+    scripts: dict[str, list[Script]] = {"node-1": [succeeds, succeeds], "node-2": [reconnects, succeeds]}
     assert cluster.serve(scripts, {}, {}) == [OK, OK]
+
+
+def test_container_that_is_not_clean_is_named(cluster: LoopbackCluster) -> None:
+    async def leaves_something(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.report_success()
+        await agent.exit()
+        await agent.receive()
+        await agent.leave("64 MiB of shared memory")
+
+    (ending,) = cluster.serve({"node-1": [succeeds], "node-2": [leaves_something]}, {})
+    assert ending.exits == OK.exits
+    assert str(ending.untrusted).startswith("node 1 ")
+    assert "64 MiB" in str(ending.untrusted)
+
+
+def test_agent_that_does_not_leave_is_named(cluster: LoopbackCluster) -> None:
+    async def stays(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.report_success()
+        await agent.exit()
+        while await agent.receive():
+            pass
+
+    (ending,) = cluster.serve({"node-1": [succeeds], "node-2": [stays]}, {})
+    assert ending.exits == OK.exits
+    assert str(ending.untrusted).startswith("node 1 ")
 
 
 def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) -> None:
@@ -141,6 +171,7 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
         (cluster.run_directory(1) / CANCEL).touch()
         await agent.receive()
         await agent.exit(143)
+        await agent.leave()
 
     scripts: dict[str, list[Script]] = {
         "node-1": [is_cancelled, succeeds],
@@ -205,7 +236,7 @@ def test_lost_warm_parent_is_reported_with_its_node(cluster: LoopbackCluster) ->
         "node-2": [loses_its_parent, succeeds],
     }
     lost, after = cluster.serve(scripts, {}, {})
-    assert (lost.exits, lost.lost) == ({"node-2": 1, "coordinator": 1}, "of node-2 was killed by SIGKILL")
+    assert (lost.exits, lost.lost) == ({"node-2": 1, "coordinator": 1}, "of node 1 was killed by SIGKILL")
     assert lost.failures.keys() == {"node-2"}
     assert after == OK
 

@@ -28,6 +28,23 @@ def shared(times: Sequence[float], accuracy: float = 0.9, **fields: object) -> l
     ]
 
 
+def own(attribute: str, facts: dict[str, object], **parameters: object) -> dict[str, object]:
+    """A user's component of mine.py, of which this is known."""
+    facts = {"code": "same", "folder": "there", "module": "mine.py", "attribute": attribute, **facts}
+    return {"name": f"./somewhere/mine.py:{attribute}", **parameters, "imported": facts}
+
+
+def net(code: str, **parameters: object) -> dict[str, object]:
+    """A user's model whose code has this digest."""
+    return own("Net", {"code": code, "blocks": ["model"]}, **parameters)
+
+
+def points(data: str) -> dict[str, object]:
+    """A user's dataset whose samples have this digest."""
+    sizes = {"train_samples": 600, "test_samples": 100, "shape": [4], "input_type": "float32"}
+    return own("points", {**sizes, "class_count": 10, "data": data})
+
+
 def comparing(folder: Path, *directories: Sequence[RunResult]) -> Comparing:
     paths = [folder / f"results-{number}" for number in range(len(directories))]
     for path, results in zip(paths, directories, strict=True):
@@ -83,6 +100,51 @@ def test_different_machines_are_named(tmp_path: Path) -> None:
     found = Comparing.of([tmp_path / "a", tmp_path / "b"])
     assert found.matches.environments == {"cpu": ("one", "other")}
     assert any("other" in line for line in found.remarks())
+
+
+def test_own_components_match_by_name_and_the_difference_of_their_code_is_named(tmp_path: Path) -> None:
+    found = comparing(
+        tmp_path,
+        shared(around(4.0, 0.02), model=net("old0")),
+        shared(around(5.0, 0.02), model=net("new1")),
+        shared(around(4.0, 0.02), model=net("old0")),
+    )
+    times = [each.time.verdict for each in found.differences if each.time]
+    assert times == ["more", "equal"]
+    assert found.matches.environments == {"code of model mine.py:Net": ("old0", "new1", "old0")}
+    assert not found.matches.alone
+    texts = [page(found.matches, found.differences), markdown(found.matches, found.differences)]
+    for text in (*texts, *found.remarks()):
+        assert "model mine.py:Net" in text
+        assert "old0" in text
+        assert "new1" in text
+
+
+def test_samples_of_an_own_dataset_that_differ_are_named(tmp_path: Path) -> None:
+    found = comparing(
+        tmp_path, *(shared(around(4.0), model="mlp", dataset=points(data)) for data in ("one", "two"))
+    )
+    assert found.matches.environments == {"samples of dataset mine.py:points": ("one", "two")}
+
+
+def test_other_parameters_of_an_own_component_are_another_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no finished configuration in common"):
+        comparing(
+            tmp_path,
+            shared(around(4.0), model=net("old0", width=8)),
+            shared(around(4.0), model=net("new1", width=16)),
+        )
+
+
+def test_two_versions_of_a_component_in_one_directory_match_by_their_code(tmp_path: Path) -> None:
+    both = [*shared(around(4.0), model=net("old0")), *shared(around(5.0), model=net("new1"))]
+    found = comparing(tmp_path, both, shared(around(5.0), model=net("new1")))
+    (match,) = found.matches.found
+    assert {row.canonical["model"]["imported"]["code"] for row in match.reference.rows} == {"new1"}
+    assert len(found.matches.alone[found.matches.directories[0]]) == 1
+    assert found.matches.environments == {"code of model mine.py:Net": ("new1, old0", "new1")}
+    with pytest.raises(InputError, match=r"results-0 has 2 versions of the code of model mine\.py:Net"):
+        comparing(tmp_path / "other", both, shared(around(5.0), model=net("else")))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.conformance.check import laws_of
+from trainer.conformance.check import data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
+from trainer.conformance.law import examine_all
 from trainer.conformance.report import Request
 from trainer.imported.source import CODE, TORCHVISION, ImportFailure, Source
 
@@ -72,11 +73,105 @@ def test_torchvision_has_models(folder: Path) -> None:
     assert stated_kind(source, "") == "model"
 
 
-@pytest.mark.parametrize("named", [{"module": TORCHVISION, "attribute": "resnet18"}, {"attribute": "Net"}])
-def test_a_model_that_takes_no_digits_is_shown_the_option(folder: Path, named: dict[str, str]) -> None:
+def request_for(folder: Path, kind: str, name: str, module: str = "mine.py") -> Request:
+    return Request(kind=kind, directory=str(folder), module=module, attribute=name)
+
+
+BESIDE = (
+    "import torch\n"
+    "class Words(torch.utils.data.Dataset):\n"
+    "    def __init__(self, train: bool): self.size = 40 if train else 10\n"
+    "    def __len__(self): return self.size\n"
+    "    def __getitem__(self, at): return torch.tensor([at % 7] * 5), at % 2\n"
+    "class Broken(torch.utils.data.Dataset):\n"
+    "    def __init__(self, train: bool): raise ValueError('no files')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("takes", "layer", "data"),
+    [
+        ("", "nn.Flatten()", "digits"),
+        (", shape", "nn.Linear(*shape, 3)", "vectors"),
+        ("", "nn.Conv2d(3, 4, 3)", "synthetic channels=3 height=32 width=32"),
+    ],
+)
+def test_a_model_is_tried_on_what_it_takes(folder: Path, takes: str, layer: str, data: str) -> None:
+    write(folder, f"class It(nn.Sequential):\n    def __init__(self{takes}): super().__init__({layer})\n")
+    chosen = on_data(request_for(folder, "model", "It"))
+    assert data_label(chosen.dataset or {}) == data
+    assert next(examine_all(laws_of(chosen), folder)).status == "ok"
+
+
+def test_components_are_tried_on_the_datasets_of_their_file(folder: Path) -> None:
     write(
-        folder, "class Net(nn.Sequential):\n    def __init__(self): super().__init__(nn.Conv2d(3, 4, 3))\n"
+        folder,
+        f"{BESIDE}"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, classes))\n"
+        "class Image(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(1, 4, 3))\n"
+        "def swapped(inputs, rng): return inputs[:, rng.permutation(inputs.shape[1])]\n"
+        "def flipped(inputs, rng): return inputs.flip(3) if rng.random() < 0.5 else inputs.clone()\n",
     )
-    request = Request(**{"kind": "model", "directory": str(folder), "module": "mine.py", **named})
-    with pytest.raises(ImportFailure, match=r"3 channels.*tried on digits: --dataset takes another"):
-        [*laws_of(request)]
+    chosen = {
+        name: on_data(request_for(folder, kind, name)).dataset
+        for kind, name in (
+            ("model", "Net"),
+            ("model", "Image"),
+            ("augmentation", "swapped"),
+            ("augmentation", "flipped"),
+        )
+    }
+    assert {name: form and data_label(form) for name, form in chosen.items()} == {
+        "Net": "Words",
+        "Image": "digits",
+        "swapped": "Words",
+        "flipped": None,  # it takes images, as does noise
+    }
+    (runs, *_) = examine_all(laws_of(on_data(request_for(folder, "augmentation", "swapped"))), folder)
+    assert runs.status == "ok"
+    assert runs.inputs == 2
+
+
+def test_a_model_of_torchvision_needs_no_option(folder: Path) -> None:
+    chosen = on_data(request_for(folder, "model", "resnet18", TORCHVISION))
+    assert data_label(chosen.dataset or {}).startswith("synthetic channels=3")
+
+
+def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder: Path) -> None:
+    write(
+        folder,
+        f"{BESIDE}class Net(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(5, 4, 3))\n",
+    )
+    with pytest.raises(ImportFailure) as failure:
+        [*laws_of(on_data(request_for(folder, "model", "Net")))]
+    for data in ("on Words: ", "on Broken: mine.py", "ValueError: no files", "on digits", "on vectors"):
+        assert data in str(failure.value)
+    assert "5 channels" in str(failure.value)
+    assert str(failure.value).endswith("--dataset takes another dataset")
+
+
+def test_the_same_failure_on_all_data_is_shown_once(folder: Path) -> None:
+    write(folder, "class Net(nn.Module):\n    def forward(self, x): return x.nothing\n")
+    with pytest.raises(ImportFailure) as failure:
+        [*laws_of(on_data(request_for(folder, "model", "Net")))]
+    assert str(failure.value).count("AttributeError") == 1
+    assert "on digits, vectors, synthetic" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "checked"),
+    [
+        ("(output - target).abs() <= 0.3", False),  # measures each answer
+        ("output.argmax(1) == target", False),
+        ("((output - target) ** 2).mean()", True),
+        ("(output - target) ** 2", True),  # it lacks the mean, and fails `runs`
+    ],
+)
+def test_functions_that_measure_accuracy_are_no_losses(folder: Path, returned: str, checked: bool) -> None:
+    write(folder, f"def it(output, target): return {returned}\n")
+    reason = left_out(request_for(folder, "loss", "it"))
+    assert (reason is None) == checked

@@ -13,7 +13,7 @@ import pytest
 
 import tests.support.wrong_components as wrong
 from trainer.conformance import processes
-from trainer.conformance.check import digest_of, laws_of, source_of
+from trainer.conformance.check import digest_of, laws_of, on_data, source_of
 from trainer.conformance.find import components, kind_of
 from trainer.conformance.law import Failure, Law, NotApplicable, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
@@ -38,12 +38,15 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("DistortsPartZero", {"images"}, "part 0 of 1", "changed"),
     ("Sums", {"equals"}, "2 ranks", "weights differ"),
     ("Deadlocks", {"ends"}, "2 ranks", "rank 0 waits in receive of 6370 numbers from rank 1"),
+    ("DeadlocksLater", {"ends"}, "2 ranks", "barrier"),
+    ("NeedsWholeBatches", {"ends"}, "1 rank", "mine.py:"),
+    ("FailsAtAnEpochsEnd", {"ends"}, "1 rank", "IndexError"),
     ("CallsDiffer", {"ends"}, "2 ranks", "rank"),
     ("ForgetsToSynchronize", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
     ("DiesOnOneRank", {"ends"}, "2 ranks", "rank 1 was killed by SIGKILL"),
     ("Diverges", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
     ("NoReplica", {"ends"}, "1 rank", "session.start"),
-    ("HalfTheSamples", {"samples"}, "1 rank", "20"),
+    ("HalfTheSamples", {"samples"}, "1 rank", "30"),
     ("SendsMore", {"bytes"}, "3 ranks", "50,960"),
     ("DrawsNoise", {"repeats"}, "1 rank", "weights differ"),
     ("NamesLie", {"names"}, "", "output"),
@@ -69,10 +72,10 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("TestInTraining", {"apart"}, "20 training and 10 test samples", "10 of 10"),
     ("StatesMore", {"stated"}, "20 training and 10 test samples", "20"),
     ("LabelTooHigh", {"labels"}, "20 training and 10 test samples", "2 of training sample 7"),
-    ("changes_argument", {"argument"}, "1 input of shape 3×8×8", ""),
+    ("changes_argument", {"argument"}, "1 input of shape 1×4×4", ""),
     ("changes_nothing", {"changes"}, "64 inputs", "the same"),
-    ("global_noise", {"seeded"}, "1 input of shape 3×8×8", "global random state"),
-    ("Doubles", {"shape"}, "1 input of shape 3×8×8", "float64"),
+    ("global_noise", {"seeded"}, "1 input of shape 1×4×4", "global random state"),
+    ("Doubles", {"shape"}, "1 input of shape 1×4×4", "float64"),
 ]
 ELSEWHERE = "trainer.conformance.check._in_another_process"  # takes a second to start
 NEVER_ENDING = {
@@ -101,7 +104,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def findings(request: Request) -> list[Finding]:
-    return [*examine_all(laws_of(request), Path(request.directory))]
+    return [*examine_all(laws_of(on_data(request)), Path(request.directory))]
 
 
 def request_for(directory: Path, name: str) -> Request:
@@ -138,11 +141,12 @@ def test_a_class_that_cannot_be_built_is_named(directory: Path, name: str, named
 
 
 def test_every_wrong_component_is_tested(directory: Path) -> None:
-    rest = {name for _, name in components(directory, "mine.py")} - {each[0] for each in WRONG}
+    rest = {name for kind, name in components(directory, "mine.py") if kind} - {each[0] for each in WRONG}
     assert rest == {
         *NEVER_ENDING,
         "Averages",
         "FailsOnOneRank",
+        "halves",
         "CallsTorch",
         "CallsTorchOverMpi",
         "OverGloo",
@@ -219,6 +223,13 @@ def test_inputs_that_do_not_apply_are_not_counted() -> None:
     assert examine(Law("law", "it holds", test, inputs), Path()).inputs == 1
     none = examine(Law("law", "it holds", test, inputs[:2]), Path())
     assert (none.status, none.reason) == ("skipped", "of one part")
+
+
+def test_all_inputs_of_a_list_are_tried_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.conformance.law.LAW_S", 0.0)
+    inputs = [Case(1, 1, 1), Case(2, 1, 1), Case(3, 1, 1)]
+    assert examine(law(lambda case: case.samples == 3, inputs), Path()).status == "failed"
+    assert examine(law(lambda case: case.samples == 3, iter(inputs)), Path()).status == "ok"
 
 
 def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
@@ -333,9 +344,40 @@ def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:
         "class _Part(nn.Module): pass\n"
         "class Own(nn.CrossEntropyLoss): pass\n"
         "class Other: pass\n"
+        "def blocks(labels, parts): ...\n"
+        "def noise(inputs, rng): ...\n"
+        "def close(output, target): ...\n"
+        "def fit(model, lr): ...\n"
+        "def _hidden(labels, parts): ...\n"
     )
     assert [*components(tmp_path, "some.py")] == [
         ("partitioner", "Blocks"),
         ("model", "Net"),
         ("loss", "Own"),
+        ("", "Other"),
+        ("partitioner", "blocks"),
+        ("augmentation", "noise"),
+        ("loss", "close"),
+        ("", "fit"),  # it may train
     ]
+
+
+def test_a_function_without_a_generator_is_a_deterministic_partitioner(tmp_path: Path) -> None:
+    (tmp_path / "fixed.py").write_text(
+        "import numpy as np\n"
+        "def blocks(labels, parts, first: int = 0):\n"
+        "    return np.array_split(np.roll(np.arange(len(labels)), first), parts)\n"
+        "def ignores(labels, parts, rng): return blocks(labels, parts)\n"
+        "def draws(labels, parts, generator):\n"
+        "    return np.array_split(generator.permutation(len(labels)), parts)\n"
+    )
+    found = {}
+    for name, given in (("blocks", {"first": 3}), ("ignores", {}), ("draws", {})):
+        request = Request(
+            kind="partitioner", directory=str(tmp_path), module="fixed.py", attribute=name, parameters=given
+        )
+        found[name] = [each for each in findings(request) if each.status == "failed"]
+    assert found["blocks"] == found["draws"] == []
+    (failed,) = found["ignores"]
+    assert failed.law == "random"
+    assert "leave out the parameter `rng`" in failed.got

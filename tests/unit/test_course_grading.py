@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import threading
 from pathlib import Path
@@ -14,16 +15,17 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.course.assignments import names
 from orchestrator.course.checks import Check, Failure
-from orchestrator.course.containers import SUBMISSION, settings, unreadable
+from orchestrator.course.containers import SUBMISSION, unreadable
 from orchestrator.course.grading import ABSENT, Grade, Grader, Reason, Score, submissions_of
-from orchestrator.course.sandbox import Limits, Sandbox, SandboxError
 from orchestrator.course.student import Student
-from orchestrator.course.table import reasons, table
+from orchestrator.course.table import gradebook, reasons, table
 from orchestrator.errors import InputError
+from orchestrator.identity import identity
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.identity import identity
+from orchestrator.runtimes.docker.sandbox import confined
+from orchestrator.sandbox.base import Limits, Sandbox, SandboxError
 from orchestrator.shipped import COURSES
-from trainer.course.protocol import frame
+from trainer.core.frames import frame
 
 # Grading
 
@@ -200,11 +202,28 @@ def test_reasons_are_those_of_lost_points() -> None:
     assert len([*reasons(made_grade("ana", 2, 0))]) == 3  # name, check, reason
 
 
+def test_the_gradebook_has_the_points_of_the_table_and_none_of_what_was_not_graded() -> None:
+    grades = [made_grade("ana", 2, 0), made_grade("ben, b", 2, 2), made_grade("carl", error="no engine")]
+    header, *lines = csv.reader(io.StringIO(gradebook(grades)))
+    files = ["task_number_0.py", "task_number_1.py"]
+    assert header == ["submission", *files, "points", "possible", "feedback"]
+    assert [line[:5] for line in lines] == [
+        ["ana", "2", "0", "2", "8"],
+        ["ben, b", "2", "2", "4", "8"],
+        ["carl", "", "", "", "8"],
+    ]
+    assert [line[5].split(":")[0] for line in lines] == ["task_number_1.py", "", "not graded"]
+
+
 # Containers
 
 
 def test_a_container_has_nothing_but_the_submission(tmp_path: Path) -> None:
-    asked = settings(tmp_path, Limits(512, 64, 32))
+    asked = confined(
+        ["trainer.course", SUBMISSION], Limits(512, 64, 32), {tmp_path: SUBMISSION}, {"A": "1"}
+    )
+    assert asked["entrypoint"] == ["python", "-m", "trainer.course", SUBMISSION]
+    assert asked["environment"] == {"A": "1"}
     assert asked["network_mode"] == "none"
     assert asked["cap_drop"] == ["ALL"]
     assert asked["security_opt"] == ["no-new-privileges:true"]
@@ -277,6 +296,7 @@ def test_grade_refuses_bad_input_before_anything_starts(tmp_path: Path) -> None:
     tests = COURSES / "one_model" / "hidden"
     assert "none: no such directory" in refused("grade", tmp_path / "none", "--tests", tests)
     assert "--tests" in refused("grade", tmp_path / "ana", "--tests", tmp_path / "none")
+    assert "--csv" in refused("grade", tmp_path / "ana", "--tests", tests, "--csv", tmp_path)
     message = refused("grade", tmp_path / "ana", "--tests", tests, "--runtime", "dokcer")
     assert "docker, local" in message
     (tmp_path / "ana" / "a.py").touch(mode=0o600)

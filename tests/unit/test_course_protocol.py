@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.course.checks import Failure
-from orchestrator.course.sandbox import MAX_BYTES, Channel, Ended, Sandbox
 from orchestrator.course.student import Student
-from trainer.course.protocol import MAX_FRAME, ProtocolError, Seed, decode, encode, frame, length, message
+from orchestrator.sandbox.base import MAX_BYTES, Channel, Ended, Sandbox
+from trainer.core.frames import MAX_FRAME, ProtocolError, frame, length, message
+from trainer.course.protocol import Seed, decode, encode
 
 
 def passed(value: Any) -> Any:

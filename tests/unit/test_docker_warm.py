@@ -169,10 +169,10 @@ def test_failed_run_leaves_the_containers_to_the_next(sweep: Sweep) -> None:
 
 def test_run_without_ranks_has_the_error_of_the_coordinator(sweep: Sweep) -> None:
     run = sweep.start()
-    (sweep.live(run) / "summary.txt").write_text("FAILED: node-2 did not register\n")
+    (sweep.live(run) / "summary.txt").write_text("FAILED: node 1 did not register\n")
     sweep.finish(run, 1)
     state = run.wait(5)
-    assert (state.error, state.nodes_lost) == ("node-2 did not register", False)
+    assert (state.error, state.nodes_lost) == ("node 1 did not register", False)
 
 
 @pytest.mark.parametrize("registered", [False, True])
@@ -182,27 +182,27 @@ def test_containers_that_sent_invalid_data_take_no_other_run(sweep: Sweep, regis
         sweep.assign_ranks(run, "ddp", 1, 2)
         damaged = event("damaged", 1, line="", reason="message: kind")
         (sweep.live(run) / "rank-1.jsonl").write_text(damaged.to_line() + "\n")
-    sweep.finish(run, 1, untrusted="node-2 sent invalid data: message: kind")
+    sweep.finish(run, 1, untrusted="node 1 sent invalid data: message: kind")
     state = run.wait(5)
     # If ranks were assigned, the run's own code did it. Else an earlier run may have spoilt the container.
     assert state.nodes_lost is not registered
-    assert state.error == (None if registered else "node-2 sent invalid data: message: kind")
+    assert state.error == (None if registered else "node 1 sent invalid data: message: kind")
     run.stop()
     run.collect(run._paths)
     assert ("message: kind" in run._paths.events.read_text()) is registered
     following = sweep.start(seed=1)
     assert sweep.nodes(following) is not sweep.nodes(run)
     assert sweep.nodes(run).closed
-    assert "node-2" in str(following.replaced)
+    assert "node 1" in str(following.replaced)
 
 
 def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) -> None:
     """It runs, and its health check passes."""
     run = sweep.start()
     sweep.assign_ranks(run, "ddp", 1, 2)
-    sweep.finish(run, 1, cut_off="the warm container node-2 was cut off")
+    sweep.finish(run, 1, cut_off="the warm container node 1 was cut off")
     state = run.wait(5)
-    assert (state.error, state.nodes_lost) == ("the warm container node-2 was cut off", True)
+    assert (state.error, state.nodes_lost) == ("the warm container node 1 was cut off", True)
     run.stop()
     assert sweep.nodes(run).closed
 
@@ -210,9 +210,9 @@ def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) 
 def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run(sweep: Sweep) -> None:
     """Other new containers would be as slow."""
     run = sweep.start()
-    sweep.finish(run, 1, cut_off="the warm container node-2 did not register")
+    sweep.finish(run, 1, cut_off="the warm container node 1 did not register")
     state = run.wait(5)
-    assert (state.error, state.nodes_lost) == ("the warm container node-2 did not register", False)
+    assert (state.error, state.nodes_lost) == ("the warm container node 1 did not register", False)
     run.stop()
     assert sweep.nodes(run).closed
     second = sweep.start(seed=1)
@@ -221,7 +221,7 @@ def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run
     second.wait(5)
     second.stop()
     third = sweep.start(seed=2)
-    sweep.finish(third, 1, cut_off="the warm container node-2 did not register")
+    sweep.finish(third, 1, cut_off="the warm container node 1 did not register")
     assert third.wait(5).nodes_lost
     third.stop()
     assert sweep.nodes(third).closed
@@ -277,9 +277,9 @@ def is_removed(sweep: Sweep) -> None:
 
 
 LOSSES: dict[str, tuple[Callable[[Sweep], None], str]] = {
-    "killed": (lambda sweep: ends(sweep, 137), "node-1 was killed by SIGKILL"),
-    "ended": (lambda sweep: ends(sweep, 3), "node-1 ended with exit code 3"),
-    "unhealthy": (is_unhealthy, "node-1 is stuck"),
+    "killed": (lambda sweep: ends(sweep, 137), "{} was killed by SIGKILL"),
+    "ended": (lambda sweep: ends(sweep, 3), "{} ended with exit code 3"),
+    "unhealthy": (is_unhealthy, "{} is stuck"),
     "removed": (is_removed, "removed"),
 }
 
@@ -299,7 +299,7 @@ def test_failed_container_is_a_loss_of_nodes(
         sweep.finish(run, 1)
     state = run.wait(5)
     assert state.nodes_lost
-    assert expected in str(state.error)
+    assert expected.format("node 1" if topology == "rpc" else "node 0") in str(state.error)
     assert state.running == 0
     run.stop()
     assert sweep.nodes(run).closed
@@ -316,7 +316,7 @@ def test_container_that_the_engine_calls_running_for_a_moment_is_a_loss_of_nodes
     monkeypatch.setattr(module.time, "sleep", lambda _: ends(sweep, 137))
     state = run.wait(5)
     assert state.nodes_lost
-    assert "node-1 was killed by SIGKILL" in str(state.error)
+    assert "node 0 was killed by SIGKILL" in str(state.error)
 
 
 def test_successful_run_does_not_need_its_containers(sweep: Sweep) -> None:

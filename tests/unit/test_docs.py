@@ -75,7 +75,7 @@ def test_named_files_exist(page: Path) -> None:
 
 def test_architecture_lists_the_packages_in_the_order_of_their_imports() -> None:
     rooms = re.findall(r"(?m)^\| `(\w+)/` \|", (PROJECT / "docs" / "architecture.md").read_text())
-    modules = {"__main__", "errors", "shipped", "terminal", "api", "cli"}
+    modules = {"__main__", "errors", "identity", "interrupts", "shipped", "terminal", "api", "cli"}
     assert rooms == [name for name in (*TRAINER, *ORCHESTRATOR) if name not in modules]
 
 
@@ -138,6 +138,16 @@ def test_commands_are_found_and_unknown_ones_rejected() -> None:
     for wrong in (["swep"], ["sweep", "--node", "2"]):
         with pytest.raises(Exception, match=wrong[-1] if len(wrong) == 1 else "--node"):
             parse(wrong)
+
+
+def test_the_targets_of_make_are_listed_in_columns() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    lines = re.findall(r"(?m)^([a-z%-]+)( *)(.*)$", done.stdout)
+    assert {"slurm-cluster", "test-process", "venv"} <= {name for name, _, _ in lines}
+    assert len({len(name + gap) for name, gap, _ in lines}) == 1
+    assert all(len(gap) > 0 for _, gap, _ in lines)
 
 
 LAB_COMMANDS = [line for line in commands_shown() if re.match(r"python -m orchestrator lab (?!NAME)", line)]

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from trainer.comm.base import CommunicationError
 from trainer.comm.elastic import ElasticCommunicator, Group, Groups
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.views import Operate
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
-from trainer.core.membership import Member, Membership
+from trainer.core.events import Event
+from trainer.core.membership import MembershipTracker
 
 TIMEOUT_S = 30.0
 
@@ -33,30 +35,21 @@ class World:
     path: Path
     size: int
     groups: dict[str, ThreadGroup] = field(default_factory=dict)
-    invitations: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    generation: int = 0
     started: list[ElasticCommunicator] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.incarnations = dict.fromkeys(range(self.size), 0)
-        self.write()
+        self.tracker = MembershipTracker(dict.fromkeys(range(self.size), ""), range(0), {})
+        for rank in range(self.size):
+            self.add(rank, "train_start")
 
-    def write(self) -> None:
-        members = [Member(rank=r, incarnation=i) for r, i in sorted(self.incarnations.items())]
-        Membership(generation=self.generation, members=members).write(self.path)
+    def add(self, rank: int, kind: str, **fields: Any) -> None:
+        with self.changed:
+            self.tracker.add(Event(0.0, "", rank, "", kind, fields))
+            self.tracker.current.write(self.path)
 
     def lose(self, rank: int) -> None:
-        with self.changed:
-            del self.incarnations[rank]
-            self.generation += 1
-            self.write()
-
-    def restore(self, rank: int, incarnation: int) -> None:
-        with self.changed:
-            self.incarnations[rank] = incarnation
-            self.generation += 1
-            self.write()
+        self.add(rank, "died", cause="killed")
 
     def context(self, rank: int, incarnation: int = 0) -> NodeContext:
         return NodeContext(rank, self.size, "gloo", Path(), timeout_s=TIMEOUT_S, incarnation=incarnation)
@@ -88,16 +81,16 @@ class ThreadsGroups(Groups):
             shared = self._world.groups.setdefault(name, ThreadGroup(len(ranks), TIMEOUT_S))
         return ThreadsGroup(ranks.index(self._rank), len(ranks), Clock(), shared)
 
-    def invite(self, name: str, address: str, group: str) -> None:
-        with self._world.changed:
-            self._world.invitations[name] = group
-            self._world.changed.notify_all()
 
-    def invitation(self, name: str, address: str, timeout_s: float) -> str:
-        with self._world.changed:
-            if not self._world.changed.wait_for(lambda: name in self._world.invitations, timeout_s):
-                raise CommunicationError("no invitation")
-            return self._world.invitations[name]
+@dataclass(frozen=True)
+class Events:
+    """The events of one rank, which reach the world at once."""
+
+    world: World
+    rank: int
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.world.add(self.rank, kind, **fields)
 
 
 class Failing(ElasticCommunicator):
@@ -107,17 +100,23 @@ class Failing(ElasticCommunicator):
         self._test, self._lost_in, self._after = world, lost_in, after
         world.started.append(self)
         groups = ThreadsGroups(world, rank)
-        incarnation = world.incarnations[rank]
-        super().__init__(world.context(rank, incarnation), Clock(), groups, world.path)
+        incarnation = world.tracker.lost.get(rank, 0)
+        events: Any = Events(world, rank)
+        super().__init__(world.context(rank, incarnation), Clock(), groups, world.path, events)
 
-    def _failure_of(self, run: Callable[[Group], Tensor]) -> str | None:
-        if self._count != self._lost_in:
-            return super()._failure_of(run)
+    def _together(self, step: object) -> Any:
+        if not isinstance(step, Operate) or self._survivor.completed != self._lost_in:
+            return super()._together(step)
         if self._after:
-            super()._failure_of(run)
-        self._test.lose(self._own)  # first: the others look at once, and not for long in some tests
-        self._group.leave()
+            super()._together(step)
+        self._test.lose(self.own)  # first: the others look at once, and not for long in some tests
+        self._leave()
         raise Lost
+
+    @property
+    def own(self) -> int:
+        """The rank in the run."""
+        return self._survivor.own
 
 
 def in_threads(ranks: Sequence[int], work: Callable[[int], list[float]]) -> dict[int, list[float]]:
@@ -138,7 +137,7 @@ def program(comm: ElasticCommunicator, rounds: int = 3) -> list[float]:
     """All operations that have one result for all ranks."""
     results = []
     for number in range(rounds):
-        own = torch.full((4,), float(comm._own + 1) * 10**number)
+        own = torch.full((4,), float(comm.own + 1) * 10**number)
         comm.all_reduce(own, "sum")
         results.append(own[0].item())
         results.append(comm.all_gather(torch.tensor([1.0])).sum().item())
@@ -303,7 +302,7 @@ def test_exchange_that_fails_without_a_loss_is_an_error(
     def work(rank: int) -> list[float]:
         comm = Failing(world, rank)
         if rank == 0:
-            comm._group.leave()
+            comm._leave()
         with pytest.raises(CommunicationError, match="declared lost"):
             comm.barrier()
         return []
@@ -332,7 +331,7 @@ def test_rank_that_was_started_again_joins_between_epochs(world: World) -> None:
 
     def again() -> list[float]:
         comm = Failing(world, 1)
-        assert comm.returned
+        assert comm.changed
         results = []
         for epoch in range(2, 4):
             if epoch > 2:
@@ -344,7 +343,7 @@ def test_rank_that_was_started_again_joins_between_epochs(world: World) -> None:
 
     def restart() -> list[float]:
         trained.wait(TIMEOUT_S)
-        world.restore(1, 1)
+        world.add(1, "waiting", incarnation=1)
         restarted.set()
         return again()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ VALID: dict[str, dict[str, Any]] = {
     "start": {"pid": 7, "attempt": 1},
     "ready": {},
     "waiting": {"incarnation": 1},
+    "consent": {"returned": 2, "incarnation": 1},
     "link": {"to": 1, "latency_s": 0.001, "bytes_per_s": 1.25e7},
     "train_start": {"parameters": 50},
     "step": STEP,
@@ -243,9 +245,26 @@ def test_damaged_line_keeps_its_place(tmp_path: Path) -> None:
 def test_files_that_are_not_a_rank_s_are_ignored(tmp_path: Path) -> None:
     for name in ("rank-x.jsonl", "rank-.jsonl", "rank--1.jsonl", "rank-01.jsonl", "rank-2.jsonl"):
         (tmp_path / name).write_text(line("done", rank=2) + "\n")
-    (tmp_path / "rank-1.jsonl").mkdir()
     assert EventReader(tmp_path, ranks=2).new() == []
     assert [e.rank for e in EventReader(tmp_path).new()] == [2]
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
+def test_what_is_no_file_of_events_is_damaged(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rank-1.jsonl"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "others").write_text(line("done", rank=1) + "\n")
+        path.symlink_to("others")
+    reader = EventReader(tmp_path, ranks=2)
+    (event,) = reader.new()
+    assert (event.kind, event.rank) == ("damaged", 1)
+    assert kind in event.fields["reason"]
+    assert reader.has_given_up
+    assert reader.new() == []
 
 
 def test_file_is_read_up_to_its_limit(tmp_path: Path) -> None:

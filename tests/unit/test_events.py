@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,27 @@ def test_lines_are_flushed_and_appended(writer: Writer, tmp_path: Path) -> None:
     writer().write("train_end")
     writer().write("died", cause="killed")
     assert [e.kind for e in EventReader(tmp_path).new()] == ["train_end", "died"]
+
+
+def test_file_that_is_removed_is_damaged_once(writer: Writer, tmp_path: Path) -> None:
+    reader = EventReader(tmp_path)
+    for rank in (0, 1):
+        writer(rank).write("ready")
+    assert len(reader.new()) == 2
+    (tmp_path / "rank-1.jsonl").unlink()
+    (event,) = reader.new()
+    assert (event.rank, event.kind) == (1, "damaged")
+    assert "rank-1.jsonl" in event.fields["reason"]
+    assert reader.new() == []
+
+
+def test_files_of_a_directory_that_is_removed_are_not_damaged(writer: Writer, tmp_path: Path) -> None:
+    """It is removed after the run."""
+    reader = EventReader(tmp_path)
+    writer().write("ready")
+    assert len(reader.new()) == 1
+    shutil.rmtree(tmp_path)
+    assert reader.new() == []
 
 
 def test_partial_line_of_a_killed_process_does_not_damage_the_next_event(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -355,7 +356,7 @@ def run_task(tmp_path: Path, task: Mapping[str, Any], node: int) -> tuple[dict[s
     home = tmp_path / f"home-{node}"
     python = home / "shardyard" / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$DUMP" "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -c "$DUMP" "$@"\n')
     python.chmod(0o755)
     dump = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
     addresses = "".join(f"10.0.0.{each}\n" for each in range(1, task["num_nodes"] + 1))

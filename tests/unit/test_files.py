@@ -308,5 +308,9 @@ def test_directory_that_cannot_be_written_is_a_data_error(server: Server, tmp_pa
 def test_unreadable_file_is_a_data_error(server: Server, tmp_path: Path) -> None:
     archive = server.archive("good")
     (tmp_path / archive.path).mkdir(parents=True)
-    with pytest.raises(DataError, match=r"cannot read .*file\.gz: Is a directory"):
+    with pytest.raises(DataError, match=r"cannot read .*file\.gz: is a directory"):
+        archive.read(tmp_path)
+    (tmp_path / archive.path).rmdir()
+    os.mkfifo(tmp_path / archive.path)
+    with pytest.raises(DataError, match=r"cannot read .*file\.gz: is a pipe"):
         archive.read(tmp_path)

@@ -42,25 +42,33 @@ TRAINER: dict[str, str] = {
     "warm": "core comm data spec launch __main__",
     "allocation": "core launch warm",
     "cluster": "core comm data models spec training launch elastic warm",
-    "course": "",
+    "course": "core",
 }
 ORCHESTRATOR: dict[str, str] = {
     "errors": "",
+    "identity": "",
+    "interrupts": "",
     "shipped": "errors",
-    "sweeps": "errors shipped",
+    "sandbox": "errors identity shipped",
+    "sweeps": "errors shipped sandbox",
     "terminal": "errors sweeps",
     "results": "errors shipped sweeps",
-    "runtimes": "errors shipped sweeps results",
+    "runtimes": "errors identity shipped sandbox sweeps results",
     "replay": "errors shipped sweeps results runtimes",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
     "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
-    "course": "errors shipped runtimes",
-    "commands": "errors shipped sweeps results runtimes execution replay report export watch course",
+    "course": "errors identity shipped sandbox results runtimes",
+    "commands": (
+        "errors shipped sandbox sweeps results runtimes execution replay report export watch course"
+    ),
     "api": "errors shipped sweeps results commands report",
-    "cli": "errors shipped sweeps terminal results runtimes execution replay report export course commands",
-    "__main__": "cli",
+    "cli": (
+        "errors shipped sandbox sweeps terminal results runtimes execution replay report export course "
+        "commands"
+    ),
+    "__main__": "interrupts cli",
 }
 REPORT: dict[str, str] = {
     "formats": "",
@@ -87,10 +95,13 @@ SHARED_MODULES = (
     "core.cgroup",
     "core.event_schema",
     "core.events",
+    "core.frames",
     "core.membership",
+    "core.position",
     "core.processes",
     "core.record",
     "core.registry",
+    "core.regular_files",
     "core.result",
     "core.trace",
     "course.protocol",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from jsonschema import Draft202012Validator
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps import imports as module
+from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
+from trainer.imported import source
 from trainer.spec.run_spec import RunSpec
 
 FILE = Path(__file__).with_name("users_components.py")
@@ -62,6 +67,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = np.column_stack([rng.standard_normal((40, 4)), rng.integers(2, size=40)])
     np.savetxt(path / "table.csv", table, delimiter=",")
     np.savez(path / "arrays.npz", x=np.zeros((9, 3)), label=np.zeros(9, int))
+    for name in ("pipe.npz", "pipe.py", "pipes/one/a.png"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path / name)  # whose reader would wait for a writer
     np.savez(path / "objects.npz", x=np.array([None] * 9), y=np.zeros(9, int))
     return path
 
@@ -131,6 +139,11 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", {"name": "npz", "path": "arrays.npz"}, "", ["'y'", "x, label"]),
     ("dataset", {"name": "npz", "path": "objects.npz"}, "", ["'x'", "objects.npz", "numbers"]),
     ("dataset", {"name": "npz", "path": "images"}, "", ["images", "is a directory"]),
+    ("dataset", {"name": "npz", "path": "pipe.npz"}, "", ["pipe.npz", "is a pipe"]),
+    ("dataset", {"name": "npy", "path": "pipe.npz", "targets": "pipe.npz"}, "", ["pipe.npz", "is a pipe"]),
+    ("dataset", {"name": "image_folder", "path": "pipes"}, "", ["a.png", "is a pipe"]),
+    ("model", "./pipe.py:Net", "", ["pipe.py", "no regular file"]),
+    ("model", "./pipe.py", "", ["names a file", "write ./pipe.py:NAME"]),
     ("dataset", {"name": "image_folder", "path": "mine.py"}, "", ["mine.py", "must be a directory"]),
     ("dataset", {"name": "image_folder", "path": "images"}, "", ["no image in empty;", ".png"]),
     ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
@@ -303,7 +316,7 @@ def test_modules_of_the_same_name_in_two_directories_are_refused(load: Load) -> 
 
 
 def test_large_files_are_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(staged_code, "MOST_BYTES", 100)
     with pytest.raises(InputError, match=r"base\.dataset: table\.py:rows.*data_dir"):
         load(dataset={"name": "./table.py:rows", "test_share": 0.3})
 
@@ -336,3 +349,13 @@ def test_editors_accept_what_a_sweep_file_can_import() -> None:
     page = (FILE.parents[2] / "docs" / "your_own.md").read_text()
     example = yaml.safe_load(page.partition("# topics.yml\n")[2].partition("```")[0])
     Draft202012Validator(schema).validate(example)
+
+
+def test_ranks_that_are_threads_load_a_module_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / tmp_path.name  # modules are named after their folder
+    folder.mkdir()
+    (folder / "slow.py").write_text("import time\ntime.sleep(0.2)\n\n\ndef made():\n    pass\n")
+    with ThreadPoolExecutor(2) as ranks:
+        loaded = [*ranks.map(lambda _: source.load(folder, "slow.py", "made"), range(2))]
+    assert loaded[0] is loaded[1]

@@ -30,17 +30,21 @@ def killed(rank: int) -> Event:
     return event("died", rank, cause="killed by SIGKILL")
 
 
+def consent(rank: int, returned: int, incarnation: int) -> Event:
+    return event("consent", rank, returned=returned, incarnation=incarnation)
+
+
 def test_all_ranks_are_members_at_first() -> None:
     current = tracker().current
-    assert current.generation == 0
-    assert current.incarnations == {0: 0, 1: 0, 2: 0}
+    assert (current.generation, current.view) == (0, 0)
+    assert current.incarnations("member") == {0: 0, 1: 0, 2: 0}
     assert current.address_of(2) == "10.0.0.2"
 
 
 def test_rank_that_dies_while_it_trains_is_lost() -> None:
     tracked = tracker()
     assert tracked.add(killed(1))
-    assert tracked.current.incarnations == {0: 0, 2: 0}
+    assert tracked.current.incarnations("member") == {0: 0, 2: 0}
     assert tracked.current.generation == 1
     assert tracked.absent == {1}
     assert not tracked.add(killed(1))  # reported twice
@@ -55,8 +59,43 @@ def test_rank_that_returns_has_another_incarnation() -> None:
     assert not tracked.add(event("start", 1, pid=9, incarnation=1))  # it is not ready to join
     assert tracked.absent == {1}
     assert tracked.add(event("waiting", 1, incarnation=1))
-    assert tracked.current.incarnations == {0: 0, 1: 1, 2: 0}
-    assert tracked.current.generation == 2
+    assert tracked.current.incarnations("member") == {0: 0, 2: 0}
+    assert tracked.current.waits(1, 1)
+    assert (tracked.current.generation, tracked.current.view) == (2, 1)
+
+
+def test_rank_joins_when_all_members_have_consented() -> None:
+    tracked = tracker(4)
+    tracked.add(killed(1))
+    assert not tracked.add(consent(0, 1, 1))  # it does not wait yet
+    tracked.add(event("waiting", 1, incarnation=1))
+    for consents in (consent(0, 1, 1), consent(2, 1, 2), consent(2, 1, 1)):
+        assert not tracked.add(consents)
+    assert tracked.add(consent(3, 1, 1))
+    assert tracked.current.incarnations("member") == {0: 0, 1: 1, 2: 0, 3: 0}
+    assert tracked.current.view == 2
+    assert tracked.current.has_joined(1, 1)
+    tracked.add(killed(1))
+    assert tracked.current.has_joined(1, 1)  # those who look late know that it had joined
+
+
+def test_rank_joins_without_the_consent_of_a_member_that_is_lost() -> None:
+    tracked = tracker(4)
+    tracked.add(killed(1))
+    tracked.add(event("waiting", 1, incarnation=1))
+    for rank in (0, 2):
+        assert not tracked.add(consent(rank, 1, 1))
+    assert tracked.add(killed(3))
+    assert tracked.current.incarnations("member") == {0: 0, 1: 1, 2: 0}
+
+
+def test_rank_that_has_finished_is_alive_but_no_member() -> None:
+    tracked = tracker()
+    assert tracked.add(event("done", 1))
+    assert tracked.current.incarnations("member") == {0: 0, 2: 0}
+    assert tracked.current.incarnations("finished") == {1: 0}
+    assert tracked.current.view == 1
+    assert not tracked.add(event("done", 1))
 
 
 def test_rank_that_returns_may_be_lost_before_it_joins() -> None:
@@ -112,10 +151,12 @@ def test_run_is_over_without_a_rank_that_waits_to_join() -> None:
 
 def test_file_is_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "membership.json"
-    written = Membership(generation=3, members=[Member(rank=2, incarnation=1, address="10.0.0.2")])
+    written = Membership(
+        generation=3, view=2, ranks=[Member(rank=2, incarnation=1, state="waiting", address="10.0.0.2")]
+    )
     written.write(path)
     assert Membership.read(path) == written
     assert [*tmp_path.iterdir()] == [path]
     path.write_text('{"generation": 3}')
-    with pytest.raises(ValueError, match="members"):
+    with pytest.raises(ValueError, match="view"):
         Membership.read(path)

@@ -48,7 +48,7 @@ def model_report(
 
 
 def test_balanced_split_reports_time_parameters_and_traffic() -> None:
-    half = balanced_split(FOUR, 2)
+    half = balanced_split(FOUR, 10, 2)
     assert (half.split_points, half.seconds, half.parameters, half.sent_bytes) == (
         ["c"],
         [3, 5],
@@ -56,8 +56,14 @@ def test_balanced_split_reports_time_parameters_and_traffic() -> None:
         [40],
     )
     assert half.largest == 5 / 8
-    third = balanced_split(FOUR, 3)
+    third = balanced_split(FOUR, 10, 3)
     assert (third.split_points, third.parameters, third.sent_bytes) == (["c", "d"], [30, 30, 40], [40, 80])
+
+
+def test_larger_batches_are_split_where_fewer_bytes_pass() -> None:
+    blocks = [block("a", 1e-3, output_bytes=4e5), block("b", 2e-4, output_bytes=4), block("c", 1e-3)]
+    assert balanced_split(blocks, 0, 2).split_points == ["b"]
+    assert balanced_split(blocks, 1, 2).split_points == ["c"]  # 0.4 MB take 3.2 ms
 
 
 def test_proposed_split_points_are_valid_sweep_yaml() -> None:
@@ -85,9 +91,8 @@ def test_proposed_split_points_are_valid_for_the_model(name: str) -> None:
     names = MODELS.parse(name).names
     blocks = [block(each, seconds=at % 3 + 1) for at, each in enumerate(names)]
     for parts in range(1, len(names) + 1):
-        assert (
-            split_points.validation_error(names, balanced_split(blocks, parts).split_points, parts) is None
-        )
+        proposed = balanced_split(blocks, 10, parts).split_points
+        assert split_points.validation_error(names, proposed, parts) is None
 
 
 # The table

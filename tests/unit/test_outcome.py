@@ -236,6 +236,23 @@ def test_rank_that_open_mpi_aborts_because_of_its_peer_is_not_the_cause() -> Non
     assert str(alone).startswith("node 0 (process 100) exited without a report")
 
 
+APART = """At least one pair of MPI processes are unable to reach each other for
+MPI communications.  This means that no Open MPI device has indicated
+that it can be used to communicate between these processes.
+
+  Process 1 ([[10223,1],1]) is on host: 844f13fb05b5
+  Process 2 ([[10223,1],0]) is on host: 126ac7cb464d
+  BTLs attempted: self
+"""
+
+
+def test_ranks_without_a_network_between_them_are_named() -> None:
+    error = failed(1, 3, "Exception: MPI_ERR_INTERN: internal error")
+    for events in (up(0, 1), [*up(0, 1), error]):
+        _, reported = outcome(events, {"mpirun": 1}, 2, None, launcher_log=APART)
+        assert str(reported).startswith("Open MPI found no network from node 1 to node 0")
+
+
 def test_mpirun_s_report_of_an_unknown_rank_is_ignored() -> None:
     log = KILLED_0.replace("rank 0", "rank 7")
     assert "7" not in str(outcome(up(0, 1), {"mpirun": 1}, 2, None, launcher_log=log)[1])
@@ -283,6 +300,23 @@ def test_time_limit_names_the_ranks_that_are_suspended(restarts: int) -> None:
     assert status == "timeout"
     assert "node 1 (process 41) and node 2 (process 42)" in str(cause)
     assert "node 0" not in str(cause)
+
+
+def test_time_limit_names_mpirun_that_is_suspended() -> None:
+    status, cause = outcome(up(0, 1), {}, 2, 60.0, suspended={"mpirun": 41})
+    assert status == "timeout"
+    assert "mpirun (process 41)" in str(cause)
+
+
+@pytest.mark.parametrize(("code", "started"), [(1, 2), (1, 1), (143, 2), (1, 0)])
+def test_mpirun_that_was_stopped_is_the_cause(code: int, started: int) -> None:
+    """With another code, it has lost a rank; without ranks, it has failed itself."""
+    ranks = range(started)
+    status, cause = outcome(up(*ranks) + terminated(*ranks), {"mpirun": code}, 2, None)
+    assert status == "failed"
+    assert (str(cause).startswith("mpirun, which") and "SIGTERM" in str(cause)) == (
+        code == 1 and started > 0
+    )
 
 
 def test_killed_coordinator_is_the_cause_of_missing_results() -> None:
@@ -381,6 +415,62 @@ def test_timeout_names_the_last_position_of_each_node(events: list[Event], posit
     status, cause = outcome(events, {}, 2, 12.5)
     assert status == "timeout"
     assert cause == f"stopped after 12.5 s; {positions}"
+
+
+def stopped(rank: int, line: int, exchange: dict[str, Any] | None, waited_s: float = 3.2) -> Event:
+    """A rank that was found in this line of a user."""
+    position = {"file": "mine.py", "line": line, "function": "train", "exchange": exchange}
+    position |= {"waited_s": waited_s} if exchange else {}
+    return event("terminated", rank, time=9, cause="stopped by SIGTERM", position=position)
+
+
+BARRIER = {"kind": "barrier", "ranks": 3}
+ALL_REDUCE = {"kind": "all_reduce", "ranks": 3, "elements": 650}
+
+
+@pytest.mark.parametrize(
+    ("events", "positions"),
+    [
+        (
+            [stopped(2, 31, ALL_REDUCE, 7.0), stopped(0, 40, BARRIER), stopped(1, 31, ALL_REDUCE)],
+            [
+                "node 0 in barrier at mine.py:40 for 3 s",
+                "nodes 1, 2 in all_reduce of 650 elements at mine.py:31 for 3 s",
+                "nodes 0, 1 are in different exchanges",
+            ],
+        ),
+        (
+            [stopped(0, 40, BARRIER), stopped(1, 20, None)],
+            ["node 0 in barrier at mine.py:40 for 3 s", "node 1 in train at mine.py:20"],
+        ),
+        (
+            [*finished(1, 2), stopped(0, 40, BARRIER), stopped(2, 31, ALL_REDUCE)],
+            ["node 0 in barrier at mine.py:40 for 3 s"],
+        ),
+    ],
+)
+def test_timeout_says_where_stopped_nodes_were(events: list[Event], positions: list[str]) -> None:
+    status, cause = outcome([*up(0, 1, 2), *events], {}, 3, 12.5)
+    assert status == "timeout"
+    assert str(cause).partition(" last seen starting; ")[2].split("; ") == positions
+
+
+def test_a_timeout_names_few_positions() -> None:
+    events = [stopped(rank, rank + 1, ALL_REDUCE) for rank in range(1000)]
+    cause = str(outcome([*up(*range(1000)), *events], {}, 1000, 9)[1])
+    assert cause.count("mine.py") == 8
+    assert "and 992 other positions" in cause
+
+
+def test_positions_of_runs_in_time_are_no_cause() -> None:
+    events = [*up(0, 1), failed(0, 1, "ValueError: odd"), stopped(1, 40, BARRIER)]
+    assert outcome(events, {"node 0": 1}, 2, None) == ("failed", "node 0: ValueError: odd")
+
+
+def test_a_lost_peer_that_had_finished_is_named() -> None:
+    events = [*up(0, 1), *finished(0), failed(1, 7, RESET, peer=True)]
+    status, cause = outcome(events, {"node 0": 0, "node 1": 1}, 2, None)
+    assert (status, cause) == ("failed", f"node 1: {RESET}; node 0 had finished")
 
 
 # Runs that continue without a lost rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from tests.unit.training import SMALL, Training, train
 from trainer.parallel.pipeline_stage import PipelineStage
 from trainer.spec.run_spec import RunSpec
+from trainer.training.profile import BlockProfile, profile_blocks
 from trainer.training.replica import Replica
 
 LENET = {"name": "lenet", "dropout": 0.0}
@@ -55,6 +57,18 @@ def assert_same_training(training: Training, expected: Training) -> None:
 
 
 # Pipeline
+
+
+def test_default_split_points_weigh_time_and_bytes_of_a_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def equally_fast(*arguments: Any) -> list[BlockProfile]:
+        return [replace(block, forward_s=1e-5, backward_s=1e-5) for block in profile_blocks(*arguments)]
+
+    monkeypatch.setattr("trainer.parallel.pipeline_stage.profile_blocks", equally_fast)
+    training = train("pipeline", 2, model=LENET, batch_size=32, epochs=1)
+    # relu2 | dropout would be 6 : 7 blocks, but sends 15 kB per micro-batch; after pool3 there are 4 kB.
+    assert [(result.blocks or [])[0] for result in training.results] == ["conv1", "flatten"]
 
 
 @pytest.mark.parametrize(

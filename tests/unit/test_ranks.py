@@ -43,9 +43,11 @@ class Rank:
         self._patch.setattr("trainer.launch.ranks.exit_barrier", recorder("exit barrier"))
         comm: Any = SimpleNamespace(close=recorder("close", close), abort=recorder("abort"))
         context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
-        task: Any = SimpleNamespace(spec=SimpleNamespace(strategy=SimpleNamespace(trains=True)))
+        task: Any = SimpleNamespace(
+            spec=SimpleNamespace(strategy=SimpleNamespace(trains=True), debug=False)
+        )
         self._patch.setattr("trainer.launch.ranks.train", lambda *_: train())
-        watchdog: Any = SimpleNamespace(exit_within=recorder("alarm"))
+        watchdog: Any = SimpleNamespace(exit_within=recorder("alarm"), follow=lambda _: None)
         writer = EventWriter("run", 0)
         self._patch.setattr(writer, "write", write)
         return run_rank(context, task, writer, watchdog, lambda: comm)

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.runtimes import identity as identities
+from orchestrator import identity as identities
+from orchestrator.identity import identity, is_gone
 from orchestrator.runtimes.docker import reaper as module
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.reaper import (
@@ -26,7 +27,6 @@ from orchestrator.runtimes.docker.reaper import (
     remove_project,
     remove_stack,
 )
-from orchestrator.runtimes.identity import identity, is_gone
 
 # Identity
 

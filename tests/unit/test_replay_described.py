@@ -95,6 +95,8 @@ def exchanging(paths: SweepPaths, seconds: float, **fields: Any) -> RunResult:
     directory = paths.run(run.key).directory
     directory.mkdir(parents=True)
     for rank in builders(run.world_size, run=run.key):
+        for epoch in range(1, run.epochs + 1):
+            rank.add(Kind.EPOCH, peer=epoch)
         trace = rank.timed(Kind.BARRIER, 0.0, seconds).trace()
         trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
     return result

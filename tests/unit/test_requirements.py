@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.imports import Inspection, local_command
+from orchestrator.sweeps.imports import Inspection, local_sandbox
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.requirements import missing, read_requirements
 
@@ -35,9 +36,9 @@ def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) ->
 
 
 def test_missing_packages_are_named_before_anything_starts(tmp_path: Path) -> None:
-    inspection = Inspection([tmp_path], tmp_path, tmp_path, written(tmp_path, "no-such-package"))
+    inspection = Inspection([tmp_path], tmp_path, tmp_path, 512, written(tmp_path, "no-such-package"))
     with pytest.raises(InputError, match=r"no-such-package; pip install -r .*requirements.txt"):
-        local_command(inspection)
+        local_sandbox(inspection)
 
 
 def test_requirements_without_import_paths_are_refused(tmp_path: Path) -> None:
@@ -49,3 +50,9 @@ def test_requirements_without_import_paths_are_refused(tmp_path: Path) -> None:
     sweep.write_text("{name: s, requirements: gone.txt, blocks: [{base: {strategy: serial}}]}")
     with pytest.raises(InputError, match=r"gone.txt cannot be read"):
         load_sweep(sweep)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "requirements.txt")
+    with pytest.raises(InputError, match=r"requirements\.txt: is a pipe"):
+        read_requirements(tmp_path / "requirements.txt")

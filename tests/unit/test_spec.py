@@ -494,6 +494,7 @@ CHANGES: dict[str, Any] = {
     "pids": 256,
     "shm_mb": 64,
     "faults": [{"kill": {"node": 0}, "at": {"epoch": 2}}],
+    "debug": True,
 }
 # Other fields that a change needs in order to take effect.
 REQUIRED_WITH: dict[str, dict[str, Any]] = {

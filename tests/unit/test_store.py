@@ -174,7 +174,7 @@ def test_result_that_contradicts_its_spec(tmp_path: Path) -> None:
 
 def test_unreadable_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
-    with pytest.raises(UnusableFile, match="Is a directory"):
+    with pytest.raises(UnusableFile, match="is a directory"):
         read_result(tmp_path / "result.json")
 
 
@@ -327,9 +327,8 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
         ]
         assert len(named) >= 5
         assert len(set(named)) == len(named)
-        shared = (
-            [paths.warm, paths.code, paths.allocation] if isinstance(paths, RunPaths) else []
-        )  # by all runs of a sweep
+        shared = [paths.code]  # by all runs of a sweep
+        shared += [paths.warm, paths.allocation] if isinstance(paths, RunPaths) else []
         assert all(path.parent == tmp_path for path in named if path not in shared)
     assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"
 

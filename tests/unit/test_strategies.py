@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.unit.threads import together
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
+from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
@@ -114,6 +117,46 @@ def test_uneven_parts(name: str, policy: str, samples: tuple[int, int]) -> None:
         assert split.uneven == policy
         assert split.coverage == pytest.approx(120 / 121 if policy == "drop" else 1)
         assert split.overlap == 0
+
+
+class Recording(torch.Tensor):
+    """Inputs that record which of their samples are read."""
+
+    reads: list[int]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.index_select:
+            args[0].reads.extend(args[2].tolist())
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [*product([*UNEVEN_STRATEGIES, "hybrid"], ["join", "drop", "pad"]), ("one_shot", ""), ("pipeline", "")],
+)
+def test_each_copy_of_the_model_reads_what_the_certificate_counts(
+    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: dict[int, list[int]] = defaultdict(list)
+    on_device = BatchLoader._on_device
+
+    def recording(loader: BatchLoader, inputs: np.ndarray) -> torch.Tensor:
+        tensor = on_device(loader, inputs).as_subclass(Recording)
+        tensor.reads = reads[loader._rank]
+        return tensor
+
+    monkeypatch.setattr(BatchLoader, "_on_device", recording)
+    strategy = {"name": name, "uneven": policy} if policy else name
+    ranks = 4 if name == "hybrid" else nodes(name, 2)
+    training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40
+    reported = [event.fields for rank in range(ranks) for event in training.of("partition", rank)]
+    copies = 1 if name == "pipeline" else 2
+    assert [(len(reads[copy]), part_digest(np.array(reads[copy]))) for copy in range(copies)] == [
+        (fields["samples"], fields["digest"]) for fields in reported
+    ]
+    assert sum(len(each) for each in reads.values()) == sum(fields["samples"] for fields in reported)
 
 
 # Averaging gradients

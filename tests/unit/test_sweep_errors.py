@@ -69,7 +69,7 @@ def test_file(path: Path, text: str, message: str) -> None:
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.yml: no such file"):
         load_sweep(tmp_path / "absent.yml")
-    with pytest.raises(InputError, match="is a directory, not a sweep file"):
+    with pytest.raises(InputError, match="is a directory, not a regular file"):
         load_sweep(tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_aliases_of_a_usual_file(path: Path) -> None:
 
 def test_large_file(path: Path) -> None:
     assert "1,048,576 bytes" in load_error(path, "#" * (2**20 + 1))
-    with pytest.raises(InputError, match="bytes"):
+    with pytest.raises(InputError, match="is a device"):
         load_sweep(Path("/dev/zero"))
 
 

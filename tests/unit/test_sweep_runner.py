@@ -60,7 +60,7 @@ class FakeRunHandle(RunHandle):
     def new_events(self) -> list[Event]:
         return []
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> dict[Any, int]:
         return {}
 
     def collect(self, paths: RunPaths) -> None:

@@ -41,6 +41,8 @@ def message(
     [
         (["sweep", "--frobnicate"], ["--frobnicate", "sweep --help"]),
         (["sweep", "--node", "2"], ["no such option: --node (did you mean '--nodes'?)"]),
+        (["run", "ddp", "--transport", "gloo"], ["--transport", "--set transport=VALUE"]),
+        (["sweep", "--batch-size=64"], ["--batch-size", "--set batch_size=VALUE"]),
         (["swep"], ["swep", "'sweep'"]),
         (["sweep", "a", "b"], ["b"]),
         (["model"], ["MODEL"]),
@@ -74,6 +76,14 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert len(text) < 1000
     for fact in facts:
         assert fact in text
+
+
+@pytest.mark.parametrize("arguments", [["check", "dirichlet", "--lr", "1"], ["run", "ddp", "--nodes"]])
+def test_set_is_advised_only_where_it_sets_a_field_that_is_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, text = message(monkeypatch, capsys, *arguments)
+    assert (code, "--set" in text) == (2, False)
 
 
 def test_file_that_cannot_be_written_is_one_line_and_exit_code_1(

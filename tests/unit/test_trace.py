@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainer.core.trace import (
     Trace,
     TraceError,
     TraceHeader,
+    TraceLimits,
     encode_trace,
     read_trace,
     trace_path,
@@ -84,4 +86,48 @@ def test_impossible_records_are_refused(tmp_path: Path, field: str, value: float
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
+        read_trace(trace_path(tmp_path, 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cpu_s", 1e16),
+        ("left_s", 1e300),
+        ("entered_s", -1e9),
+        ("bytes", 2**63),
+        ("cpu_s", 61),
+        ("bytes", 11),
+    ],
+)
+def test_records_beyond_the_limits_of_a_run_are_refused(tmp_path: Path, field: str, value: float) -> None:
+    records = RECORDS.copy()
+    records["bytes"][1] = 10
+    limits = TraceLimits(seconds=60, bytes=10)
+    path = written(tmp_path, encode_trace(Trace(header(), records)))
+    assert read_trace(path, limits).header == header()
+    records[field][1] = value
+    written(tmp_path, encode_trace(Trace(header(), records)))
+    with pytest.raises(TraceError, match=f"record 1: {field} is .*; allowed: "):
+        read_trace(path, limits)
+
+
+@pytest.mark.parametrize("epoch", [0, -1, 4])
+def test_epochs_are_those_of_the_run(tmp_path: Path, epoch: int) -> None:
+    records = np.array([(Kind.EPOCH, 0, epoch, 0, 0.0, 0.0, 0.0)], RECORD)
+    content = encode_trace(Trace(header(count=1), records))
+    with pytest.raises(TraceError, match="record 0: peer"):
+        read_trace(written(tmp_path, content), TraceLimits(epochs=3))
+
+
+@pytest.mark.parametrize("started_s", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_start_without_range_is_refused(tmp_path: Path, started_s: float) -> None:
+    wrong = header().model_copy(update={"started_s": started_s})
+    with pytest.raises(TraceError, match="started_s"):
+        read_trace(written(tmp_path, encode_trace(Trace(wrong, RECORDS))))
+
+
+def test_a_pipe_is_no_trace(tmp_path: Path) -> None:
+    os.mkfifo(trace_path(tmp_path, 1))
+    with pytest.raises(TraceError, match="is a pipe"):
         read_trace(trace_path(tmp_path, 1))

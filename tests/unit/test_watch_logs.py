@@ -14,7 +14,6 @@ from orchestrator.watch.files import (
     LogPart,
     LogTail,
     log_names,
-    open_regular,
 )
 
 
@@ -30,7 +29,7 @@ def append(log: Path, data: bytes) -> None:
 
 def test_lines_come_once_and_whole(log: Path) -> None:
     append(log, b"one\ntw")
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     assert tail.new() == LogPart(["one"], restarted=True)
     assert tail.new() == LogPart([], restarted=False)
     append(log, b"o\n\xff\xfe three\r\nfo")
@@ -41,7 +40,7 @@ def test_lines_come_once_and_whole(log: Path) -> None:
 
 def test_only_what_is_new_is_read(log: Path) -> None:
     log.write_bytes(b"one\ntwo\n")
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     tail.new()
     with open(log, "r+b") as file:
         file.write(b"ONE\nTWO\nthree\n")
@@ -50,7 +49,7 @@ def test_only_what_is_new_is_read(log: Path) -> None:
 
 def test_a_log_that_is_replaced_or_truncated_starts_again(log: Path) -> None:
     log.write_bytes(b"one\ntwo\n")
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     tail.new()
     other = log.with_name("other")
     other.write_bytes(b"a new file\nof the same run\n")
@@ -62,7 +61,7 @@ def test_a_log_that_is_replaced_or_truncated_starts_again(log: Path) -> None:
 
 def test_of_a_long_log_the_end_is_shown(log: Path) -> None:
     append(log, b"".join(b"line %06d\n" % number for number in range(10_000)))
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     first = tail.new()
     assert first.restarted
     assert first.lines[0].startswith("…")
@@ -79,7 +78,7 @@ def test_of_a_long_log_the_end_is_shown(log: Path) -> None:
 
 def test_of_a_long_line_the_beginning_is_shown(log: Path) -> None:
     append(log, b"x" * (LINE_CHARACTERS + 5))
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     assert tail.new().lines == ["x" * LINE_CHARACTERS + " … 5 more characters"]
     append(log, b"rest\n")
     assert tail.new().lines == ["rest"]
@@ -87,11 +86,11 @@ def test_of_a_long_line_the_beginning_is_shown(log: Path) -> None:
 
 def test_control_characters_are_visible(log: Path) -> None:
     append(log, "\x1b[31mred\x07 \u202ebackwards\x00\t<b>\n".encode())
-    assert LogTail(log).new().lines == ["\\x1b[31mred\\x07 \\u202ebackwards\\x00\t<b>"]
+    assert LogTail(log.parent, log.name).new().lines == ["\\x1b[31mred\\x07 \\u202ebackwards\\x00\t<b>"]
 
 
 def test_a_log_that_cannot_be_read_says_so_once(log: Path) -> None:
-    tail = LogTail(log)
+    tail = LogTail(log.parent, log.name)
     part = tail.new()
     assert part.restarted
     assert "node-0.log cannot be read" in part.lines[0]
@@ -107,9 +106,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.log")  # whose reader would wait for a writer
     (tmp_path / "folder.log").mkdir()
     for name in ("link", "pipe", "folder"):
-        with pytest.raises(OSError):  # noqa: PT011
-            open_regular(tmp_path / f"{name}.log")
-        assert "cannot be read" in LogTail(tmp_path / f"{name}.log").new().lines[0]
+        assert "cannot be read" in LogTail(tmp_path, f"{name}.log").new().lines[0]
 
 
 def test_names_of_logs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,11 @@ def test_read_yaml_also_returns_the_text(tmp_path: Path) -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.yml").write_bytes("a: ü".encode("latin-1"))
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe.yml")
     for path, reason in [
         (tmp_path / "absent.yml", "no such file"),
         (tmp_path, "is a directory"),
+        (tmp_path / "pipe.yml", "is a pipe"),
         (tmp_path / "latin.yml", "cannot be read"),
         (tmp_path / "file" / "s.yml", "cannot be read"),
     ]:

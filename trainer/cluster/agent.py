@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from trainer.cluster import mpi_rank, ssh
-from trainer.cluster.clean_up import remove_traces
+from trainer.cluster.clean_up import remove_traces, settings
 from trainer.cluster.commands import (
     HOME,
     HOSTS,
@@ -49,6 +52,7 @@ CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every 
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
+RETRY_S = 0.5  # of a warm agent that the coordinator has rejected
 FULL_BYTES = 2**20  # left on a full disk: sshd, for example, removes a file when it ends
 CHUNK_BYTES = 3 * 2**13  # of a file per message; base64 makes it a third larger
 
@@ -61,7 +65,12 @@ class Agent:
     """One container's share of one run. `run` is its whole life."""
 
     def __init__(
-        self, role: str, topology: str, parent: ParentProcess | None = None, replaced: str | None = None
+        self,
+        role: str,
+        topology: str,
+        parent: ParentProcess | None = None,
+        replaced: str | None = None,
+        clean_up: Callable[[], str | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -69,15 +78,17 @@ class Agent:
             topology: of the containers.
             parent: forks the ranks, if the container is warm.
             replaced: why it was replaced before this run.
+            clean_up: removes what the run has left in a warm container. Returns what it cannot remove.
         """
         self._role, self._topology = role, topology
-        self._parent, self._replaced = parent, replaced
-        self.run_key: str | None = None
+        self._parent, self._replaced, self._clean_up = parent, replaced, clean_up
+        self._run_key = ""
         self._events = EventReader(OUT)
         self._pids: dict[int, int] = {}  # of ranks that have started
         self._mpirun = 0  # its exit code
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
+        self._signal: str | None = None  # that has ended this run in a warm container
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
         self._cut_off = False  # from the coordinator
         self._return_after: Mapping[int, float] = {}  # seconds, by number of the fault that kills
@@ -92,7 +103,7 @@ class Agent:
         Raises CoordinatorGone, or AssignmentError if there is nothing to run.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._shutdown.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         shutil.rmtree(OUT, ignore_errors=True)
         OUT.mkdir(parents=True)
         public_keys = self._set_up_ssh()
@@ -100,16 +111,24 @@ class Agent:
         try:
             await connection.send("hello", public_keys=public_keys, replaced=self._replaced)
             assignment = await self._receive_assignment(connection)
-            return await self._execute(assignment, connection) if assignment else 0
+            code = await self._execute(assignment, connection) if assignment else 0
+            if self._parent:
+                await self._leave(assignment, connection)
+            return code
         finally:
             await connection.close()
+
+    def _stop(self, number: signal.Signals) -> None:
+        """End the run because of a signal to the container; the engine sends one to a cold container."""
+        self._signal = number.name if self._parent else None
+        self._shutdown.set()
 
     async def _execute(self, assignment: RankAssignment, connection: Connection) -> int:
         """Run the assigned ranks, and forward what they write. Returns the exit code."""
         before = measure()
-        self.run_key = assignment.spec.key
+        self._run_key = assignment.spec.key
         if self._parent:
-            print(log_marks(self.run_key)[0], flush=True)
+            print(log_marks(assignment.spec.key)[0], flush=True)
         self._write_files(assignment)
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
@@ -137,6 +156,20 @@ class Agent:
             task.cancel()
         await self._send_new_events(connection)
         return 1 if not self._finished and (cause or self._cut_off or any(codes.values())) else 0
+
+    async def _leave(self, assignment: RankAssignment | None, connection: Connection) -> None:
+        """Clean the warm container, and wait until the coordinator has ended the run.
+
+        Only then does the container connect again, so whatever connects before belongs to this run.
+        """
+        left = self._clean_up()
+        if assignment:
+            print(log_marks(assignment.spec.key)[1], flush=True)
+        await connection.send("clean", left=left)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COORDINATOR_SILENCE_S):
+                while await connection.receive():
+                    pass
 
     def _set_up_ssh(self) -> dict[str, str]:
         """Create this container's keys and start sshd, for Open MPI only. Returns the public keys."""
@@ -230,17 +263,20 @@ class Agent:
         for command in commands(assignment, os.getpid(), self._trainer):
             self._processes.append((command, await _start(command)))
         if not self._processes:
-            return await self._serve_ssh()
+            return await self._serve_ssh(assignment.agent.ranks)
         ended = asyncio.ensure_future(self._all_ended(connection))
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         await asyncio.wait([ended, shutdown], return_when=asyncio.FIRST_COMPLETED)
         shutdown.cancel()
         if not ended.done():
+            self._report_signal(assignment.agent.ranks)
             await self._terminate(ended)
         codes = {rank: _code(process) for command, process in self._processes for rank in command.ranks}
         self._mpirun = next(
             (_code(process) for command, process in self._processes if not command.ranks), 0
         )
+        if self._signal and not assignment.agent.ranks:
+            return codes, f"stopped with its container by {self._signal}"
         return codes, f"mpirun {how_ended(self._mpirun)}" if self._mpirun else None
 
     async def _all_ended(self, connection: Connection) -> bool:
@@ -253,7 +289,8 @@ class Agent:
                 return True
             self._return_after_s = None
             for rank in self._processes[0][0].ranks:
-                self._report_death(rank, _code(self._processes[0][1]))
+                name = signal_name(-_code(self._processes[0][1]))
+                self._report_death(rank, f"killed by {name}", name)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._shutdown.wait(), after_s)
                 return True
@@ -262,22 +299,38 @@ class Agent:
             commands = [command for command, _ in self._processes]
             self._processes = [(command, await _start(command, again)) for command in commands]
 
-    def _report_death(self, rank: int, code: int) -> None:
-        """Write the exit report of a rank that returns; the exit codes are only sent at the end."""
-        name = signal_name(-code)
-        with closing(EventWriter(str(self.run_key), rank, OUT)) as writer:
-            writer.write_quietly("died", cause=f"killed by {name}", signal=name)
+    def _report_signal(self, ranks: Iterable[int]) -> None:
+        """Write exit reports if a signal ends the run, before the ranks and their peers write theirs."""
+        if name := self._signal:
+            for rank in ranks:
+                self._report_death(rank, f"stopped with its container by {name}", name)
 
-    async def _serve_ssh(self) -> tuple[dict[int, int], str | None]:
+    def _report_death(self, rank: int, cause: str, signal: str) -> None:
+        """Write the exit report of a rank that a signal ends; the exit codes are only sent at the end."""
+        with closing(EventWriter(self._run_key, rank, OUT)) as writer:
+            writer.write_quietly("died", cause=cause, signal=signal)
+
+    async def _serve_ssh(self, ranks: Iterable[int]) -> tuple[dict[int, int], str | None]:
         """Run no process but sshd, through which mpirun starts ranks, until shutdown."""
         while not self._shutdown.is_set():
             if self._sshd and self._sshd.poll() is not None:
                 return {}, f"sshd ended with exit code {self._sshd.returncode}"
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._shutdown.wait(), 0.5)
+        self._report_signal(ranks)
+        await self._end_ranks()
         if self._sshd:
             self._sshd.terminate()
         return {}, None
+
+    async def _end_ranks(self) -> None:
+        """Stop the ranks that mpirun has started here, and wait for their exit reports."""
+        ranks = []
+        for pid in self._pids.values():
+            with suppress(psutil.Error):  # it has ended
+                ranks.append(psutil.Process(pid))
+                ranks[-1].terminate()
+        await asyncio.to_thread(psutil.wait_procs, ranks, TERMINATE_S)
 
     async def _terminate(self, ended: asyncio.Future[bool]) -> None:
         """Send SIGTERM, then SIGKILL to processes that are still running."""
@@ -320,10 +373,12 @@ class Agent:
             await asyncio.sleep(FORWARD_S)
 
     async def _beat(self, connection: Connection) -> None:
-        """Send heartbeats with the ranks that are suspended, which the coordinator answers."""
+        """Send heartbeats with the processes that are suspended, which the coordinator answers."""
         while True:
             suspended = [rank for rank, pid in self._pids.items() if is_suspended(pid)]
-            await connection.send("alive", suspended=suspended)
+            mpirun = [process.pid for command, process in self._processes if not command.ranks]
+            stopped = next(filter(is_suspended, mpirun), None)
+            await connection.send("alive", suspended=suspended, mpirun=stopped)
             await asyncio.sleep(BEAT_S)
 
     async def _send_new_events(self, connection: Connection) -> None:
@@ -395,11 +450,10 @@ def _serve(role: str, topology: str) -> NoReturn:
     while True:
         _pass_health_check()  # importing torch takes long on a node with a tenth of a core
         replaced = None if role == "launcher" else parent.ensure()  # it runs no ranks
-        agent = Agent(role, topology, parent, replaced)
+        kept = settings([os.getpid(), *([parent.pid] if parent.pid else [])])
+        clean_up = partial(remove_traces, kept, parent.refuse_waiting)
         try:
-            asyncio.run(agent.run())
+            asyncio.run(Agent(role, topology, parent, replaced, clean_up).run())
         except AssignmentError as error:
             print(f"{role}: {error}", file=sys.stderr)
-        remove_traces(keep={os.getpid(), *([parent.pid] if parent.pid else [])})
-        if agent.run_key:
-            print(log_marks(agent.run_key)[1], flush=True)
+            time.sleep(RETRY_S)

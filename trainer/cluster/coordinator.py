@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import socket
@@ -30,7 +31,9 @@ from trainer.cluster.rank_assignment import (
     AssignmentError,
     RankAssignment,
     assign_ranks,
+    container_name,
     needed_agents,
+    node_name,
     read_spec,
 )
 from trainer.cluster.run_record import RunRecord
@@ -47,6 +50,7 @@ START_POLL_S = 0.1  # between looks for containers that have yet to start
 ANNOUNCE_S = 0.1  # between looks at who is alive
 BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
+REJECTED = "rejected: the run has started, or ended, without this container"
 COORDINATOR_CUT_OFF = f"cut off the network: no heartbeat of any node for {AGENT_SILENCE_S:g} s"
 LOST = "killed together with its container, or disconnected from the coordinator"
 CUT_OFF = f"cut off the network, or its container hangs: no heartbeat for {AGENT_SILENCE_S:g} s"
@@ -87,6 +91,8 @@ class Coordinator:
         self._changed = asyncio.Event()  # an agent registered, reported, exited or was lost
         self._interrupted = asyncio.Event()
         self._interruption = ""  # its cause
+        self._over = False  # no agent can register any more
+        self._clean: set[str] = set()  # addresses of warm agents that have cleaned up after the run
         self._running: set[str] = set()  # addresses of agents whose processes have not ended
         self._exited: set[str] = set()  # addresses of agents that have sent exit codes or are cut off
         self._silences: dict[str, Silence] = {}  # by address, of agents that the run needs
@@ -114,14 +120,10 @@ class Coordinator:
         beating = asyncio.create_task(self._beat())
         server = await self._bind()
         try:
-            try:
-                # First: only the run's containers are listened to.
-                self._expected = await self._find_agents()
-                await server.start_serving()
-                fields = await self._register()
-            finally:
-                if self._listener:  # it stays open: agents that reconnect wait there for the next run
-                    server.close()
+            # First: only the run's containers are listened to.
+            self._expected = await self._find_agents()
+            await server.start_serving()
+            fields = await self._register()
             run_record = self._run_record = await self._start_run(fields)
             watching = asyncio.create_task(self._watch_agents(run_record))
             announcing = asyncio.create_task(self._announce(run_record))
@@ -138,10 +140,10 @@ class Coordinator:
             elif not done:
                 run_record.failures.setdefault("the run", f"stopped after {run_record.timeout_s:g} s")
                 run_record.fail_suspended()
-            await self._shut_down()
+            await self._shut_down(server)
             run_record.fail_untraced()
         except AssignmentError as error:
-            await self._shut_down()
+            await self._shut_down(server)
             return 1, [f"FAILED: {error}"]
         finally:
             if cancelling:
@@ -287,14 +289,21 @@ class Coordinator:
 
     def _names(self, addresses: Iterable[str]) -> str:
         found = sorted(self._expected[address] for address in addresses)
-        return ", ".join(f"node-{ordinal}" if role == "node" else role for role, ordinal in found)
+        return ", ".join(self._name(role, ordinal) for role, ordinal in found)
+
+    def _name(self, role: str, ordinal: int) -> str:
+        """A container as the orchestrator names it in rows, or as a bare `docker compose up` shows it."""
+        if self._limits:
+            return container_name(role, ordinal)
+        agents = self._run_record.assignment.agents if self._run_record else ()
+        return node_name(role, ordinal, agents, self._topology)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, from its `hello` to its end. Reads nothing from strangers."""
         connection = Connection(reader, writer, FROM_AGENT)
         address = connection.peer
         if not self._admits(address):
-            await connection.send("rejected", cause="rejected: the run has started without this container")
+            await connection.send("rejected", cause=REJECTED)
             await connection.close()
             return
         self._connected.add(address)
@@ -312,7 +321,8 @@ class Coordinator:
             return False
         if self._connections[address] > MAX_CONNECTIONS:
             self._refuse(address, f"more than {MAX_CONNECTIONS} connections")
-        return address not in self._connected and not self._run_record and not self._refused
+        closed = self._over or self._run_record or self._refused
+        return address not in self._connected and not closed
 
     def _refuse(self, address: str, reason: str) -> None:
         """Fail the run because of what one of its containers has sent."""
@@ -336,6 +346,9 @@ class Coordinator:
             reason = connection.error
         except TimeoutError:
             hello, reason = None, f"no hello within {HELLO_S:g} s"
+        if self._over:
+            await connection.send("rejected", cause=REJECTED)
+            return False
         role, ordinal = self._expected[address]
         if hello and not (reason := self._fault_of(hello, role)):
             keys, replaced = hello.get("public_keys", {}), hello.get("replaced")
@@ -364,8 +377,10 @@ class Coordinator:
                 if address in self._silences:
                     self._silences[address].end()
                 if message["kind"] == "alive":
-                    self._note_suspended(address, message.get("suspended", []))
+                    self._note_suspended(address, message.get("suspended", []), message.get("mpirun"))
                     await connection.send("alive")
+                elif message["kind"] == "clean" and (self._over or address in self._exited):
+                    self._note_clean(address, message["left"])
                 else:
                     self._handle(address, message)
             if connection.error:
@@ -374,6 +389,14 @@ class Coordinator:
             self._refuse(address, str(error))
         finally:
             self._disconnect(address)
+
+    def _note_clean(self, address: str, left: str | None) -> None:
+        """Note that a container has been cleaned, and what of the run is still there."""
+        if left:
+            cause = f"{self._names([address])} could not be cleaned after a run: {left}"
+            self.untrusted = self.untrusted or cause
+        self._clean.add(address)
+        self._changed.set()
 
     def _handle(self, address: str, message: Message) -> None:
         """Raises ValueError if the agent may not send this message now."""
@@ -395,13 +418,15 @@ class Coordinator:
                 raise ValueError(f"message {kind} is not expected from this agent")
         self._changed.set()  # also by an event: a rank that has failed may hang, and its process never end
 
-    def _note_suspended(self, address: str, ranks: Sequence[int]) -> None:
-        """Raises ValueError if an agent reports ranks that it does not have."""
+    def _note_suspended(self, address: str, ranks: Sequence[int], mpirun: int | None) -> None:
+        """Raises ValueError if an agent reports processes that it does not have."""
         agent, _ = self._agents[address]
+        if mpirun and agent.role != "launcher":
+            raise ValueError("message alive: mpirun: not from the launcher")
         if not {*ranks} <= {*agent.ranks}:
             raise ValueError("message alive: suspended: a rank that is not this agent's")
         if self._run_record:
-            self._run_record.note_suspended(agent, ranks)
+            self._run_record.note_suspended(agent, ranks, mpirun)
 
     def _handle_exit(self, run_record: RunRecord, agent: AgentInfo, message: Message) -> None:
         codes = {int(rank): code for rank, code in message["codes"].items()}
@@ -417,7 +442,7 @@ class Coordinator:
         if agent.role == "launcher" and (mpirun := message.get("mpirun")):
             self.exits["mpirun"] = mpirun
         if lost := message.get("lost"):
-            self.lost = f"of {agent.name} {lost}"
+            self.lost = f"of {self._names([agent.address])} {lost}"
         self._exited.add(agent.address)
         self._running.discard(agent.address)
 
@@ -460,7 +485,8 @@ class Coordinator:
                 agent, connection = self._agents[address]
                 if not alone:
                     run_record.record_loss(agent, CUT_OFF, reported=bool(agent.ranks))
-                    self.cut_off = self.cut_off or f"the warm container {agent.name} was {CUT_OFF}"
+                    name = self._names([address])
+                    self.cut_off = self.cut_off or f"the warm container {name} was {CUT_OFF}"
                 self._exited.add(address)
                 connection.abort()  # nothing waits for it any more
                 self._disconnect(address)
@@ -500,11 +526,13 @@ class Coordinator:
         # Peers of a node that is cut off may report errors before its silence is long enough to name it.
         await self._until(lambda: not self._is_suspect(), AGENT_SILENCE_S)
 
-    async def _shut_down(self) -> None:
-        """Tell all agents to exit, and wait for their last events.
+    async def _shut_down(self, server: asyncio.Server) -> None:
+        """Tell all agents to exit, and wait for their last events, and until they have cleaned up.
 
-        The coordinator exits last, or compose would stop the agents.
+        The coordinator exits last, or compose would stop the agents. Warm agents connect for the next run
+        only when this one has ended, so no connection of this run is taken for one of the next.
         """
+        self._over = True
         if self._run_record:
             self._run_record.shutting_down = True
         self._last_message_at = time.monotonic()
@@ -512,8 +540,19 @@ class Coordinator:
         for _, connection in [*self._agents.values()]:
             await connection.send("shutdown", **fields)
         # 100 MB of weights take a while from a node with a tenth of a core.
-        while self._agents and time.monotonic() - self._last_message_at < SHUTDOWN_S:
-            await self._until(lambda: not self._agents, 0.5)
+        while self._staying and time.monotonic() - self._last_message_at < SHUTDOWN_S:
+            await self._until(lambda: not self._staying, 0.5)
+        server.close()
+        if self._listener:
+            if self._staying:
+                self.untrusted = self.untrusted or f"{self._names(self._staying)} did not end the run"
+            reject_waiting(self._listener)
+        await asyncio.gather(*(connection.close() for _, connection in self._agents.values()))
+
+    @property
+    def _staying(self) -> set[str]:
+        """Addresses of agents that are still at work for this run."""
+        return {*self._agents} - self._clean
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -523,6 +562,16 @@ class Coordinator:
                 await asyncio.wait_for(self._changed.wait(), min(left, 0.2))
             except TimeoutError:
                 continue
+
+
+def reject_waiting(listener: socket.socket) -> None:
+    """Reject the connections that are not accepted yet."""
+    listener.setblocking(False)
+    with suppress(BlockingIOError):
+        for _ in range(BACKLOG):
+            waiting, _ = listener.accept()
+            with waiting, suppress(OSError):
+                waiting.send(json.dumps({"kind": "rejected", "cause": REJECTED}).encode() + b"\n")
 
 
 def runs_processes(assignment: RankAssignment, agent: AgentInfo) -> bool:

@@ -4,7 +4,7 @@
     DIRECTORY/next                 then written by the orchestrator: NAME. The coordinator removes it.
     DIRECTORY/NAME/cancel          written by the orchestrator to end the run early.
     DIRECTORY/NAME/alive           touched by the coordinator until the run has ended: its heartbeat.
-    DIRECTORY/NAME/suspended.json  written by the coordinator: PIDs of ranks stopped by a signal, by rank.
+    DIRECTORY/NAME/suspended.json  written by the coordinator: PIDs of suspended ranks and mpirun.
     DIRECTORY/NAME/ended.json      written by the coordinator when the run has ended: an Ending.
 
 The coordinator writes the same files in the directory of a cold run.

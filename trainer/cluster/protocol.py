@@ -78,14 +78,24 @@ class Exit(Record):
     mpirun: ExitCode = 0
 
 
+class Clean(Record):
+    """The agent has cleaned its warm container after the run. left: what it could not remove."""
+
+    left: Text | None
+
+
 class Alive(Record):
     """The coordinator's heartbeat."""
 
 
 class AgentAlive(Record):
-    """An agent's heartbeat. suspended: its ranks that are stopped by a signal."""
+    """An agent's heartbeat.
+
+    suspended: its ranks that are stopped by a signal. mpirun: the PID of mpirun, if it is.
+    """
 
     suspended: list[Rank] = Field(default_factory=list)
+    mpirun: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
 
 class Assignment(Record):
@@ -116,6 +126,7 @@ FROM_AGENT: Kinds = {
     "weights": WeightsChunk,
     "trace": TraceChunk,
     "exit": Exit,
+    "clean": Clean,
 }
 FROM_COORDINATOR: Kinds = {
     "assignment": Assignment,

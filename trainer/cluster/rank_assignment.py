@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.core.regular_files import read_regular
 from trainer.spec.run_spec import RunSpec
 
 # Services with an agent. Besides the nodes, a topology may have one more.
@@ -56,6 +57,26 @@ class AgentInfo:
         return container_name(self.role, self.ordinal)
 
 
+def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str) -> str:
+    """The name by rank of a container, in rows: like compose's numbers, but from 0 and without gaps.
+
+    Args:
+        role: its compose service.
+        number: its compose container number.
+        agents: those of the run's rank assignment; empty before ranks are assigned.
+        topology: of the containers.
+    """
+    if role == "master":
+        return "node 0"
+    if role != "node":
+        return role
+    for agent in agents:
+        if (agent.role, agent.ordinal) == (role, number) and agent.ranks:
+            return f"node {agent.ranks[0] // len(agent.ranks)}"
+    first = 0 if topology == "rpc" else 1  # in rpc the master is node 0
+    return f"node {number - first}"
+
+
 @dataclass(frozen=True)
 class RankAssignment:
     """The run and all its agents. index: the position of the agent that received it."""
@@ -91,7 +112,7 @@ class RankAssignment:
 def read_spec(path: Path) -> dict[str, Any]:
     """The fields of the run in a JSON file. Raises AssignmentError."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_regular(path))
     except (OSError, ValueError) as error:
         raise AssignmentError(f"the run's spec cannot be read: {error}") from None
     if not isinstance(fields, dict):

@@ -12,15 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.commands import HOME
+from trainer.cluster.commands import HOME, launcher_of
 from trainer.cluster.hand_over import SUSPENDED
 from trainer.cluster.incoming_trace import IncomingTrace
 from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import Event, check_attempt, damage, format_event, signal_name
+from trainer.core.events import UNREPORTED, Event, check_attempt, damage, format_event, signal_name
 from trainer.core.membership import MembershipTracker
+from trainer.core.processes import MPIRUN, Suspended
 from trainer.core.trace import trace_path
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
@@ -57,7 +58,7 @@ class RunRecord:
         self.unreported: dict[str, str] = {}
         self.shutting_down = False
         self.membership = membership_of(assignment)
-        self._suspended: dict[int, int] = {}  # PIDs, by rank
+        self._suspended: Suspended = {}
         self._disk_full = False
         self._limits = OutputLimits.of(assignment.spec)
         self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
@@ -149,8 +150,10 @@ class RunRecord:
     def add_trace(self, rank: int, chunk: str, last: bool) -> None:
         """As `add_weights`, of a rank's trace."""
         data = _decoded(chunk, "trace")
-        limit = self._limits.trace_bytes
-        self._traces.setdefault(rank, IncomingTrace(self.key, rank, limit)).add(data, last)
+        if rank not in self._traces:
+            limits = self._limits
+            self._traces[rank] = IncomingTrace(self.key, rank, limits.trace_bytes, limits.trace)
+        self._traces[rank].add(data, last)
         path = trace_path(self._directory, rank)
         self._append(f"{path.name}.part", data)
         if last and not self._disk_full:
@@ -169,10 +172,15 @@ class RunRecord:
         line = NodeUsage(name=agent.name, ranks=list(agent.ranks), **usage).model_dump_json()
         self._append("usage.jsonl", line.encode() + b"\n")
 
-    def note_suspended(self, agent: AgentInfo, ranks: Sequence[int]) -> None:
-        """Record which ranks of an agent are stopped by a signal, for the orchestrator to read."""
-        found = {rank: pid for rank, pid in self._suspended.items() if rank not in agent.ranks}
+    def note_suspended(self, agent: AgentInfo, ranks: Sequence[int], mpirun: int | None = None) -> None:
+        """Record which processes of an agent are stopped by a signal, for the orchestrator to read.
+
+        mpirun: its PID, if it is one of them.
+        """
+        own = agent.ranks or (MPIRUN,)
+        found: Suspended = {name: pid for name, pid in self._suspended.items() if name not in own}
         found |= {rank: self._starts[rank].fields["pid"] for rank in ranks if rank in self._starts}
+        found |= {MPIRUN: mpirun} if mpirun else {}
         if found == self._suspended:
             return
         self._suspended = found
@@ -182,11 +190,12 @@ class RunRecord:
             draft.replace(self._directory / SUSPENDED)
 
     def fail_suspended(self) -> None:
-        """Name the agents whose ranks are stopped by a signal, when the run has exceeded its time limit."""
-        for rank, pid in self._suspended.items():
-            self.fail(
-                self.assignment.agent_of(rank), f"rank {rank} (process {pid}) was suspended by a signal"
-            )
+        """Name the processes that are stopped by a signal, when the run has exceeded its time limit."""
+        for name, pid in self._suspended.items():
+            mpirun = name == MPIRUN
+            agent = launcher_of(self.assignment) if mpirun else self.assignment.agent_of(int(name))
+            noun = "mpirun" if mpirun else f"rank {name}"
+            self.fail(agent, f"{noun} (process {pid}) was suspended by a signal")
 
     def _append(self, name: str, data: bytes) -> None:
         if self._disk_full:
@@ -224,6 +233,9 @@ class RunRecord:
                 continue  # it ignored SIGTERM, and its own agent has killed it
             elif codes.get(rank, 0) < 0:
                 cause = f"killed by {signal_name(-codes[rank])}"
+            elif codes.get(rank) == 0 and not self.assignment.spec.restarts:
+                self._record_end(agent, rank, "failed", UNREPORTED)
+                continue
             else:
                 continue  # it exited by itself and its log says why, or mpirun reports it
             self._record_end(agent, rank, "died", cause)

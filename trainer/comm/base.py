@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
 
 Op = Literal["sum", "mean"]
 
@@ -60,10 +61,18 @@ class SendRequest:
 
 
 class Communicator(ABC):
-    """Collectives on flat contiguous float32 buffers. All ranks must call them in the same order.
+    """Collectives and sends over the ranks of a group, on flat contiguous float32 tensors.
 
-    This class counts bytes and seconds, while the clock counts training; transports only move data.
-    Methods raise CommunicationError.
+    All ranks must call the collectives in the same order, with tensors of the same shape; otherwise they
+    wait for each other until the run's time limit. The communicator counts the bytes and the seconds of
+    each exchange. Methods raise CommunicationError.
+
+    Attributes:
+        rank: this rank in the group, 0 … size - 1.
+        size: the number of ranks in the group.
+        device: the torch device of buffers, "cpu" or "cuda:0".
+        parent_ranks: the rank of each member in the communicator that was split.
+        run_ranks: the rank of each member in the run.
     """
 
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
@@ -90,15 +99,23 @@ class Communicator(ABC):
         """Connect to the other ranks. Returns once all of them have connected."""
 
     @classmethod
-    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
+    def connect_elastic(
+        cls, context: NodeContext, clock: Clock, membership: Path, events: EventWriter
+    ) -> Communicator:
         """As `connect`, for a run whose other ranks continue when one is lost.
 
-        membership: file that shows which ranks are alive, see core.membership.
+        Args:
+            membership: file that shows which ranks are alive, see core.membership.
+            events: of this rank, from which the membership follows.
         """
         raise NotImplementedError(f"{cls.__name__} cannot lose ranks; the spec's checks prevent this")
 
     def all_reduce(self, buffer: Tensor, op: Op) -> None:
-        """Replace `buffer`, shape (n,), in place by its elementwise sum or mean over all ranks."""
+        """Replace `buffer`, shape (n,), in place by its elementwise sum or mean over all ranks.
+
+        Args:
+            op: "sum" or "mean".
+        """
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._all_reduce(buffer)
@@ -138,7 +155,11 @@ class Communicator(ABC):
         return received
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
-        """The ranks' buffers, each of shape (n,), as shape (size, n) on rank `root`; None elsewhere."""
+        """The ranks' buffers, each of shape (n,), as a tensor of shape (size, n) on rank `root`.
+
+        Returns:
+            None on the other ranks.
+        """
         gathered = None
         with self.clock.phase("communicate") as span:
             if self.rank != root:
@@ -155,7 +176,7 @@ class Communicator(ABC):
         return gathered
 
     def broadcast(self, buffer: Tensor, root: int) -> None:
-        """Replace `buffer`, shape (n,), in place by the one of rank `root`."""
+        """Replace `buffer`, shape (n,), in place by that of rank `root`."""
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._broadcast(buffer, root)
@@ -183,7 +204,11 @@ class Communicator(ABC):
         self.isend(buffer, to).wait()
 
     def isend(self, buffer: Tensor, to: int) -> SendRequest:
-        """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order."""
+        """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order.
+
+        Returns:
+            The send in progress: `buffer` must not change until its method `wait` returns.
+        """
         with self.clock.phase("communicate") as span:
             finish = self._isend(buffer, to)
         index = None
@@ -204,6 +229,9 @@ class Communicator(ABC):
         """A communicator over the ranks with the same colour, in rank order; every rank calls it.
 
         As MPI_Comm_split. Its traffic also counts in `bytes_sent` and `bytes_to` of this communicator.
+
+        Args:
+            colour: a whole number below 2²⁴.
         """
         import torch
 

@@ -1,15 +1,8 @@
 """Collectives over the ranks that are left: a run with `on_loss: continue` goes on when a rank is lost.
 
-Every rank performs the same operations in the same order, so an operation has a number. When a rank is
-lost, operations that need it fail on some ranks and may have been completed by others. The survivors then
-form a new group and agree on the newest operation that any of them has begun:
-
-    - Ranks that are behind take the result of an operation that others have completed.
-    - All repeat the newest operation in the new group, which has fewer ranks.
-
-So every operation has one result for all survivors, as in virtual synchrony (Birman and Joseph 1987). A
-shift differs from rank to rank: a rank that is behind receives its own buffer, as if its neighbour had the
-same. A rank that was started again joins before an epoch, see `admit`.
+`views` describes how ranks agree on groups and results. A shift has a result of its own on every rank: a
+rank that is behind receives its own buffer, as if its neighbour had the same. A rank that was started again
+joins before an epoch, see `admit`.
 """
 
 from __future__ import annotations
@@ -18,9 +11,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer.comm import views
 from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.views import Steps, Survivor
 from trainer.core.clock import Clock
 from trainer.core.membership import Membership
 
@@ -30,11 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
 
 POLL_S = 0.1  # between looks at the membership
 DECLARED_S = 60.0  # from a failed exchange until the lost rank must have been declared lost
-ABSENT = -1.0
+ABSENT = -1
 NO_COMMON_RESULT = "an elastic communicator has collectives and shifts only"
+
+
+class SourceLost(CommunicationError):
+    """The rank that alone has the values of an operation was lost."""
 
 
 class CollectivesOnly(Communicator):
@@ -94,14 +94,6 @@ class Groups(ABC):
             CommunicationError: the group has not formed.
         """
 
-    def invite(self, name: str, address: str, group: str) -> None:
-        """Let a rank that waits under this name know its group. Raises CommunicationError."""
-        raise NotImplementedError("no rank can return over this transport")
-
-    def invitation(self, name: str, address: str, timeout_s: float) -> str:
-        """Wait for an `invite`. Raises CommunicationError."""
-        raise NotImplementedError("no rank can return over this transport")
-
     def close(self, group: Group) -> None:
         """Disconnect after success."""
         group.leave()
@@ -115,28 +107,27 @@ class ElasticCommunicator(CollectivesOnly):
         members: the ranks that took part in the last completed operation; the same for all of them.
     """
 
-    def __init__(self, context: NodeContext, clock: Clock, groups: Groups, path: Path) -> None:
-        """path: of the file with the membership."""
+    def __init__(
+        self, context: NodeContext, clock: Clock, groups: Groups, path: Path, events: EventWriter
+    ) -> None:
+        """path: of the file with the membership. events: through which this rank changes it."""
         import torch
 
         super().__init__(context.rank, context.size, clock)
-        self._own, self._world = context.rank, context.size
-        self._timeout_s, self._path, self._groups = context.timeout_s, path, groups
-        self._incarnation = context.incarnation
+        self._world, self._path, self._groups, self._events = context.size, path, groups, events
+        self._survivor = Survivor(context.rank, context.incarnation, context.size)
         self._closed = False
         self._nothing = torch.empty(0)
+        self._run: Callable[[Group], Tensor]  # the present operation
         self._result = self._nothing  # of the operation that has just been run
-        self._count = 0  # operations completed
-        self._resume_at = 0  # operations before this one were completed in an earlier group
-        self._last = (-1, self._nothing)  # number and result of the last one with one result for all
-        self._incarnations: dict[int, int] = dict.fromkeys(range(self._world), 0)  # of the group
-        self.returned = bool(self._incarnation)
-        self._group: Group
-        if self.returned:
-            self._join()
+        self._newest = self._nothing  # result of operation `newest`
+        self._group: Group | None = None
+        self._set_members()
+        if context.incarnation:
+            self._drive(self._survivor.join())
+            self._barrier()
         else:
             self._group = groups.first()
-        self._set_members()
         threading.Thread(target=self._watch, name="membership", daemon=True).start()
 
     # Operations
@@ -161,10 +152,11 @@ class ElasticCommunicator(CollectivesOnly):
 
         def run(group: Group) -> Tensor:
             received = buffer.clone()
-            if source not in self._incarnations:
-                raise CommunicationError(f"broadcast failed: node {source} has the values and was lost")
+            ranks = sorted(self._survivor.group)
+            if source not in ranks:
+                raise SourceLost(f"broadcast failed: node {source} has the values and was lost")
             if group.size > 1:
-                group._broadcast(received, sorted(self._incarnations).index(source))
+                group._broadcast(received, ranks.index(source))
                 group._barrier()  # the source must not be several operations ahead
             return received
 
@@ -194,106 +186,114 @@ class ElasticCommunicator(CollectivesOnly):
 
         behind: the result on a rank that is behind; None if the operation has one result for all ranks.
         """
-        while True:
-            if self._count < self._resume_at:
-                result = self._last[1] if behind is None else behind.clone()
-                break
-            if failure := self._failure_of(run):
-                self._regroup(failure)
-                continue
+        self._run = run
+        if self._drive(self._survivor.operate(one_result=behind is None)):
             result, self._result = self._result, self._nothing
-            if len(self._incarnations) != self.size:
-                self._set_members()
-            break
+        else:
+            result = self._newest if behind is None else behind.clone()
         if behind is None:
-            self._last = (self._count, result)
-        self._count += 1
+            self._newest = result
+        if self._survivor.members != self.members:
+            self._set_members()
         return result
 
-    def _failure_of(self, run: Callable[[Group], Tensor]) -> str | None:
-        """Run the operation in the present group. Returns why that failed, or None.
-
-        It keeps the reason alone: the exception would keep the group's connections open.
-        """
-        try:
-            self._result = run(self._group)
-        except CommunicationError as error:
-            return str(error)
-        return None
-
-    # Groups
-
     def _set_members(self) -> None:
-        self.members = tuple(sorted(self._incarnations))
-        self.rank, self.size = self.members.index(self._own), len(self.members)
+        self.members = self._survivor.members
+        self.rank, self.size = self.members.index(self._survivor.own), len(self.members)
         self.parent_ranks = self.members
 
-    def _regroup(self, failure: str) -> None:
-        """Form a group of the ranks that are left, and agree on the operation to repeat.
+    # The protocol
 
-        Raises CommunicationError: no rank was lost, or this one is considered lost.
-        """
-        self._group.leave()
+    def _drive(self, steps: Steps[bool] | Steps[None]) -> bool | None:
+        """Carry out the steps of the protocol."""
+        outcome = failure = None
         while True:
-            membership = self._after_loss(failure)
-            alive = membership.incarnations
-            left = {rank: each for rank, each in self._incarnations.items() if alive.get(rank) == each}
-            if self._own not in left:
-                raise CommunicationError(f"{failure}; the other nodes continue without this one")
-            host = min(left)
-            self._incarnations = left
-            if reason := self._formed(f"loss-{membership.generation}", host, membership.address_of(host)):
-                failure = reason
-                continue
-            return
+            try:
+                step = steps.throw(views.Broken(failure)) if failure else steps.send(outcome)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            outcome, failure = self._outcome(step)
 
-    def _after_loss(self, failure: str) -> Membership:
-        """The membership once it lacks a rank of the present group."""
-        deadline = time.monotonic() + DECLARED_S
-        while time.monotonic() < deadline:
-            membership = self._membership()
-            if self._lacks_member(membership):
-                return membership
-            time.sleep(POLL_S)
-        raise CommunicationError(f"{failure}; no node was declared lost within {DECLARED_S:g} s")
+    def _outcome(self, step: object) -> tuple[Any, str | None]:
+        """Carry out one step. Returns its outcome, and why it failed if the others are needed for it.
 
-    def _formed(self, name: str, host: int, address: str) -> str | None:
-        """Form the group of the present incarnations. Returns why that failed, or None."""
-        try:
-            self._group = self._form(name, host, address)
-            self._agree()
-        except CommunicationError as error:
-            return str(error)
+        The reason is kept alone: the exception would keep the group's connections open.
+        """
+        match step:
+            case views.Leave():
+                self._leave()
+            case views.Await(ready, late):
+                return self._await(ready, late), None
+            case views.Consent(rank, incarnation):
+                self._events.write("consent", returned=rank, incarnation=incarnation)
+            case _:
+                try:
+                    return self._together(step), None
+                except SourceLost:
+                    raise
+                except CommunicationError as error:
+                    return None, str(error)
+        return None, None
+
+    def _together(self, step: object) -> Any:
+        """Carry out a step for which the other ranks are needed. Raises CommunicationError."""
+        if isinstance(step, views.Form):
+            self._group = self._form(step.membership)
+            return None
+        group = self._group
+        if group is None:
+            raise CommunicationError("the group has been left")
+        match step:
+            case views.Operate():
+                self._result = self._run(group)
+            case views.Compare(completed, newest):
+                return self._compared(group, completed, newest)
+            case views.TakeOver(source, needed):
+                self._take_over(group, source, needed)
+            case views.Meet() if group.size > 1:
+                group._barrier()
         return None
 
-    def _form(self, name: str, host: int, address: str) -> Group:
-        def lost() -> bool:
-            return self._lacks_member(self._membership())
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group:
+            group.leave()
 
-        return self._groups.form(name, sorted(self._incarnations), host, address, lost)
+    def _await(self, ready: Callable[[Membership], bool], late: str | None) -> Membership:
+        deadline = time.monotonic() + DECLARED_S
+        while not ready(membership := self._membership()):
+            if late and time.monotonic() > deadline:
+                raise CommunicationError(f"{late} within {DECLARED_S:g} s")
+            time.sleep(POLL_S)
+        return membership
 
-    def _agree(self) -> None:
-        """Find the newest operation that a rank has begun, and take over a result that this one lacks."""
+    def _form(self, membership: Membership) -> Group:
+        ranks = sorted(membership.incarnations("member"))
+        host, name = ranks[0], f"view-{membership.view}"
+
+        def give_up() -> bool:
+            return self._survivor.superseded(self._membership())
+
+        return self._groups.form(name, ranks, host, membership.address_of(host), give_up)
+
+    def _compared(self, group: Group, completed: int, newest: int) -> list[tuple[int, int]]:
         import torch
 
-        if self._group.size == 1:
-            self._resume_at = self._count
-            return
-        own = torch.tensor([float(self._count), float(self._last[0])], dtype=torch.float64)
-        known = self._group.all_gather_float64(own)
-        self._resume_at = int(known[:, 0].max())
-        number = int(known[:, 1].max())
-        source = int(known[:, 1].argmax())
-        if bool((known[:, 0] > number).all()):
-            return  # all have completed it
-        knows = self._last[0] == number
-        size = torch.tensor([float(self._last[1].numel())])
-        self._group._broadcast(size, source)
-        result = self._last[1].flatten().clone() if knows else torch.empty(int(size.item()))
+        own = torch.tensor([float(completed), float(newest)], dtype=torch.float64)
+        known = group.all_gather_float64(own) if group.size > 1 else own.unsqueeze(0)
+        return [(int(each[0]), int(each[1])) for each in known]
+
+    def _take_over(self, group: Group, source: int, needed: bool) -> None:
+        import torch
+
+        knows = group.rank == source
+        size = torch.tensor([float(self._newest.numel())])
+        group._broadcast(size, source)
+        result = self._newest.flatten().clone() if knows else torch.empty(int(size.item()))
         if result.numel():  # not of a barrier
-            self._group._broadcast(result, source)
-        if self._count == number:
-            self._last = (number, result)
+            group._broadcast(result, source)
+        if needed:
+            self._newest = result
 
     def _membership(self) -> Membership:
         try:
@@ -301,99 +301,55 @@ class ElasticCommunicator(CollectivesOnly):
         except (OSError, ValueError) as error:
             raise CommunicationError(f"the membership of the run cannot be read: {error}") from None
 
-    def _lacks_member(self, membership: Membership) -> bool:
-        alive = membership.incarnations
-        return any(alive.get(rank) != each for rank, each in self._incarnations.items())
-
     def _watch(self) -> None:
-        """Interrupt an operation that waits for a rank that was declared lost: its connection may hang."""
+        """Interrupt a step that waits for a rank that was declared lost: its connection may hang."""
         interrupted: Group | None = None
         while not self._closed:
             time.sleep(POLL_S)
             group = self._group
             try:
-                lacks = self._lacks_member(self._membership())
+                superseded = self._survivor.superseded(self._membership())
             except CommunicationError:
-                continue  # `_regroup` reports it
-            if lacks and group is self._group and group is not interrupted:
+                continue  # `_await` reports it
+            if group and superseded and group is self._group and group is not interrupted:
                 group.interrupt()
                 interrupted = group
 
     def close(self) -> None:
         self._barrier()
         self._closed = True
-        self._groups.close(self._group)
+        if self._group:
+            self._groups.close(self._group)
 
     def abort(self) -> None:
         self._closed = True
-        self._group.leave()
+        self._leave()
 
     def leave_lost(self) -> set[int] | None:
-        if self._lacks_member(self._membership()):
-            self._regroup("a node was lost")
-        return {*range(self._world)} - self._incarnations.keys()
+        if self._survivor.lacks_member(self._membership()):
+            self._drive(self._survivor.regroup("a node was lost"))
+        return {*range(self._world)} - self._survivor.group.keys()
 
     @property
     def changed(self) -> bool:
-        return self.returned or len(self.members) < self._world or any(self._incarnations.values())
-
-    # Ranks that return
+        return self._survivor.changed
 
     def admit(self) -> list[int]:
         """Let ranks join that were started again. Every rank calls it between two epochs.
+
+        One joins at a time: it takes part in the next epoch's.
 
         Returns:
             The ranks that have joined.
         """
         import torch
 
-        alive = self._membership().incarnations
-        own = torch.tensor([float(alive.get(rank, ABSENT)) for rank in range(self._world)])
+        waiting = self._membership().incarnations("waiting")
+        own = torch.tensor([float(waiting.get(rank, ABSENT)) for rank in range(self._world)])
         seen = self.all_gather(own) if self.size > 1 else own.unsqueeze(0)
-        waiting = [
-            rank
-            for rank in range(self._world)
-            if rank not in self.members
-            and bool((seen[:, rank] == seen[0, rank]).all())
-            and seen[0, rank] >= 0
-        ]
-        # One at a time: a rank that has joined takes part in the next epoch's.
-        return [rank for rank in waiting[:1] if self._admit(rank, int(seen[0, rank]))]
-
-    def _admit(self, rank: int, incarnation: int) -> bool:
-        """Form a group with one rank that has returned. False if that rank is lost again."""
-        before, group = self._incarnations, self._group
-        address = next((m.address for m in self._membership().members if m.rank == rank), "")
-        name = f"return-{rank}-{incarnation}"
-        joined = {**before, rank: incarnation}
-        self._incarnations = joined
-        try:
-            if self._own == min(before):
-                listed = ",".join(f"{each}:{joined[each]}" for each in sorted(joined))
-                self._groups.invite(name, address, listed)
-            self._group = self._form(f"{name}-joined", rank, address)
-            self._group._barrier()  # either all ranks are in the new group, or none is
-        except CommunicationError:
-            self._incarnations, self._group = before, group
-            return False
-        group.leave()
-        self._set_members()
-        self._agree()
-        return True
-
-    def _join(self) -> None:
-        """Wait for an invitation, and form the group with the ranks that are in it."""
-        name = f"return-{self._own}-{self._incarnation}"
-        deadline = time.monotonic() + DECLARED_S
-        while (membership := self._membership()).incarnations.get(self._own) != self._incarnation:
-            if time.monotonic() > deadline:
-                raise CommunicationError(f"{name}: not among the ranks that are alive")
-            time.sleep(POLL_S)
-        address = membership.address_of(self._own)
-        listed = self._groups.invitation(name, address, self._timeout_s)
-        pairs = [each.split(":") for each in listed.split(",")]
-        self._incarnations = {int(rank): int(incarnation) for rank, incarnation in pairs}
-        self._group = self._form(f"{name}-joined", self._own, address)
-        self._group._barrier()
-        self._agree()
-        self._count = self._resume_at
+        if (joining := views.known_to_all(seen.int().tolist())) is None:
+            return []
+        if not self._drive(self._survivor.admit(*joining)):
+            return []
+        self._barrier()
+        return [joining[0]]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
 
 
 class TorchDistCommunicator(Communicator):
@@ -139,7 +140,9 @@ class GlooCommunicator(TorchDistCommunicator):
     group: ClassVar[str] = "gloo"
 
     @classmethod
-    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
+    def connect_elastic(
+        cls, context: NodeContext, clock: Clock, membership: Path, events: EventWriter
+    ) -> Communicator:
         from trainer.comm.elastic_gloo import GlooGroups
 
-        return ElasticCommunicator(context, clock, GlooGroups(context, clock), membership)
+        return ElasticCommunicator(context, clock, GlooGroups(context, clock), membership, events)

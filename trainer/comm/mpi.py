@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.base import CommunicationError, Communicator
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 # NAP_S between polls.
 SPIN_S = 0.0003
 NAP_S = 0.00005
+
+INTERFACES = "OMPI_MCA_btl_tcp_if_include"  # names them, if a launcher does
+IFF_UP = 0x1  # of the flags in /sys/class/net
+UP_S = 30.0  # for the interfaces to be up, when MPI starts
+CONNECT_S = 30.0  # for the ranks to connect, once MPI has started on all of them
+CONNECT_POLL_S = 0.01
 
 
 class MpiCommunicator(Communicator):
@@ -49,6 +57,7 @@ class MpiCommunicator(Communicator):
         from mpi4py import MPI  # initialises MPI, unless a warm parent has imported it without
 
         if not MPI.Is_initialized():
+            _wait_for_interfaces(os.environ.get(INTERFACES, "").split(","), UP_S)
             MPI.Init_thread()
         world = MPI.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (context.rank, context.size):
@@ -56,6 +65,7 @@ class MpiCommunicator(Communicator):
                 f"MPI says rank {world.Get_rank()} of {world.Get_size()}, "
                 f"the environment says {context.rank} of {context.size}"
             )
+        _connect_all(world, CONNECT_S)
         return cls(context.rank, context.size, clock, MPI, naps=context.oversubscribed)
 
     def close(self) -> None:
@@ -136,3 +146,32 @@ class MpiCommunicator(Communicator):
         while not request.Test():
             if time.perf_counter() > spin_until:
                 time.sleep(NAP_S)
+
+
+def _wait_for_interfaces(names: list[str], timeout_s: float) -> None:
+    """Wait until all of these interfaces are up. Open MPI looks for them once, when it starts.
+
+    names: other values, like 10.0.0.0/8, are left out. Raises CommunicationError.
+    """
+    deadline = time.monotonic() + timeout_s
+    flags = {name: Path(f"/sys/class/net/{name}/flags") for name in names if name and "/" not in name}
+    for name, path in flags.items():
+        while path.exists() and not int(path.read_text(encoding="ascii"), 16) & IFF_UP:
+            if time.monotonic() > deadline:
+                raise CommunicationError(f"network interface {name} was not up within {timeout_s:g} s")
+            time.sleep(CONNECT_POLL_S)
+
+
+def _connect_all(world: Any, timeout_s: float) -> None:
+    """Connect every rank to every other one, which Open MPI does at their first message.
+
+    A connection that fails then is tried again by no one: the ranks would wait for ever. Raises
+    CommunicationError.
+    """
+    size = world.Get_size()
+    request = world.Ialltoall(bytearray(size), bytearray(size))
+    deadline = time.monotonic() + timeout_s
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise CommunicationError(f"MPI did not connect all ranks within {timeout_s:g} s")
+        time.sleep(CONNECT_POLL_S)

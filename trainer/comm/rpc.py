@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
 
 WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the previous stage
 POLL_S = 0.02  # between looks at the store
@@ -103,8 +104,10 @@ class RpcCommunicator(Communicator):
         return cls(context.rank, context.size, clock, rpc, store, context.timeout_s)
 
     @classmethod
-    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
-        return ElasticCommunicator(context, clock, RpcGroups(context, clock), membership)
+    def connect_elastic(
+        cls, context: NodeContext, clock: Clock, membership: Path, events: EventWriter
+    ) -> Communicator:
+        return ElasticCommunicator(context, clock, RpcGroups(context, clock), membership, events)
 
     def close(self) -> None:
         # Each rank stays until it has answered the last request.

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 
 class Fp16(Compression):
-    """Send half-precision values: 4n(P−1)/P bytes (Micikevicius et al. 2018).
+    """Send half-precision values: 8⌈n/(2P)⌉(P−1) bytes (Micikevicius et al. 2018).
 
     IEEE binary16 on the link, sums in float32. A reduce-scatter (as an all-to-all) gives each rank the P
-    slices that it averages; an all-gather returns the means. MPI cannot sum float16, and an all-gather of
-    whole gradients would send more than the all-reduce from five ranks on. In ddp torch's own hook is used,
-    which sums in float16.
+    slices that it averages; an all-gather returns the means. A slice is padded to whole pairs of values,
+    so a rank sends up to 8(P−1) bytes more than half of an all-reduce. MPI cannot sum float16, and an
+    all-gather of whole gradients would send more than the all-reduce from five ranks on. In ddp torch's own
+    hook is used, which sums in float16 and sends 4n(P−1)/P bytes.
 
     There is no loss scaling and no error feedback. Values beyond 65504 become infinite, which ends the run;
     values below 3e-8 become 0.
-
-    Sends 8c(P-1) bytes with c = ceil(n / 2P): half of the all-reduce, for any P.
 
     Source: Micikevicius et al. 2018, "Mixed Precision Training", for the number format.
     """

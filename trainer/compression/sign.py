@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Sign(Compression):
-    """Send one bit per entry: about n/8·(P−1) bytes (Karimireddy et al. 2019).
+    """Send one bit per entry, one scale per tensor: 4(⌈n/32⌉ + L)(P−1) bytes (Karimireddy et al. 2019).
 
     EF-signSGD: of a tensor v with d entries it sends ‖v‖₁/d · sign(v), with error feedback. sign(0) is +1.
 
-    Sends 4(L + ceil(n / 32))(P-1) bytes with L parameter tensors, since every rank needs all signs: for
-    small L less than the all-reduce up to 63 ranks.
+    L is the number of parameter tensors. Every rank needs all signs: for small L that is less than the
+    all-reduce up to 63 ranks.
 
     Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
     Sec. 3.

@@ -23,8 +23,8 @@ class TopK(Compression):
     gradient, not per layer. The additions of Lin et al. 2018 ("Deep Gradient Compression") are left out:
     momentum correction, clipping and warm-up.
 
-    Sends 8k(P-1) bytes with k = max(1, round(ratio·n)): each entry is a float32 and an int32, and every
-    rank needs the entries of all. That is less than the all-reduce only while ratio < 1/P.
+    k is rounded, and at least 1. Each entry is a float32 and an int32, and every rank needs the entries of
+    all. That is less than the all-reduce only while ratio < 1/P.
 
     Source: Stich et al. 2018, "Sparsified SGD with Memory".
     """

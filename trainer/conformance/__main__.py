@@ -1,54 +1,59 @@
 """`python -m trainer.conformance`: tries the laws of components, each in a process of its own.
 
-Reads a request, a line of JSON, from standard input. Writes a report, a line of JSON, for each component.
+Reads a request from standard input and writes a report for each component, in frames.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from trainer.conformance.check import DatasetParameterFailure, RequestError, laws_of, source_of
+from trainer.conformance.check import (
+    DatasetParameterFailure,
+    RequestError,
+    data_label,
+    laws_of,
+    left_out,
+    on_data,
+    source_of,
+)
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding, Report, Request
+from trainer.core.frames import HEADER, frame, length
+from trainer.core.frames import message as message_in
 from trainer.core.processes import end_with_parent
 from trainer.imported.signature import ParameterFailure
 from trainer.imported.source import ImportFailure, located
 from trainer.inspection.forked import Ended, Send, forked
 
 BUILDS = "it can be built"
+NOISE = "noise (--dataset takes a dataset)"
 
 
 def main() -> None:
     """Serve the request on standard input."""
     end_with_parent()
-    signal.signal(signal.SIGTERM, _end)
     import torch
 
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     sys.dont_write_bytecode = True
-    request = Request.model_validate_json(sys.stdin.readline())
-    answers = os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what users' code prints is no answer
+    _send(answers, {"ready": True})
+    request = Request.model_validate(message_in(requests.read(length(requests.read(HEADER)))))
     for report in reports(request):
-        print(report.model_dump_json(), file=answers, flush=True)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # packages clean up when Python exits
+        _send(answers, {"report": report.model_dump(mode="json")})
+    _send(answers, {"end": True})
 
 
-def _end(*_: object) -> None:
-    """End this process and the one that it has forked, wherever it is."""
-    for process in active_children():
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid or os.getpid(), signal.SIGKILL)
-    os._exit(1)
+def _send(answers: BinaryIO, answer: dict[str, object]) -> None:
+    answers.write(frame(answer))
+    answers.flush()
 
 
 def reports(request: Request) -> Iterator[Report]:
@@ -56,17 +61,23 @@ def reports(request: Request) -> Iterator[Report]:
     if request.registered:
         yield report_on(request)
         return
+    unclear: list[str] = []
     for message in _messages(lambda send: _find(request, send), request):
         if "error" in message:
             yield Report(component=request.label, error=message["error"])
             return
+        if not message["kind"]:
+            unclear.append(message["name"])
+            continue
         label = request.label if request.attribute else f"{request.label}:{message['name']}"
         found = {"kind": message["kind"], "attribute": message["name"], "label": label}
         yield report_on(request.model_copy(update=found), alone=bool(request.attribute))
+    if unclear:
+        yield Report(component=request.label, unclear=unclear)
 
 
 def _find(request: Request, send: Send) -> None:
-    """Send kind and name of each component of a file, or of the one that is named."""
+    """Send kind and name of each component of a file, or of the one that is named; kind "" if unclear."""
     try:
         if request.attribute:
             found = [(stated_kind(source_of(request), request.kind), request.attribute)]
@@ -76,7 +87,7 @@ def _find(request: Request, send: Send) -> None:
         send(json.dumps({"error": str(error)}))
         return
     if not found:
-        reason = "it defines no class that is a component; name a function as FILE.py:NAME"
+        reason = "it defines no component"
         send(json.dumps({"error": reason}))
     for kind, name in found:
         send(json.dumps({"kind": kind, "name": name}))
@@ -119,6 +130,14 @@ def _try(request: Request, send: Send, alone: bool) -> None:
 
     directory = Path(request.directory)
     try:
+        if not alone and (reason := left_out(request)):
+            send(json.dumps({"finding": _skipped(reason)}))
+            return
+        request = on_data(request)
+        if request.dataset:
+            send(json.dumps({"data": data_label(request.dataset)}, default=str))
+        elif request.kind == "augmentation":
+            send(json.dumps({"data": NOISE}))
         for finding in examine_all(laws_of(request), directory, begin):
             send(json.dumps({"finding": finding.model_dump(mode="json")}))
     except RequestError as error:
@@ -138,9 +157,13 @@ def _invalid(error: ParameterFailure, alone: bool) -> dict[str, Any]:
     missing = [str(each["loc"][0]) for each in error.errors if each["type"] == "missing"]
     if not alone and len(missing) == len(error.errors):
         reason = f"it needs {', '.join(missing)}; check it alone, with --set {missing[0]}=VALUE"
-        skipped = Finding(law="builds", statement=BUILDS, status="skipped", reason=reason)
-        return {"finding": skipped.model_dump(mode="json")}
+        return {"finding": _skipped(reason)}
     return {"invalid": error.errors, "allowed": error.allowed}
+
+
+def _skipped(reason: str) -> dict[str, Any]:
+    """The finding on a component that is not checked."""
+    return Finding(law="builds", statement=BUILDS, status="skipped", reason=reason).model_dump(mode="json")
 
 
 if __name__ == "__main__":

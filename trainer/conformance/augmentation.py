@@ -16,15 +16,18 @@ from trainer.imported.model import scatter_seeds
 if TYPE_CHECKING:
     from torch import Tensor
 
+TAKEN = 16  # seeds with which an augmentation must take inputs, also if it changes few batches
+SEEDS = 64  # one of which changes inputs, also if an augmentation changes few batches
 SHAPES = ((3, 8, 8), (1, 8, 8), (3, 32, 32), (1, 28, 28), (8,))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of inputs of a shape, and the seed of the generator."""
+    """A batch of inputs of a shape, and the seed of the generator. given: some inputs; None: noise."""
 
     shape: tuple[int, ...]
     samples: int
+    given: Tensor | None = None
 
     def __str__(self) -> str:
         noun = "input" if self.samples == 1 else "inputs"
@@ -32,10 +35,13 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor:
-        """float32, channels_last if they are images, as in training."""
+        """In memory of their own, channels_last if they are images, as in training. Noise is float32."""
         import torch
 
-        drawn = torch.randn(self.samples, *self.shape, generator=torch.Generator().manual_seed(1))
+        if self.given is None:
+            drawn = torch.randn(self.samples, *self.shape, generator=torch.Generator().manual_seed(1))
+        else:
+            drawn = self.given[torch.arange(self.samples) % len(self.given)]
         return drawn.contiguous(memory_format=torch.channels_last) if drawn.dim() == 4 else drawn
 
     @property
@@ -47,10 +53,15 @@ class Batch:
         return PixelScale(ones * np.float32(0.5), ones * np.float32(0.25))
 
 
-def laws(augmentation: Augmentation, shape: tuple[int, ...] | None = None) -> Iterator[Law[Any]]:
-    """The laws of an augmentation. shape: of an input; None: images and vectors of several shapes."""
-    shapes = [shape] if shape else [each for each in SHAPES if _takes(augmentation, each)] or [SHAPES[0]]
-    batches = [Batch(each, samples) for each in shapes for samples in (1, 5)]
+def laws(
+    augmentation: Augmentation, shape: tuple[int, ...] | None = None, given: Tensor | None = None
+) -> Iterator[Law[Any]]:
+    """The laws of an augmentation.
+
+    shape: of an input; None: images and vectors of several shapes. given: some inputs; None: noise.
+    """
+    shapes = [shape] if shape else [each for each in SHAPES if takes(augmentation, each)] or [SHAPES[0]]
+    batches = [Batch(each, samples, given) for each in shapes for samples in (1, 5)]
 
     def law(
         name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
@@ -62,14 +73,19 @@ def laws(augmentation: Augmentation, shape: tuple[int, ...] | None = None) -> It
     yield law("argument", "it leaves its argument unchanged", lambda batch: _argument(augmentation, batch))
     yield law("seeded", "equal generators give equal inputs", lambda batch: _seeded(augmentation, batch))
     yield Law(
-        "changes", "it changes inputs", lambda each: _changes(augmentation, each), [Batch(shapes[0], 64)]
+        "changes",
+        "it changes inputs",
+        lambda each: _changes(augmentation, each),
+        [Batch(shapes[0], 64, given)],
     )
     yield law("finite", "numbers stay finite", lambda batch: _finite(augmentation, batch))
 
 
-def _takes(augmentation: Augmentation, shape: tuple[int, ...]) -> bool:
+def takes(augmentation: Augmentation, shape: tuple[int, ...], given: Tensor | None = None) -> bool:
+    """Whether it augments inputs of a shape, also where chance decides. given: some inputs; None: noise."""
+    batch = Batch(shape, 2, given)
     try:
-        return augmentation.validation_error(shape) is None and _runs(augmentation, Batch(shape, 2)) is None
+        return all(_runs(augmentation, batch, seed) is None for seed in range(TAKEN))
     except Exception:  # it does not take inputs of this shape
         return False
 
@@ -81,7 +97,7 @@ def _built(augmentation: Augmentation, batch: Batch) -> Augment:
     return augment
 
 
-def _runs(augmentation: Augmentation, batch: Batch) -> Outcome:
+def _runs(augmentation: Augmentation, batch: Batch, seed: int = 0) -> Outcome:
     import torch
 
     if error := augmentation.validation_error(batch.shape):
@@ -89,7 +105,7 @@ def _runs(augmentation: Augmentation, batch: Batch) -> Outcome:
     augment = augmentation.build(batch.scale, "cpu")
     if augment is None:
         return None
-    changed = augment(batch.inputs, np.random.default_rng(0))
+    changed = augment(batch.inputs, np.random.default_rng(seed))
     return None if isinstance(changed, torch.Tensor) else Failure("a tensor", type(changed).__name__)
 
 
@@ -140,10 +156,10 @@ def _changes(augmentation: Augmentation, batch: Batch) -> Outcome:
     if augmentation.build(batch.scale, "cpu") is None:
         return Note("with these parameters it changes nothing")
     augment, inputs = _built(augmentation, batch), batch.inputs
-    for seed in range(4):
+    for seed in range(SEEDS):
         if not torch.equal(augment(batch.inputs, np.random.default_rng(seed)), inputs):
             return None
-    return Failure("changed inputs for one of 4 seeds", "the same inputs")
+    return Failure(f"changed inputs for one of {SEEDS} seeds", "the same inputs")
 
 
 def _finite(augmentation: Augmentation, batch: Batch) -> Outcome:

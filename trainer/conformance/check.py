@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trainer.conformance import augmentation, dataset, loss, model, optimizer, partitioner, strategy
+from trainer.conformance.find import components
 from trainer.conformance.law import Law
 from trainer.conformance.report import Request
 from trainer.core.registry import IMPORTED
@@ -25,7 +26,7 @@ from trainer.imported import optimizer as imported_optimizer
 from trainer.imported import partitioner as imported_partitioner
 from trainer.imported import strategy as imported_strategy
 from trainer.imported.signature import ParameterFailure, configured
-from trainer.imported.source import ImportFailure, Source, located
+from trainer.imported.source import TORCHVISION, ImportFailure, Source, located
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.registries import REGISTRIES
@@ -41,6 +42,25 @@ class RequestError(Exception):
 
 PROCESS_S = 60.0  # in which another process must have answered
 TRIED_SAMPLES = 16  # of a dataset, with which a model is tried
+PLACE = ("name", "directory", "module", "attribute")  # of a dataset's form, beside its parameters
+VECTORS = {"name": "vectors"}
+# Datasets on which a model is tried, until it takes one: grey images, vectors and colour images.
+GUESSED = (
+    {"name": RunSpec.model_fields["dataset"].default},
+    VECTORS,
+    {"name": "synthetic", "channels": 3, "height": 32, "width": 32},
+)
+
+
+class Vectors(Dataset):
+    """States samples for models that take vectors. No run can use it."""
+
+    train_samples = property(lambda self: 100)
+    shape = property(lambda self: (4,))
+    class_count = property(lambda self: 3)
+
+    def load(self, data_dir: Path) -> Data:
+        raise DataError("it has no samples")
 
 
 class DatasetParameterFailure(Exception):
@@ -56,8 +76,71 @@ def source_of(request: Request) -> Source:
     return Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
 
 
+def on_data(request: Request) -> Request:
+    """The request with a dataset that the component takes, if it takes one and the request names none.
+
+    A user's model or augmentation is tried on the datasets of its own file first. A model is tried on
+    registered ones then; an augmentation is left to noise.
+
+    Raises:
+        ImportFailure: A model takes none of them, or cannot be used.
+        ParameterFailure: The parameters of the component are wrong.
+    """
+    if request.dataset or request.kind not in ("model", "augmentation"):
+        return request
+    if request.registered:
+        model = request.kind == "model"
+        return request.model_copy(update={"dataset": GUESSED[0]}) if model else request
+    called = source_of(request).load()
+    if imported_model.is_own(called):
+        configured(called, request.parameters)  # whose mistakes are of no dataset
+    refused: dict[str, list[str]] = {}
+    guessed = GUESSED if request.kind == "model" else ()
+    for form in (*_datasets_beside(request), *guessed):
+        chosen = request.model_copy(update={"dataset": form})
+        try:
+            _try_on(chosen, called, *_dataset_of(chosen))
+        except ParameterFailure:
+            raise
+        except Exception as error:  # of the user's code, as it takes other samples
+            cause = error.__cause__ if isinstance(error, RequestError) and error.__cause__ else error
+            refused.setdefault(located(cause, Path(request.directory)), []).append(data_label(form))
+        else:
+            return chosen
+    if request.kind == "augmentation":
+        return request
+    tried = "; ".join(f"on {', '.join(names)}: {reason}" for reason, names in refused.items())
+    raise ImportFailure(f"{tried}; --dataset takes another dataset")
+
+
+def _datasets_beside(request: Request) -> Iterator[dict[str, Any]]:
+    """The forms of the datasets that the component's file defines."""
+    if request.module == TORCHVISION:
+        return
+    for kind, name in components(Path(request.directory), request.module):
+        if kind == "dataset":
+            yield {"directory": request.directory, "module": request.module, "attribute": name}
+
+
+def _try_on(request: Request, called: Any, on: Dataset, samples: Tensor | None) -> None:
+    """Raise an exception unless a user's model or augmentation takes samples of a dataset."""
+    if request.kind == "augmentation":
+        if not augmentation.takes(_augmentation(request), on.shape, samples):
+            raise ImportFailure("it does not augment them")
+        return
+    built = model.Built(_model(request, on, samples), on, samples)
+    if imported_model.is_own(called):
+        built.chain()(built.inputs(2))
+
+
+def data_label(form: Mapping[str, Any]) -> str:
+    """A dataset as reports show it, `synthetic channels=3`."""
+    parameters = form.get("parameters", {k: v for k, v in form.items() if k not in PLACE})
+    return " ".join([form.get("attribute") or form["name"], *(f"{k}={v}" for k, v in parameters.items())])
+
+
 def laws_of(request: Request) -> Iterator[Law[Any]]:
-    """The laws of the component of a request, whose kind is known.
+    """The laws of the component of a request, whose kind is known, on the dataset that `on_data` found.
 
     Raises:
         ImportFailure: It cannot be used.
@@ -82,9 +165,21 @@ def laws_of(request: Request) -> Iterator[Law[Any]]:
             yield from optimizer.laws(built, request.equals or declared or "")
         case "loss":
             yield from loss.laws(_loss(request))
+        case _ if request.dataset:
+            on, samples = _dataset_of(request)
+            yield from augmentation.laws(_augmentation(request), on.shape, samples)
         case _:
-            shape = _dataset_of(request)[0].shape if request.dataset else None
-            yield from augmentation.laws(_augmentation(request), shape)
+            yield from augmentation.laws(_augmentation(request))
+
+
+def left_out(request: Request) -> str | None:
+    """Why a component of a file that shows its kind is none after all; None if it is one."""
+    if request.kind != "loss" or not loss.measures_answers(_loss(request)):
+        return None
+    return (
+        "it gives a number for each answer, as the accuracy of a loss does; a loss gives one: check it as "
+        f"{request.label}"
+    )
 
 
 def digest_of(request: Request) -> str:
@@ -137,16 +232,7 @@ def _model(request: Request, on: Dataset, samples: Tensor | None) -> Model:
         own: Model = configured(called, request.parameters)
         return _accepting(own, on)
     inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
-    try:
-        facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
-    except ParameterFailure:
-        raise
-    except Exception as error:
-        if request.dataset:
-            raise
-        default = RunSpec.model_fields["dataset"].default
-        reason = located(error, Path(request.directory))
-        raise ImportFailure(f"{reason}; it was tried on {default}: --dataset takes another") from error
+    facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
     return imported_model.ImportedModel(name=request.label, parameters=request.parameters, imported=facts)
 
 
@@ -180,10 +266,12 @@ def _is(called: Any, base: type) -> bool:
 
 
 def _dataset_of(request: Request) -> tuple[Dataset, Tensor | None]:
-    """The dataset whose samples a model takes, and some of them if a user's code makes them."""
+    """The dataset that a request names, and some of its samples if a user's code makes them."""
     import torch
 
-    form = request.dataset or {"name": RunSpec.model_fields["dataset"].default}
+    form = request.dataset or {}
+    if form == VECTORS:
+        return Vectors(scaling="standardise"), None
     if "module" not in form:
         return REGISTRIES["dataset"].parse(form), None
     on = request.model_copy(update={"registered": "", "parameters": {}, **form})

@@ -29,7 +29,7 @@ OWN: dict[str, type[Component]] = {
 # Parameters by which a function is recognised; those of a model, a dataset or an optimizer have any names.
 # An nn.Module whose forward pass has those of a loss is a loss.
 SIGNATURES = {
-    "partitioner": {"labels", "parts", "rng"},
+    "partitioner": {"labels", "parts"},
     "augmentation": {"inputs", "rng"},
     "loss": {"output", "target"},
 }
@@ -60,24 +60,27 @@ def _torch_kind(found: type) -> str | None:
 
 
 def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
-    """Kind and name of each component class that a file defines, in its order.
+    """Kind and name of each class and function that a file defines, in its order; kind "" if it is unclear.
 
-    Abstract classes are left out if they are meant to be. Any other one lacks a method, as a check shows.
+    Names with a leading underscore are left out, and abstract classes that are meant to be. Any other
+    abstract class lacks a method, as a check shows. The kind of a function with the parameter `lr` alone is
+    unclear: it may train.
 
     Raises:
         ImportFailure: The file cannot be imported.
     """
     module = load_module(directory, file)
-    classes = {
+    defined = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
+        if (isinstance(value, type) or inspect.isfunction(value)) and value.__module__ == module.__name__
     }
-    for name, value in classes.items():
-        if name.startswith("_") or _is_base(value, classes.values()):
+    classes = [value for value in defined.values() if isinstance(value, type)]
+    for name, value in defined.items():
+        if name.startswith("_") or (isinstance(value, type) and _is_base(value, classes)):
             continue
-        if kind := kind_of(value):
-            yield kind, name
+        kind = kind_of(value) or ""
+        yield "" if kind == "optimizer" and inspect.isfunction(value) else kind, name
 
 
 def _is_base(found: type, others: Iterable[type]) -> bool:

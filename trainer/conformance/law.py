@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ from trainer.imported.source import located
 
 I = TypeVar("I")  # noqa: E741  (an input)
 
-LAW_S = 10.0  # after which no further inputs of a law are tried
+LAW_S = 10.0  # after which no further examples of a law are tried
 SHRINK_S = 5.0
 
 
@@ -54,9 +54,9 @@ class Law(Generic[I]):
     """What must hold for every input.
 
     name: a word or two. statement: what must hold. test: tries one input; an exception breaks the law, and
-    NotApplicable leaves the input out. inputs: the smallest first. smaller: inputs that are smaller than
-    one. essential: without it, no other law can be tried. otherwise: why there may be
-    no input.
+    NotApplicable leaves the input out. inputs: the smallest first. All of a sequence are tried; those of
+    another iterable are examples, as many as time allows. smaller: inputs that are smaller than one.
+    essential: without it, no other law can be tried. otherwise: why there may be no input.
     """
 
     name: str
@@ -91,7 +91,7 @@ def examine(law: Law[I], directory: Path) -> Finding:
                 got=failure.got,
             )
         note = outcome.text if outcome else note
-        if time.monotonic() > end:
+        if time.monotonic() > end and not isinstance(law.inputs, Sequence):
             break
     if not tried:
         return Finding(

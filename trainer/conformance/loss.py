@@ -102,6 +102,21 @@ def _distance(loss: Loss, batch: Batch) -> int:
         return 2
 
 
+def measures_answers(loss: Loss) -> bool:
+    """Whether it gives a number for each answer, without a gradient, as the accuracy of a loss does."""
+    import torch
+
+    for form in FORMS:
+        output, targets = Batch(2, *form).tensors()
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of torch, on kinds that do not fit
+                value: Any = loss.of(output.requires_grad_(), targets)
+        except Exception:  # these outputs and targets are not what it takes
+            continue
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and not value.requires_grad
+    return False
+
+
 def _output_error(loss: Loss, output: Tensor, targets: Tensor) -> str | None:
     """Why the outputs do not fit. That of a plain function concerns the accuracy: see `_right`."""
     return None if isinstance(loss, FunctionLoss) else loss.output_error(output, targets)

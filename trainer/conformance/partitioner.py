@@ -13,6 +13,7 @@ import numpy as np
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.imported.model import scatter_seeds
+from trainer.imported.partitioner import FunctionPartitioner
 
 Mix = Literal["even", "uneven", "rare"]
 FEW = 7  # samples up to which all inputs are tried
@@ -287,7 +288,11 @@ def _declared(splits: Splits, inputs: list[Case]) -> Outcome:
     could = [name for name, kept in keeps.items() if kept and not getattr(splits.partitioner, name)]
     if not could or not tried:
         return None
-    return Note(f"it could declare {' and '.join(f'{name} = True' for name in could)}: held in all splits")
+    function = isinstance(splits.partitioner, FunctionPartitioner)
+    it = "a subclass of Partitioner" if function else "it"
+    return Note(
+        f"{it} could declare {' and '.join(f'{name} = True' for name in could)}: held in all splits"
+    )
 
 
 def _seeded(splits: Splits, case: Case) -> Outcome:
@@ -322,7 +327,9 @@ def _random(splits: Splits, case: Case) -> Outcome:
     found = [[np.sort(part) for part in splits.well_formed(replace(case, seed=seed))] for seed in (1, 2)]
     same = _equal(*found)
     if splits.partitioner.random and same:
-        return Failure("other parts for seeds 1 and 2", "equal parts; declare random = False, or use `rng`")
+        function = isinstance(splits.partitioner, FunctionPartitioner)
+        fixed = "leave out the parameter `rng`" if function else "declare random = False"
+        return Failure("other parts for seeds 1 and 2", f"equal parts; {fixed}, or use `rng`")
     if not splits.partitioner.random and not same:
         return Failure("equal parts for seeds 1 and 2, since random is False", "other parts")
     return None

@@ -1,10 +1,16 @@
-"""What a check asks, and what it finds. Imports no torch."""
+"""What a check asks, and what it finds. Imports no torch.
+
+A report comes from a process that runs users' code, so its texts hold no control characters.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
+
+from trainer.core.record import Record, Text
+from trainer.inspection.messages import Invalid
 
 Status = Literal["ok", "failed", "note", "skipped"]
 Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]
@@ -13,11 +19,7 @@ Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]
 KINDS = ("partitioner", "strategy", "model", "dataset", "optimizer", "loss", "augmentation")
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Request(_Message):
+class Request(Record):
     """Asks for the laws of one component, or of all in a file.
 
     kind: of the component; empty: to be found out. registered: its name in a registry, or empty. label: as
@@ -33,44 +35,47 @@ class Request(_Message):
     directory: str = "."
     module: str = ""
     attribute: str = ""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default={})
     dataset: dict[str, Any] | None = None
     equals: str = ""
     data_dir: str = "data"
     limit_s: float = 60.0
 
 
-class Finding(_Message):
+class Finding(Record):
     """One law on one component.
 
     law: its name. statement: what must hold. inputs: how many were tried. input: the smallest on which it
     fails. expected, got: there. reason: why it was not tried, or what is worth knowing.
     """
 
-    law: str
-    statement: str
+    law: Text
+    statement: Text
     status: Status
     inputs: int = 0
-    input: str = ""
-    expected: str = ""
-    got: str = ""
-    reason: str = ""
+    input: Text = ""
+    expected: Text = ""
+    got: Text = ""
+    reason: Text = ""
 
 
-class Report(_Message):
+class Report(Record):
     """What was found on one component.
 
-    component: its label. error: why it cannot be checked. invalid, allowed: what is wrong with its
-    parameters, and their names. option: by which they are given.
+    component: its label. data: the samples that it takes. error: why it cannot be checked. invalid,
+    allowed: what is wrong with its parameters, and their names. option: by which they are given. unclear:
+    names of what the file `component` defines whose kind is unclear: it is not checked.
     """
 
-    component: str
-    kind: str = ""
-    findings: list[Finding] = []
-    error: str = ""
-    invalid: list[dict[str, Any]] = []
-    allowed: list[str] = []
-    option: str = "--set"
+    component: Text
+    kind: Text = ""
+    data: Text = ""
+    findings: list[Finding] = Field(default=[])
+    error: Text = ""
+    invalid: list[Invalid] = Field(default=[])
+    allowed: list[Text] = Field(default=[])
+    option: Text = "--set"
+    unclear: list[Text] = Field(default=[])
 
     @property
     def failed(self) -> bool:

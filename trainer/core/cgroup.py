@@ -112,6 +112,18 @@ def wait_for_quota(cpus: float, timeout_s: float, cgroup: Path = CGROUP) -> bool
     return True
 
 
+def threads(cgroup: Path = CGROUP) -> int | None:
+    """Number of threads in this container; None if the kernel does not report it."""
+    both = (_number(cgroup / "pids.current"), _number(cgroup / "pids" / "pids.current"))
+    return next((count for count in both if count is not None), None)
+
+
+def shared_memory_mb(cgroup: Path = CGROUP) -> float | None:
+    """Memory in MiB of this container's files in memory and its shared memory, or None."""
+    both = (_table(cgroup / "memory.stat"), _table(cgroup / "memory" / "memory.stat"))
+    return _scaled(next((table["shmem"] for table in both if "shmem" in table), None), 2**20)
+
+
 def throttle_mark(directory: Path, rank: int) -> Path:
     """The file that the throttle of local processes creates once it limits a rank."""
     return directory / f"throttled-{rank}"

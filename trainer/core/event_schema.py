@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from trainer.core.clock import PHASES
+from trainer.core.position import Position
 from trainer.core.record import Amount, Count, Rank, Real, Record, Share, Text
 from trainer.core.result import TrainResult
 
@@ -56,6 +57,16 @@ class Waiting(Record):
     incarnation: Annotated[int, Field(ge=1, le=100)]
 
 
+class Consent(Record):
+    """The others may let a rank join that was started again, as far as this rank is concerned.
+
+    returned: that rank. incarnation: as in Start.
+    """
+
+    returned: Rank
+    incarnation: Annotated[int, Field(ge=1, le=100)]
+
+
 class MeasuredLink(Record):
     """The link from the event's rank to rank `to`, measured before training with the run's own transport.
 
@@ -65,8 +76,8 @@ class MeasuredLink(Record):
     """
 
     to: Rank
-    latency_s: Amount
-    bytes_per_s: Amount
+    latency_s: Annotated[float, Field(ge=0, le=1e6)]
+    bytes_per_s: Annotated[float, Field(ge=1, le=1e15)]
 
 
 class TrainStart(Record):
@@ -219,9 +230,10 @@ class Failed(Record):
 
 
 class Ended(Record):
-    """A signal, or another process, ended the rank."""
+    """A signal, or another process, ended the rank. position: where a signal has found it."""
 
     cause: Text
+    position: Position | None = None
     signal: Text | None = None
     attempt: Attempt = 0
 
@@ -237,6 +249,7 @@ EVENTS: Mapping[str, type[Record]] = {
     "start": Start,
     "ready": Empty,  # set up; waits for its node's CPU quota, if one will be applied
     "waiting": Waiting,  # of a rank that was started again: the others may let it join
+    "consent": Consent,  # between two epochs
     "link": MeasuredLink,  # before training, see trainer/comm/probe.py
     "train_start": TrainStart,
     "step": Step,

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.core.event_schema import EVENTS, VERSION, Head
+from trainer.core.position import Position
 from trainer.core.record import checked, parse_object, printable
+from trainer.core.regular_files import RefusedFile, open_below
 
 MAX_BYTES = 8192  # pipes and log drivers may split longer lines
 MAX_DAMAGED = 128  # lines of one file: each restart of a killed rank can leave one
+UNREPORTED = "ended with exit code 0 before it reported its result"
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,14 @@ class EventWriter:
     def write(self, kind: str, **fields: Any) -> None:
         event = self._append(kind, fields)
         if line := format_event(event):
-            self._console.write(
-                self._prefix.replace("{rank}", str(self.rank)) + line + "\n"
-            )  # one write, so that ranks do not mix their lines on a shared console
-            self._console.flush()
+            self.write_text(line)
+
+    def write_text(self, text: str) -> None:
+        """Write to the console only."""
+        self._console.write(
+            self._prefix.replace("{rank}", str(self.rank)) + text + "\n"
+        )  # one write, so that ranks do not mix their lines on a shared console
+        self._console.flush()
 
     def write_quietly(self, kind: str, **fields: Any) -> None:
         """Write an event of an earlier attempt again, without its console line."""
@@ -179,20 +186,34 @@ class EventReader:
         were written, also if the clock was set back between the death of a rank and its next start.
         """
         events: list[tuple[float, Event]] = []
+        removed = {*self._positions}
         for path in sorted(self._directory.glob("rank-*.jsonl")):
             name = re.fullmatch(r"rank-(0|[1-9]\d{0,4})\.jsonl", path.name)
-            if name and path.is_file() and (self._ranks is None or int(name[1]) < self._ranks):
+            if name and (self._ranks is None or int(name[1]) < self._ranks):
                 rank = int(name[1])
                 position = self._positions.setdefault(rank, _Position())
+                removed.discard(rank)
                 for event in self._new_of(path, rank, position):
                     position.latest = max(position.latest, event.time)
                     events.append((position.latest, event))
+        for rank in sorted(removed) if self._directory.exists() else ():
+            position = self._positions[rank]
+            if not position.given_up:
+                position.given_up = True
+                damaged = _damaged(rank, position.time, f"rank-{rank}.jsonl was removed", b"")
+                events.append((position.latest, damaged))
         return [event for _, event in sorted(events, key=lambda each: each[0])]
 
     def _new_of(self, path: Path, rank: int, position: _Position) -> Iterator[Event]:
         if position.given_up:
             return
-        with open(path, "rb") as file:
+        try:
+            opened = open_below(path.parent, path.name)
+        except RefusedFile as error:
+            position.given_up = True
+            yield _damaged(rank, position.time, f"{path.name} {error.strerror}", b"")
+            return
+        with opened as file:
             file.seek(position.offset)
             most = -1 if self._max_bytes is None else self._max_bytes - position.offset
             data = file.read(most)
@@ -251,9 +272,9 @@ def _damaged(rank: int, at: float, reason: str, line: bytes) -> Event:
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events of one merged file."""
-    with open(path, encoding="utf-8") as file:
+    with open_below(path.parent, path.name) as file:
         for line in file:
-            yield Event.from_line(line)
+            yield Event.from_line(line.decode())
 
 
 def signal_name(number: int) -> str:
@@ -315,7 +336,9 @@ def format_event(event: Event) -> str | None:
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":
-            text = f"{event.kind}: {fields.get('cause', '')}"
+            position = fields.get("position")
+            where = f", {Position.model_validate(position).text}" if position else ""
+            text = f"{event.kind}: {fields.get('cause', '')}{where}"
         case _:
             return None
     return text

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+from typing import Literal
 
 import psutil
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+MPIRUN: Literal["mpirun"] = "mpirun"
+# PIDs of the processes of a run that are stopped by a signal: of ranks, by rank, and of mpirun.
+Suspended = dict[int | Literal["mpirun"], int]
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

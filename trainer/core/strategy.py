@@ -35,8 +35,9 @@ OptimizerState = Annotated[
 SplitPoints = Annotated[
     list[str] | None,
     Field(
-        description="first block of every pipeline stage but the first; null: balance stages by the "
-        "time of their blocks, measured before training"
+        description="first block of every pipeline stage but the first; null: those that make the "
+        "slowest stage the fastest, by the time of its blocks, measured before training, and of what it "
+        "sends at 1 Gbit/s"
     ),
 ]
 # Units after which checkpoints can be taken: at their ends all ranks have equal progress.
@@ -51,8 +52,9 @@ class Strategy(Component):
 
     # Transports that it supports; the first is the default.
     transports: ClassVar[tuple[str, ...]]
-    # Limits of the number of ranks.
+    # The least number of ranks.
     min_nodes: ClassVar[int] = 1
+    # The largest number of ranks; None: any.
     max_nodes: ClassVar[int | None] = None
     # The first ranks are servers: they hold the model for the others and train on no samples.
     servers: ClassVar[int] = 0
@@ -107,7 +109,7 @@ class Strategy(Component):
         return rank == 0 if self.partitions_model else rank >= self.servers
 
     def sees_inputs(self, rank: int, ranks: int) -> bool:
-        """Whether a rank needs the images of its batches; otherwise it uses only their labels."""
+        """Whether a rank's batches have inputs; otherwise they have targets only."""
         return rank >= self.servers
 
     @property
@@ -126,7 +128,12 @@ class Strategy(Component):
         return 1
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
-        """Return why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
+        """Return why it cannot train this model on so many ranks, or None.
+
+        Args:
+            model: the model's component, with its parameters.
+            batch_size: of each copy.
+        """
         return None
 
     def bubble(self, ranks: int) -> float | None:
@@ -136,7 +143,8 @@ class Strategy(Component):
     def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float | None:
         """The most payload bytes that a rank sends per step, on average over a run; None: not declared.
 
-        gradient_bytes: of the gradient of its weights.
+        Args:
+            gradient_bytes: of the gradient of its weights.
         """
         return None
 
@@ -147,5 +155,6 @@ class Strategy(Component):
     def train(self, session: Any) -> None:
         """Train to the end of the run.
 
-        session: a trainer.training.session.Session; of a strategy that does not train, a BareSession.
+        Args:
+            session: a trainer.training.session.Session; of a strategy that does not train, a BareSession.
         """

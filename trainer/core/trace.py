@@ -19,7 +19,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from trainer.core.record import Count, Rank, Record, Text
+from trainer.core.record import Amount, Count, Rank, Record, Text
+from trainer.core.regular_files import open_below
 
 VERSION = 1
 MAX_RECORDS = 1_000_000  # of one rank; a longer trace ends with `complete: false`
@@ -102,9 +103,27 @@ class TraceHeader(Record):
     transport: Text
     mode: Literal["steps", "full"]
     groups: list[list[Rank]]
-    started_s: float
+    started_s: Amount
     count: Annotated[Count, Field(le=MAX_RECORDS)]
     complete: bool = True
+
+
+@dataclass(frozen=True)
+class TraceLimits:
+    """What a rank can have done, from the spec of its run; by default, what any rank can have done.
+
+    Attributes:
+        seconds: of a time.
+        bytes: of an exchange.
+        epochs: of the run.
+    """
+
+    seconds: float = 1e8
+    bytes: int = 2**44
+    epochs: int = 10_000
+
+
+ANY_RUN = TraceLimits()
 
 
 @dataclass(frozen=True)
@@ -126,18 +145,19 @@ def encode_trace(trace: Trace) -> bytes:
     return content + zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, limits: TraceLimits = ANY_RUN) -> Trace:
     """Read and check a trace file.
 
     Raises:
-        TraceError: the file is missing, damaged, too large or of another version.
+        TraceError: the file is missing, damaged, too large, of another version, or beyond the limits.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraceError(f"{path}: larger than {MAX_BYTES} bytes")
-        content = path.read_bytes()
+        with open_below(path.parent, path.name) as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise TraceError(f"{path}: larger than {MAX_BYTES} bytes")
     line, newline, _ = content[: MAX_HEADER_BYTES + 1].partition(b"\n")
     if not newline:
         raise TraceError(f"{path}: is no trace, or is damaged: no header")
@@ -150,7 +170,8 @@ def read_trace(path: Path) -> Trace:
     if zlib.crc32(content[:end]) != int.from_bytes(content[end:], "little"):
         raise TraceError(f"{path}: damaged: its checksum does not match")
     records = np.frombuffer(content, RECORD, count=header.count, offset=start)
-    _check_records(path, header, records)
+    if reason := wrong_record(header, records, limits):
+        raise TraceError(f"{path}: {reason}")
     return Trace(header, records)
 
 
@@ -165,12 +186,38 @@ def _read_header(path: Path, line: bytes) -> TraceHeader:
         raise TraceError(f"{path}: is no trace, or is damaged: {where}: {first['msg']}") from None
 
 
-def _check_records(path: Path, header: TraceHeader, records: np.ndarray) -> None:
-    """Raise TraceError for values that no rank writes."""
-    times = np.stack([records["cpu_s"], records["entered_s"], records["left_s"]])
-    if not np.isfinite(times).all() or (times[0] < 0).any() or (times[2] < times[1]).any():
-        raise TraceError(f"{path}: a time is negative or not finite")
-    if unknown := {*np.unique(records["kind"]).tolist()} - {*Kind}:
-        raise TraceError(f"{path}: unknown kinds of records: {sorted(unknown)}")
-    if len(records) and records["group"].max() >= len(header.groups):
-        raise TraceError(f"{path}: a record names a group beyond the {len(header.groups)} of the header")
+def wrong_record(header: TraceHeader, records: np.ndarray, limits: TraceLimits, first: int = 0) -> str:
+    """What is wrong with the first record that no rank of the run writes; empty if there is none.
+
+    Args:
+        header: of the trace, or of which the records are a part.
+        first: the number of the first of the records in the trace.
+    """
+    kinds = records["kind"]
+    sizes = np.where(kinds == Kind.SEND_WAIT, 0, records["bytes"])  # of these it is an index
+    epochs = np.where(kinds == Kind.EPOCH, records["peer"], 1)
+    allowed = {
+        "kind": (np.isin(kinds, [*Kind]), f"one of {', '.join(str(int(kind)) for kind in Kind)}"),
+        "group": (records["group"] < len(header.groups), f"less than {len(header.groups)}"),
+        "peer": ((epochs >= 1) & (epochs <= limits.epochs), f"an epoch of 1 to {limits.epochs}"),
+        "bytes": (sizes <= limits.bytes, f"at most {limits.bytes}"),
+        "cpu_s": (_between(records["cpu_s"], 0, limits.seconds), f"0 to {limits.seconds:g}"),
+        "entered_s": (
+            _between(records["entered_s"], -limits.seconds, limits.seconds),
+            f"{-limits.seconds:g} to {limits.seconds:g}",
+        ),
+        "left_s": (
+            _between(records["left_s"], records["entered_s"], limits.seconds),
+            f"from entered_s to {limits.seconds:g}",
+        ),
+    }
+    for name, (right, what) in allowed.items():
+        if not right.all():
+            at = int(np.flatnonzero(~right)[0])
+            return f"record {first + at}: {name} is {records[name][at]}; allowed: {what}"
+    return ""
+
+
+def _between(values: np.ndarray, least: float | np.ndarray, most: float) -> np.ndarray:
+    """Which values are within a range; those that are no numbers are not."""
+    return (values >= least) & (values <= most)

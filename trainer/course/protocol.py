@@ -1,13 +1,12 @@
-"""Frames between the grader and the process that runs a student's code: a length, then JSON.
+"""Values between the grader and the process that runs a student's code.
 
 The process sends values, never verdicts, so there is nothing in it to forge. It is not trusted: the grader
-limits the length of frames, and decodes nothing that could run code.
+limits the length of its messages, and decodes nothing that could run code.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,13 +14,9 @@ from typing import Any
 
 import numpy as np
 
-HEADER = 4  # bytes of a frame's length, big-endian
-MAX_FRAME = 16 * 2**20  # bytes
+from trainer.core.frames import ProtocolError
+
 _DTYPE = re.compile(r"[<>|]?[biuf]\d{1,2}")
-
-
-class ProtocolError(Exception):
-    """A frame or a value is invalid. The message says how, as a sentence without subject or full stop."""
 
 
 class Seed:
@@ -33,31 +28,6 @@ class Seed:
 
 Register = Callable[[Callable[..., Any]], int]
 Proxy = Callable[[int], Callable[..., Any]]
-
-
-def frame(message: dict[str, Any]) -> bytes:
-    """The bytes of a message of encoded values."""
-    body = json.dumps(message).encode()
-    return len(body).to_bytes(HEADER, "big") + body
-
-
-def length(header: bytes) -> int:
-    """The length of a frame's body. Raises ProtocolError above MAX_FRAME."""
-    size = int.from_bytes(header, "big")
-    if size > MAX_FRAME:
-        raise ProtocolError(f"sent more than {MAX_FRAME >> 20} MiB at once")
-    return size
-
-
-def message(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body. Raises ProtocolError."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ProtocolError("wrote to the channel of the grader") from None
-    if not isinstance(value, dict):
-        raise ProtocolError("wrote to the channel of the grader")
-    return value
 
 
 def encode(value: Any, register: Register | None = None) -> Any:

@@ -20,7 +20,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from trainer.course.protocol import HEADER, ProtocolError, decode, encode, frame, length, message
+from trainer.core.frames import HEADER, ProtocolError, frame, length, message
+from trainer.course.protocol import decode, encode
 
 MAX_TEXT = 400  # characters of an exception's message
 

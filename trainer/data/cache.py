@@ -23,6 +23,10 @@ class DatasetCache:
             self._key = key
         return self._data
 
+    def clear(self) -> None:
+        """Free the memory of the dataset."""
+        self._key, self._data = (), None
+
     @property
     def mb(self) -> float:
         """Memory of the data, in MiB."""

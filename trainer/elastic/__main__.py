@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from trainer.core.cgroup import measure
 from trainer.core.events import EventWriter, signal_name
+from trainer.core.regular_files import read_regular
 from trainer.elastic.command import BACKEND
 from trainer.elastic.rendezvous import Rendezvous
 from trainer.launch.watchdog import end_with
@@ -71,7 +72,7 @@ class ExitReportHandler(logging.Handler):
 
 def main(arguments: list[str], env: Mapping[str, str]) -> None:
     """Run the agent of one node until its ranks have ended."""
-    spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
+    spec = RunSpec.model_validate_json(read_regular(Path(env["SHARDYARD_SPEC"])))
     node = int(env["SHARDYARD_NODE"])
     end_with(int(env["SHARDYARD_PARENT_PID"]))
     handler = ExitReportHandler(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from trainer.core.registry import ImportedComponent, shortened
 from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
 from trainer.imported.model import scatter_seeds
 from trainer.imported.signature import checked, configured, signature_of
-from trainer.imported.source import ImportFailure, Source, located
+from trainer.imported.source import MAX_NAME, ImportFailure, Source, located
 
 TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
 SPLIT_SEED = "split_seed"
@@ -26,12 +27,12 @@ TYPES = ("float32", "int64", "uint8", "int32", "bool")
 class DatasetFacts(Source):
     """What is known of a dataset when a sweep is loaded. data: digest of both splits."""
 
-    train_samples: int
-    test_samples: int
-    shape: tuple[int, ...]
-    input_type: str
-    class_count: int
-    data: str
+    train_samples: int = Field(ge=1, le=2**40)
+    test_samples: int = Field(ge=1, le=2**40)
+    shape: tuple[Annotated[int, Field(ge=0, le=2**40)], ...] = Field(max_length=32)
+    input_type: str = Field(max_length=MAX_NAME)
+    class_count: int = Field(ge=1, le=MOST_CLASSES)
+    data: str = Field(max_length=MAX_NAME)
 
     @property
     def key_fields(self) -> dict[str, str]:

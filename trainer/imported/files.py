@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from pydantic import Field
 
+from trainer.core.regular_files import open_regular
 from trainer.data.base import Array
 from trainer.imported.source import ImportFailure
 
@@ -16,10 +17,10 @@ def npz(
     path: str, directory: Path, data_dir: Path, inputs: str = "x", targets: str = "y"
 ) -> tuple[Array, Array]:
     """Arrays of an .npz file, by the names `inputs` and `targets`; the first dimension counts samples."""
-    arrays = _arrays(_found(path, directory, data_dir))
-    if isinstance(arrays, np.ndarray):
-        raise ImportFailure(f"{path} has one array without a name; use the dataset npy")
-    with arrays:
+    with _opened(_found(path, directory, data_dir)) as file:
+        arrays = _arrays(file, path)
+        if isinstance(arrays, np.ndarray):
+            raise ImportFailure(f"{path} has one array without a name; use the dataset npy")
         for name in (inputs, targets):
             if name not in arrays:
                 raise ImportFailure(f"{path} has no array {name!r}; it has {', '.join(arrays.files)}")
@@ -37,8 +38,11 @@ def _array(arrays: Any, name: str, path: str) -> Array:
 
 def npy(path: str, targets: str, directory: Path, data_dir: Path) -> tuple[Array, Array]:
     """Two .npy files: `path` has the inputs and `targets` the targets, in the same order."""
-    first, second = (_arrays(_found(each, directory, data_dir)) for each in (path, targets))
-    return first, second
+    with (
+        _opened(_found(path, directory, data_dir)) as first,
+        _opened(_found(targets, directory, data_dir)) as second,
+    ):
+        return _arrays(first, path), _arrays(second, targets)
 
 
 def image_folder(
@@ -68,7 +72,8 @@ def image_folder(
 
     v2 = torchvision.transforms.v2
     steps = [v2.Resize(size), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    found = Folders(root, v2.Compose([*[v2.Grayscale()] * grey, *steps]), allow_empty=True)
+    transform = v2.Compose([*[v2.Grayscale()] * grey, *steps])
+    found = Folders(root, transform, loader=_image, allow_empty=True)
     filled = {number for _, number in found.samples}
     if empty := [name for number, name in enumerate(names) if number not in filled]:
         known = ", ".join(torchvision.datasets.folder.IMG_EXTENSIONS)
@@ -76,14 +81,28 @@ def image_folder(
     return found
 
 
-def _arrays(path: Path) -> Any:
-    """The arrays of a file of numpy. Raises ImportFailure."""
-    if path.is_dir():
-        raise ImportFailure(f"{path.name} is a directory; it must be a file of numpy")
+def _image(path: str) -> Any:
+    """As torchvision's loader, of regular files only. Raises ImportFailure."""
+    from PIL import Image
+
+    with _opened(Path(path)) as file:
+        return Image.open(file).convert("RGB")
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file. Raises ImportFailure."""
     try:
-        return np.load(path, allow_pickle=False)
+        return open_regular(path)
+    except OSError as error:
+        raise ImportFailure(f"{path.name}: {error.strerror}") from error
+
+
+def _arrays(file: BinaryIO, path: str) -> Any:
+    """The arrays of a file of numpy. Raises ImportFailure."""
+    try:
+        return np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise ImportFailure(f"{path.name} is no file of numpy with arrays of numbers") from error
+        raise ImportFailure(f"{Path(path).name} is no file of numpy with arrays of numbers") from error
 
 
 def _found(path: str, directory: Path, data_dir: Path) -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import numpy as np
+from pydantic import Field
 
 from trainer.core.registry import ImportedComponent
 from trainer.imported.signature import checked, configured
-from trainer.imported.source import TORCHVISION, ImportFailure, Source
+from trainer.imported.source import MAX_NAME, TORCHVISION, ImportFailure, Source
 from trainer.models.base import Model, ParallelPair
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ WHOLE = "model"  # the name of the only block of a model that is no chain
 class ModelFacts(Source):
     """What is known of a model when a sweep is loaded. indivisible: why it cannot be split, or None."""
 
-    blocks: list[str]
+    blocks: list[Annotated[str, Field(max_length=MAX_NAME)]] = Field(min_length=1, max_length=10_000)
     indivisible: str | None = None
     classifier: str | None = None
     batch_statistics: bool = False

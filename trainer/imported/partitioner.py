@@ -1,8 +1,8 @@
-"""Partitioners of users: a subclass of Partitioner, or a function of labels, parts and a generator."""
+"""Partitioners of users: a subclass of Partitioner, or a function of labels, parts and optionally `rng`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from pydantic import model_validator
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError, Images, Indices, Labels, Partitioner
 from trainer.imported.model import scatter_seeds
-from trainer.imported.signature import bound, configured
+from trainer.imported.signature import POSITIONAL, bound, configured, signature_of
 from trainer.imported.source import ImportFailure, Source, located
 
 FLAGS = ("disjoint", "covers", "random", "transforms_images", "needs_classes")
@@ -70,7 +70,7 @@ class ImportedPartitioner(ImportedComponent, Partitioner):
 
 
 class FunctionPartitioner(Partitioner):
-    """A function as a partitioner that declares nothing."""
+    """A function as a partitioner, which is random. It declares neither disjoint nor covers."""
 
     disjoint: ClassVar[bool] = False
     covers: ClassVar[bool] = False
@@ -79,6 +79,15 @@ class FunctionPartitioner(Partitioner):
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         return [np.asarray(part) for part in self.function(labels, parts, rng)]
+
+
+class FixedFunctionPartitioner(FunctionPartitioner):
+    """A function without a generator, which gives the same parts for every seed."""
+
+    random: ClassVar[bool] = False
+
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        return [np.asarray(part) for part in self.function(labels, parts)]
 
 
 def build(source: Source, parameters: Mapping[str, Any]) -> Partitioner:
@@ -90,8 +99,19 @@ def build(source: Source, parameters: Mapping[str, Any]) -> Partitioner:
     reshuffle = parameters.pop("reshuffle", False)
     if not isinstance(reshuffle, bool):
         raise ImportFailure(f"reshuffle is {reshuffle!r}; allowed: true, false")
-    function = bound(called, parameters, ("labels", "parts", "rng"))
-    return FunctionPartitioner(reshuffle=reshuffle, function=function)
+    if takes_generator(called):
+        function = bound(called, parameters, ("labels", "parts", "rng"))
+        return FunctionPartitioner(reshuffle=reshuffle, function=function)
+    function = bound(called, parameters, ("labels", "parts"))
+    return FixedFunctionPartitioner(reshuffle=reshuffle, function=function)
+
+
+def takes_generator(called: Callable[..., Any]) -> bool:
+    """Whether a function has a third parameter for a generator: `rng`, or one without a default."""
+    third = [*signature_of(called).values()][2:3]
+    return any(
+        each.name == "rng" or (each.default is each.empty and each.kind in POSITIONAL) for each in third
+    )
 
 
 def facts(source: Source, parameters: Mapping[str, Any], labels: Labels, parts: int) -> PartitionerFacts:

@@ -22,6 +22,7 @@ from trainer.imported.source import ImportFailure
 
 C = TypeVar("C", bound=Component)
 
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -76,9 +77,8 @@ def bound(
         ImportFailure: It takes fewer arguments.
         ParameterFailure: A parameter is unknown, missing or of another type.
     """
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = signature_of(called)
-    first = [name for name, each in signature.items() if each.kind in positional][: len(arguments)]
+    first = [name for name, each in signature.items() if each.kind in POSITIONAL][: len(arguments)]
     if len(first) < len(arguments):
         raise ImportFailure(
             f"its first parameters must be for {', '.join(arguments)}; it has "

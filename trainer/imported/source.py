@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from importlib import import_module
@@ -17,12 +18,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError
 
 from trainer.core.registry import shortened, suggestion
 
 CODE = "SHARDYARD_CODE"
 TORCHVISION = "torchvision"
+MAX_NAME = 400  # characters of a name that users' code gives
+
+_loading = threading.RLock()  # ranks that are threads load the same module
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)(?:,? in (\S+))?')
 
@@ -42,10 +46,10 @@ class Source(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    code: str
-    folder: str
-    module: str
-    attribute: str
+    code: str = Field(max_length=MAX_NAME)
+    folder: str = Field(max_length=4096)
+    module: str = Field(max_length=MAX_NAME)
+    attribute: str = Field(max_length=MAX_NAME)
 
     @property
     def key_fields(self) -> dict[str, str]:
@@ -86,7 +90,8 @@ def load(directory: Path, module: str, attribute: str) -> Any:
 def load_module(directory: Path, module: str) -> ModuleType:
     """Import a file in `directory`, or a module that is there or installed. Raises ImportFailure."""
     try:
-        return _imported(directory, module)
+        with _loading:
+            return _imported(directory, module)
     except (Exception, SystemExit) as error:
         raise ImportFailure(located(error, directory)) from error
 
@@ -143,7 +148,7 @@ def located(error: BaseException, directory: Path | None = None) -> str:
         text = f"{found}; write a type, as in `n: int = 0`, or ClassVar if it is no parameter"
     if isinstance(error, SyntaxError) and error.filename:
         path = Path(error.filename)
-        place = f"{_name_in_code(path, directory) or path}:{error.lineno}"
+        place = f"{name_in_code(path, directory) or path}:{error.lineno}"
         text = f"SyntaxError: {error.msg}"
     if (
         isinstance(error, FileNotFoundError)
@@ -162,7 +167,7 @@ def place_of(error: BaseException, directory: Path | None = None) -> str | None:
 def place_in(frames: Iterable[tuple[str, int | str | None]], directory: Path | None = None) -> str | None:
     """As `place_of`, for frames as file and line, the innermost first."""
     for file, line in frames:
-        if name := _name_in_code(Path(file), directory):
+        if name := name_in_code(Path(file), directory):
             return f"{name}:{line}"
     return None
 
@@ -182,7 +187,7 @@ def _frames(error: BaseException | None) -> Iterator[tuple[str, int | str | None
         error = error.__cause__
 
 
-def _name_in_code(path: Path, directory: Path | None) -> Path | None:
+def name_in_code(path: Path, directory: Path | None = None) -> Path | None:
     """The path of a user's file, from the directory of its component."""
     if directory is not None and path.is_relative_to(directory):
         found = path.relative_to(directory)

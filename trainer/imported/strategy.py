@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    create_model,
+    model_validator,
+)
 
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Strategy
@@ -19,19 +27,32 @@ DECLARED = tuple(name for name, hint in get_type_hints(Strategy).items() if get_
 DECLARED = tuple(name for name in DECLARED if not name.startswith(("model_", "_")))
 
 
+_Declared = create_model(  # type: ignore[call-overload]
+    "_Declared",
+    __config__=ConfigDict(extra="forbid"),
+    **{name: (get_args(get_type_hints(Strategy)[name])[0], ...) for name in DECLARED},
+)
+
+
+def _declared(values: dict[str, Any]) -> dict[str, Any]:
+    """Class variables of a strategy. Raises ValueError for others, and for values of other types."""
+    _Declared.model_validate(values)
+    return values
+
+
 class StrategyFacts(Source):
     """What is known of a strategy when a sweep is loaded, for the number of ranks of the run.
 
-    declared: its class variables. by_rank: what depends on a rank.
+    declared: its class variables. The lists have an item for each rank.
     """
 
-    declared: dict[str, Any]
-    replicas: int
-    replica_of: list[int]
-    reports_samples: list[bool]
-    sees_inputs: list[bool]
+    declared: Annotated[dict[str, Any], AfterValidator(_declared)]
+    replicas: int = Field(ge=1, le=2**16)
+    replica_of: list[Annotated[int, Field(ge=0, lt=2**16)]] = Field(max_length=2**16)
+    reports_samples: list[bool] = Field(max_length=2**16)
+    sees_inputs: list[bool] = Field(max_length=2**16)
     updates_use_global_batch: bool
-    micro_batch_count: int
+    micro_batch_count: int = Field(ge=1, le=2**20)
     not_checkpointed: str | None
     bubble: float | None
 
@@ -49,6 +70,12 @@ class ImportedStrategy(ImportedComponent, Strategy):
         if cls is not ImportedStrategy or not isinstance(found, ImportedStrategy):
             return found
         return _subclass(json.dumps(found.imported.declared, sort_keys=True)).model_validate(values)
+
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        found = self.imported
+        if {len(found.replica_of), len(found.reports_samples), len(found.sees_inputs)} != {ranks}:
+            return f"{self.name} was tried for {len(found.replica_of)} ranks, and the run has {ranks}"
+        return super().validation_error(model, ranks, batch_size)
 
     def replicas(self, ranks: int) -> int:
         return self.imported.replicas

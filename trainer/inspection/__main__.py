@@ -1,4 +1,4 @@
-"""`python -m trainer.inspection`: answers requests, a line of JSON each, until its input ends.
+"""`python -m trainer.inspection`: answers requests until its input ends.
 
 Each request is served by a forked process, so that users' modules and random states do not meet, and so
 that the files that a component opens are its own.
@@ -6,10 +6,14 @@ that the files that a component opens are its own.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
+from typing import BinaryIO
 
+from trainer.core.cgroup import measure
+from trainer.core.frames import HEADER, frame, length, message
 from trainer.inspection.forked import CallerEnded, Ended, forked
 from trainer.inspection.inspect import inspect
 from trainer.inspection.messages import Answer, Request
@@ -21,23 +25,36 @@ def main() -> None:
 
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     sys.dont_write_bytecode = True
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what users' code prints is not an answer
     with tempfile.TemporaryDirectory() as empty:
         os.chdir(empty)
         sys.pycache_prefix = empty  # so that imports open sources, and the files that they need are known
-        for line in requests:
-            print(_served(Request.model_validate_json(line)).model_dump_json(), file=answers, flush=True)
+        _send(answers, {"ready": True})
+        while header := requests.read(HEADER):
+            request = Request.model_validate(message(requests.read(length(header))))
+            _send(answers, _served(request))
 
 
-def _served(request: Request) -> Answer:
+def _send(answers: BinaryIO, answer: dict[str, object]) -> None:
+    answers.write(frame(answer))
+    answers.flush()
+
+
+def _served(request: Request) -> dict[str, object]:
+    """The answer to a request. The orchestrator checks it; here it stays what users' code makes of it."""
+    killed_before = measure().out_of_memory
     try:
         (answer,) = forked(lambda send: send(inspect(request).model_dump_json()), caller=sys.stdin.fileno())
     except CallerEnded:
         sys.exit(1)
     except Ended as error:
-        return Answer(error=f"the process that tried it {error}")
-    return Answer.model_validate_json(answer)
+        reason = f"the process that tried it {error}"
+        if measure().out_of_memory > killed_before:
+            reason = "it needed more memory than a node of the run has, and was killed"
+        return Answer(error=reason).model_dump()
+    found: dict[str, object] = json.loads(answer)
+    return found
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from trainer.data.base import PixelScale
 from trainer.imported import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.imported.signature import ParameterFailure, defaults_left_out
 from trainer.imported.source import ImportFailure, Source, located
-from trainer.inspection.messages import Answer, Request
+from trainer.inspection.messages import MAX_SAMPLES, MAX_TEXT, Answer, Request
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Model
 
 TRIED_SAMPLES = 16  # with which models and losses are tried
-MOST_LABELS = 100_000  # with which a partitioner is tried
+MAX_LABELS = 100_000  # with which a partitioner is tried
 # Where software is installed, which may lie below a user's directory.
 NOT_USERS = [Path(__file__).parents[1]]
 NOT_USERS += [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
@@ -43,17 +45,20 @@ def inspect(request: Request) -> Answer:
             return Answer()
         return _component(request)
     except ParameterFailure as error:
-        return Answer(invalid=error.errors, allowed=error.allowed)
+        return Answer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
     except (Exception, SystemExit) as error:
-        return Answer(error=located(error, directory))
+        return Answer(error=located(error, directory)[:MAX_TEXT])
 
 
 def _component(request: Request) -> Answer:
     directory = Path(request.directory)
-    opened = OpenedFiles()
+    opened, samples = OpenedFiles(), io.BytesIO()
     source = Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
     called = source.load()
-    found = _FACTS[request.kind](request, source)
+    if request.kind == "dataset":
+        found: Source = _dataset(request, source, samples)
+    else:
+        found = _FACTS[request.kind](request, source)
     others = [other for other in (*NOT_USERS, Path(request.data_dir)) if other != directory]
     others = [other for other in others if other.is_relative_to(directory)]
     files = {
@@ -66,6 +71,7 @@ def _component(request: Request) -> Answer:
         parameters=defaults_left_out(called, request.parameters),
         files=sorted(str(path.relative_to(directory)) for path in files),
         module=_installed_digest(called, files),
+        samples=base64.b64encode(samples.getvalue()).decode(),
     )
 
 
@@ -87,14 +93,20 @@ def _installed_digest(called: Any, files: set[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _dataset(request: Request, source: Source) -> Source:
+def _dataset(request: Request, source: Source, samples: IO[bytes]) -> Source:
+    """The facts of a dataset, of which some samples are written to `samples`."""
     found, data = dataset.facts(source, request.parameters, Path(request.data_dir))
-    few = slice(TRIED_SAMPLES)
+    sample = data.train.inputs[:1].nbytes + data.train.targets[:1].nbytes
+    if sample > MAX_SAMPLES:
+        raise ImportFailure(
+            f"a sample has {sample / 2**20:.0f} MiB; allowed: at most {MAX_SAMPLES >> 20} MiB"
+        )
+    few = slice(min(TRIED_SAMPLES, MAX_SAMPLES // max(1, sample)))
     np.savez(
-        request.batch,
+        samples,
         inputs=data.train.inputs[few],
         targets=data.train.targets[few],
-        labels=data.train.labels[:MOST_LABELS],
+        labels=data.train.labels[:MAX_LABELS],
     )
     return found
 
@@ -124,7 +136,6 @@ def _strategy(request: Request, source: Source) -> Source:
 
 
 _FACTS: Mapping[str, Callable[[Request, Source], Source]] = {
-    "dataset": _dataset,
     "model": _model,
     "loss": lambda request, source: loss.facts(source, request.parameters),
     "optimizer": lambda request, source: optimizer.facts(source, request.parameters),
@@ -219,7 +230,7 @@ def samples(request: Request) -> tuple[Tensor, Tensor, Any]:
             inputs, targets = (torch.from_numpy(arrays[name]) for name in ("inputs", "targets"))
             return inputs, targets, arrays["labels"]
     on, rng = _resolved(request, "dataset"), np.random.default_rng(0)
-    labels = rng.integers(on.class_count, size=min(on.train_samples, MOST_LABELS))
+    labels = rng.integers(on.class_count, size=min(on.train_samples, MAX_LABELS))
     inputs = torch.from_numpy(rng.standard_normal((TRIED_SAMPLES, *on.shape), np.float32))
     return inputs, torch.from_numpy(labels[:TRIED_SAMPLES]), labels
 

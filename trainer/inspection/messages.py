@@ -1,14 +1,28 @@
-"""Questions about users' components that the orchestrator asks, and answers. Runs no users' code."""
+"""Questions about users' components that the orchestrator asks, and answers. Runs no users' code.
+
+An answer comes from a process that runs users' code, so everything in it is checked where it enters: types,
+lengths, control characters, and that a file is named by a path below the component's directory.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from trainer.core.record import Record, Text, printable
 
 Values = dict[str, Any]
 
 FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
+
+MAX_ANSWER = 64 * 2**20  # bytes
+MAX_SAMPLES = 32 * 2**20  # bytes of the samples of a dataset, which are a third longer in an answer
+MAX_FILES = 10_000
+MAX_NAMES = 1000  # of parameters
+MAX_TEXT = 4000  # characters of an error
+MAX_DEPTH = 16  # of values in each other
 
 JSON = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
@@ -18,8 +32,8 @@ class Request(BaseModel):
 
     kind: of the component; `fit`: of a run. forms: the components of the run by field; those that the
     question needs are resolved. For a component: module, attribute, parameters: as in the sweep file.
-    directory: of its file, or of the sweep file. data_dir: the data directory. batch: file for some samples
-    of a dataset, to write or to read. ranks, batch_size: of the run.
+    directory: of its file, or of the sweep file. data_dir: the data directory. batch: file with some
+    samples of a user's dataset. ranks, batch_size: of the run.
     """
 
     model_config = JSON
@@ -37,20 +51,59 @@ class Request(BaseModel):
     batch_size: int = 1
 
 
-class Answer(BaseModel):
+def _below(name: str) -> str:
+    """A path below a directory. Raises ValueError for any other."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts:
+        raise ValueError("must be a path below the component's directory")
+    if printable(name) != name:
+        raise ValueError("has control characters")
+    return name
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value of JSON. Raises ValueError if it is nested too deeply or a text controls a terminal."""
+    if depth > MAX_DEPTH:
+        raise ValueError("is nested too deeply")
+    match value:
+        case dict():
+            return {_plain(key): _plain(item, depth + 1) for key, item in value.items()}
+        case list():
+            return [_plain(item, depth + 1) for item in value]
+        case str() if printable(value) != value:
+            raise ValueError("has control characters")
+    return value
+
+
+Facts = Annotated[Values, AfterValidator(_plain)]
+ShortText = Annotated[Text, Field(max_length=MAX_TEXT)]
+
+
+class Invalid(Record):
+    """What is wrong with a parameter, as by pydantic. ctx: texts."""
+
+    type: ShortText
+    loc: list[int | ShortText] = Field(max_length=MAX_DEPTH)
+    msg: ShortText
+    input: Annotated[Any, AfterValidator(_plain)] = None
+    ctx: dict[ShortText, ShortText] = Field(default={})
+
+
+class Answer(Record):
     """What was found: facts, or an error.
 
     parameters: those that differ from the defaults. files: in the directory, that the component needs.
-    module: digest of an installed module. error: why it cannot be used. invalid: what is wrong with its
-    parameters, as by pydantic; allowed: the names that they may have.
+    module: digest of an installed module. samples: an .npz file in base64, of a dataset. error: why it
+    cannot be used. invalid: what is wrong with its parameters; allowed: the names that they may have.
     """
 
     model_config = JSON
 
-    facts: Values = {}
-    parameters: Values = {}
-    files: list[str] = []
-    module: str = ""
-    error: str = ""
-    invalid: list[Values] = []
-    allowed: list[str] = []
+    facts: Facts = Field(default={})
+    parameters: Facts = Field(default={})
+    files: list[Annotated[str, AfterValidator(_below)]] = Field(default=[], max_length=MAX_FILES)
+    module: Annotated[str, Field(pattern=r"\A([0-9a-f]{16})?\z")] = ""
+    samples: str = ""
+    error: ShortText = ""
+    invalid: list[Invalid] = Field(default=[], max_length=MAX_NAMES)
+    allowed: list[ShortText] = Field(default=[], max_length=MAX_NAMES)

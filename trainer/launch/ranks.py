@@ -22,6 +22,7 @@ from trainer.core.events import MAX_BYTES, EventWriter, signal_name
 from trainer.core.result import Diverged, TrainResult
 from trainer.data.base import DataError
 from trainer.imported.source import ImportFailure, place_of
+from trainer.launch.checked import CheckedCommunicator, MismatchError
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
@@ -46,6 +47,7 @@ EXPLAINED = (
     QuotaError,
     FaultError,
     ImportFailure,
+    MismatchError,
 )
 
 
@@ -72,9 +74,12 @@ def run_rank(
 
     connected: connects the rank to the others. Not called for a strategy that does not train.
     """
+    watchdog.follow(context.rank)
     comm = stopped = None
     try:
         comm = connected() if task.spec.strategy.trains else None
+        if task.spec.debug and comm and comm.size > 1:
+            comm = CheckedCommunicator(comm)
         result = train(context, task, events, comm, shared)
         events.write("result", **result.model_dump())
         if context.attempt is not None:
@@ -140,18 +145,22 @@ def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog:
     """The one rank of this process; it connects over the run's transport."""
     if context.incarnation:
         events.write("waiting", incarnation=context.incarnation)
-    return run_rank(
-        context, task, events, watchdog, lambda: connect(context, task.spec.threads_for(context.rank))
-    )
+    threads = task.spec.threads_for(context.rank)
+    return run_rank(context, task, events, watchdog, lambda: connect(context, threads, events))
 
 
-def connect(context: NodeContext, threads: int) -> Communicator:
-    """Connect this process's only rank, with this many torch threads, over the run's transport."""
+def connect(context: NodeContext, threads: int, events: EventWriter | None = None) -> Communicator:
+    """Connect this process's only rank, with this many torch threads, over the run's transport.
+
+    events: of this rank. A run whose ranks continue when one is lost needs them.
+    """
     wait_for_links(context)
     transport = TRANSPORTS.load(context.transport)
     clock = rank_clock(1, computes_alone=threads == 1 and transport.threads_only_communicate)
     if context.membership is not None:
-        return transport.connect_elastic(context, clock, context.membership)
+        if events is None:
+            raise ValueError("a membership follows from events, and there are none")
+        return transport.connect_elastic(context, clock, context.membership, events)
     return transport.connect(context, clock)
 
 
@@ -171,7 +180,7 @@ def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
 def report_failure(events: EventWriter, error: Exception) -> None:
     """Write the exit report of a rank that failed. Call it while the exception is being handled."""
     cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
-    names_place = isinstance(error, ImportFailure | DataError)
+    names_place = isinstance(error, ImportFailure | DataError | MismatchError)
     if not names_place and (place := place_of(error)):
         cause = f"{place}: {cause}"
     trace = traceback.format_exc()

@@ -1,7 +1,7 @@
 """The watchdog: a thread that acts while the rank's own thread is inside a C call.
 
-No Python signal handler runs during a collective or a backward pass. The watchdog writes the exit report
-on SIGTERM, or requests a stop at a checkpoint. It ends the process when the orchestrator is gone, and when
+No Python signal handler runs during a collective or a backward pass. On SIGTERM the watchdog writes where
+the rank is, or requests a stop at a checkpoint. It ends the process when the orchestrator is gone, and when
 teardown hangs: gloo with DDP is known to deadlock there.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from types import TracebackType
 import psutil
 
 from trainer.core.events import EventWriter
+from trainer.launch.position import position_of, stacks
 from trainer.training.stopping import request_stop
 
 POLL_S = 0.5
@@ -45,6 +47,7 @@ class Watchdog:
         self._orchestrator, self._stop_dir, self._loss = orchestrator, stop_dir, loss
         self._process = None if orchestrator is None else _process(orchestrator)
         self._exit_by: dict[int, float] = {}
+        self._threads: dict[int, int] = {}  # by rank
         self._signals, self._wakeup = os.pipe()
 
     def __enter__(self) -> Watchdog:
@@ -61,6 +64,10 @@ class Watchdog:
     ) -> None:
         self._exit_by.clear()
 
+    def follow(self, rank: int) -> None:
+        """Note that the calling thread runs the rank. Until then the main thread prepares it."""
+        self._threads[rank] = threading.get_ident()
+
     def exit_within(self, rank: int, seconds: float) -> None:
         """Start the teardown timeout of a rank. When all ranks have one, the process must exit in time."""
         self._exit_by[rank] = time.monotonic() + seconds
@@ -69,7 +76,7 @@ class Watchdog:
         while True:
             ready, _, _ = select.select([self._signals], [], [], POLL_S)
             if ready and signal.SIGTERM in os.read(self._signals, 64) and not self._requests_stop():
-                self._write_all("terminated", cause="stopped by SIGTERM")
+                self._report_stop()
                 os._exit(128 + signal.SIGTERM)
             if self._orchestrator is not None and not _alive(self._process):
                 self._write_all("terminated", cause=self._loss)
@@ -82,6 +89,17 @@ class Watchdog:
     def _requests_stop(self) -> bool:
         """Whether the run now stops at a checkpoint. If it takes too long, SIGKILL follows."""
         return self._stop_dir is not None and request_stop(self._stop_dir, "SIGTERM")
+
+    def _report_stop(self) -> None:
+        """Write where each rank is to its events, then all stacks to the log."""
+        frames = sys._current_frames()
+        for writer in self._writers:
+            thread = self._threads.get(writer.rank, threading.main_thread().ident)
+            found = position_of(frames.get(thread or 0))
+            fields = {"position": found.model_dump(exclude_defaults=True)} if found else {}
+            writer.write("terminated", cause="stopped by SIGTERM", **fields)
+        for writer in self._writers[:1]:
+            writer.write_text(stacks())
 
     def _write_all(self, kind: str, **fields: str | bool) -> None:
         for writer in self._writers:

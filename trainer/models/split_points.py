@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import inf
+
+LINK_BYTES_PER_S = 1e9 / 8  # of the links that split points are chosen for
 
 
 def validation_error(names: Sequence[str], split_points: Sequence[str] | None, stages: int) -> str | None:
@@ -36,32 +39,48 @@ def stage_blocks(names: Sequence[str], split_points: Sequence[str]) -> list[list
     return [list(names[start:end]) for start, end in pairwise(starts)]
 
 
-def balanced_split_points(names: Sequence[str], costs: Sequence[float], stages: int) -> list[str]:
-    """Return the split points that minimise the cost of the most expensive stage.
+def balanced_split_points(
+    names: Sequence[str], seconds: Sequence[float], output_bytes: Sequence[float], stages: int
+) -> list[str]:
+    """Return the split points that minimise the time of the slowest stage.
 
-    Among equals, the sum of squared stage costs decides. The result is exact: dynamic programming over the
-    first block of the last stage.
+    A stage computes its blocks, and sends its output and the gradient of its input over a link of
+    `LINK_BYTES_PER_S`. Among equals, the sum of squared stage times decides. The result is exact: dynamic
+    programming over the first block of the last stage.
 
     Args:
         names: block names in forward order, at least as many as stages.
-        costs: of each block, in any unit.
+        seconds: of the forward and backward pass of each block, for a batch.
+        output_bytes: of each block, for the same batch.
         stages: how many stages to form.
     """
-    sums = [0.0, *accumulate(costs)]
-    # best[end]: the best division of the first `end` blocks into the current number of stages, as
-    # (cost of the most expensive stage, sum of squared costs, start of every stage).
-    best: dict[int, tuple[float, float, tuple[int, ...]]]
-    best = {end: (sums[end], sums[end] ** 2, (0,)) for end in range(1, len(names) + 1)}
-    for stage in range(1, stages):
-        best = {
-            end: min(
+    sums = [0.0, *accumulate(seconds)]
+    # Of what is sent in each direction between a block and the one before; nothing crosses the two ends.
+    sending = [0.0, *(each / LINK_BYTES_PER_S for each in output_bytes[:-1]), 0.0]
+
+    def stage_s(start: int, end: int) -> float:
+        return sending[start] + (sums[end] - sums[start]) + sending[end]
+
+    ends = range(len(sums))
+    # slowest[end]: the time of the slowest stage if the first `end` blocks are divided at best.
+    slowest = [0.0, *[inf] * len(names)]
+    for _ in range(stages):
+        slowest = [
+            min((max(slowest[start], stage_s(start, end)) for start in range(end)), default=inf)
+            for end in ends
+        ]
+    # best[end]: of the divisions without a slower stage, the smallest sum of squared times, and the starts.
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *[(inf, ())] * len(names)]
+    for _ in range(stages):
+        best = [
+            min(
                 (
-                    max(best[start][0], sums[end] - sums[start]),
-                    best[start][1] + (sums[end] - sums[start]) ** 2,
-                    (*best[start][2], start),
-                )
-                for start in range(stage, end)
+                    (best[start][0] + stage_s(start, end) ** 2, (*best[start][1], start))
+                    for start in range(end)
+                    if stage_s(start, end) <= slowest[-1]
+                ),
+                default=(inf, ()),
             )
-            for end in range(stage + 1, len(names) + 1)
-        }
-    return [names[start] for start in best[len(names)][2][1:]]
+            for end in ends
+        ]
+    return [names[start] for start in best[-1][1][1:]]

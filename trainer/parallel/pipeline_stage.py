@@ -21,25 +21,28 @@ from trainer.training.task import Task
 def choose_split_points(
     task: Task, comm: Communicator, stages: int, split_points: Sequence[str] | None, micro_batches: int
 ) -> list[str]:
-    """Return the given split points, or those that balance the measured time of the stages.
+    """Return the given split points, or those that make the slowest stage the fastest.
 
-    Every rank calls it before the clock starts. Rank 0 measures the blocks on one micro-batch and
-    broadcasts the times, so all ranks choose the same split points.
+    Every rank calls it before the clock starts. Rank 0 measures the blocks on one micro-batch, the first
+    samples of the training split, and broadcasts its choice.
     """
     names = task.spec.model.names
     if split_points is not None or stages == 1:
         return list(split_points or ())
-    seconds = torch.zeros(len(names), device=comm.device)
+    starts = torch.zeros(stages - 1, device=comm.device)
     if comm.rank == 0:
         train, samples = task.data.train, task.spec.batch_per_replica // micro_batches
         inputs, targets = (
             torch.from_numpy(train.inputs[:samples]),
             torch.from_numpy(train.targets[:samples]),
         )
-        profiles = profile_blocks(task.build_model(0).named_children(), inputs, targets, task.spec.loss)
-        seconds.copy_(torch.tensor([block.seconds for block in profiles]))
-    comm.broadcast(seconds, root=0)
-    return balanced_split_points(names, seconds.tolist(), stages)
+        blocks = profile_blocks(task.build_model(0).named_children(), inputs, targets, task.spec.loss)
+        seconds = [block.seconds for block in blocks]
+        output_bytes = [block.output_bytes * samples for block in blocks]
+        chosen = balanced_split_points(names, seconds, output_bytes, stages)
+        starts.copy_(torch.tensor([names.index(name) for name in chosen]))
+    comm.broadcast(starts, root=0)
+    return [names[int(start)] for start in starts.tolist()]
 
 
 class PipelineStage(Replica):

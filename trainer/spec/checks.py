@@ -41,6 +41,7 @@ CHECK_ERROR_TYPES = (
     "restarts",
     "faults",
     "on_loss",
+    "debug",
 )
 
 MAX_CONTINUING = 128  # nodes of a run with `on_loss: continue`: events list its partition
@@ -426,6 +427,16 @@ def on_loss(run: RunFields) -> CheckError:
     return PydanticCustomError("on_loss", "{wanted}: {reason}", {"wanted": run.on_loss, "reason": reason})
 
 
+def debug(run: RunFields) -> CheckError:
+    if not run.debug or run.on_loss == "stop":
+        return None
+    return PydanticCustomError(
+        "debug",
+        "exchanges are not compared with on_loss: {on_loss}; allowed: false, or on_loss: stop",
+        {"on_loss": run.on_loss},
+    )
+
+
 def _obstacle_to_continue(run: RunFields) -> str | None:
     """The field because of which the others cannot continue without a node: its value, what is allowed."""
     if run.restarts:
@@ -478,6 +489,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     restarts,
     faults,
     on_loss,
+    debug,
 )
 
 

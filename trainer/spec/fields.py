@@ -205,6 +205,10 @@ class RunFields(BaseModel):
         description="what each rank records of its work and exchanges: nothing (none), one record of work "
         "between two exchanges (steps), or one per interval of the clock (full)",
     )
+    debug: bool = Field(
+        False,
+        description="compare the ranks' exchanges before each one, and fail where they differ; slower",
+    )
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="seconds after which the run is stopped")
 
     @model_validator(mode="before")

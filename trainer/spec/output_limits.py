@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.core.events import MAX_BYTES
-from trainer.core.trace import MAX_RECORDS, RECORD
+from trainer.core.trace import ANY_RUN, MAX_RECORDS, RECORD, TraceLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 
@@ -25,6 +25,9 @@ EPOCH_RECORDS = 256
 TRACE_HEADER_BYTES = 4096
 GROUPS = 8  # communicators of a rank
 RANK_BYTES = 8  # a rank in a group
+# A run ends soon after its time limit. A rank that is started again begins another trace.
+TRACE_TIME_LIMITS = 10
+TRACE_MEMORIES = 16  # a buffer fits in a node's memory, which runtime local does not limit
 NODE_TRACE_BYTES = 2**28  # of all ranks of a node: half of the memory in which a container keeps files
 
 
@@ -39,6 +42,7 @@ class OutputLimits:
         weight_bytes: of the final weights, 0 if the spec does not save them. Their exact size needs torch,
             but they fit in a node's memory.
         trace_records, trace_bytes: of each rank's trace; 0 if the run has none.
+        trace: of what its records say.
     """
 
     ranks: int
@@ -47,6 +51,7 @@ class OutputLimits:
     weight_bytes: int
     trace_records: int
     trace_bytes: int
+    trace: TraceLimits
 
     @classmethod
     def of(cls, spec: RunSpec, requeues: int = 0) -> OutputLimits:
@@ -63,7 +68,12 @@ class OutputLimits:
         records = 0 if untraced_reason(spec) else _trace_records(spec)
         header = TRACE_HEADER_BYTES + GROUPS * RANK_BYTES * spec.world_size
         trace = header + records * RECORD.itemsize if records else 0
-        return cls(spec.world_size, spec.restarts + requeues, events, weights, records, trace)
+        said = TraceLimits(
+            seconds=TRACE_TIME_LIMITS * spec.timeout_s,
+            bytes=min(TRACE_MEMORIES * spec.memory_mb * 2**20, ANY_RUN.bytes),
+            epochs=spec.epochs,
+        )
+        return cls(spec.world_size, spec.restarts + requeues, events, weights, records, trace, said)
 
 
 def _trace_records(spec: RunSpec) -> int:

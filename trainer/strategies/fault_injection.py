@@ -21,9 +21,10 @@ class InjectedFault(Exception):
 class FaultInjection(Strategy):
     """Fail on purpose, without training, to test that failures are reported.
 
-    Loads no data, model or torch, and connects to no other rank. ok: sleeps for `work_s` and ends. crash:
-    rank `rank` raises an exception. kill: it dies by SIGKILL, as after an out-of-memory kill. stall: it
-    never ends. flood: it prints `lines` log lines.
+    Loads no data, model or torch, and connects to no other rank. ok: sleeps for `work_s` and ends.
+    crash: rank `rank` raises an exception. exit: it ends with exit code 0 without a report. kill: it
+    dies by SIGKILL, as after an out-of-memory kill. stall: it never ends. flood: it prints `lines` log
+    lines.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi", "rpc")
@@ -31,7 +32,7 @@ class FaultInjection(Strategy):
     trains: ClassVar[bool] = False
     untraced: ClassVar[str | None] = "it does not train"
 
-    fault: Literal["ok", "crash", "kill", "stall", "flood"] = "ok"
+    fault: Literal["ok", "crash", "exit", "kill", "stall", "flood"] = "ok"
     rank: int = Field(0, ge=0, description="the rank with the fault")
     work_s: float = Field(0.0, ge=0, description="seconds that each rank sleeps first")
     lines: int = Field(10_000, ge=1, le=10_000_000, description="log lines of a flood")
@@ -46,6 +47,8 @@ class FaultInjection(Strategy):
         match self.fault:
             case "crash":
                 raise InjectedFault("crash requested")
+            case "exit":
+                os._exit(0)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stall":

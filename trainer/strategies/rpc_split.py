@@ -42,7 +42,7 @@ class RpcSplit(Strategy):
     split_points: SplitPoints = Field(
         None,
         description="first block of every stage but the first; null: two stages are split where the fully "
-        "connected layers begin, more stages are balanced as in pipeline",
+        "connected layers begin, more stages are chosen as in pipeline",
     )
 
     def replica_of(self, rank: int, ranks: int) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.core.record import Amount, Record, checked, parse_object
+from trainer.core.regular_files import read_below
 
 VERSION = 1
 TEMPORARY = ".tmp"
@@ -89,18 +90,17 @@ class CheckpointStore:
 
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        payload = buffer.getbuffer()
         header = {
             **self._identity,
             "position": position,
             "torch": str(torch.__version__),
             "sources": source_digest(),
             "time": time.time(),
-            "sha256": sha256(payload).hexdigest(),
+            "sha256": sha256(buffer.getbuffer()).hexdigest(),
         }
         path = self._path(position)
         temporary = path.with_suffix(TEMPORARY)
-        with self._writing():
+        with self._writing(), buffer.getbuffer() as payload:
             _make_directory(path.parent)
             with open(temporary, "wb", opener=_no_symlink) as file:
                 file.write(json.dumps(header).encode() + b"\n")
@@ -137,7 +137,8 @@ class CheckpointStore:
 
     def _read_file(self, position: Position) -> tuple[Header, bytes]:
         try:
-            first, _, payload = self._path(position).read_bytes().partition(b"\n")
+            path = self._path(position)
+            first, _, payload = read_below(path.parent, path.name).partition(b"\n")
             header = checked(Header, parse_object(first, "header"), "header")
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}") from error

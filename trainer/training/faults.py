@@ -18,6 +18,7 @@ from trainer.core.context import NodeContext
 from trainer.core.event_schema import Injected
 from trainer.core.events import EventWriter
 from trainer.core.record import checked, parse_object
+from trainer.core.regular_files import read_below
 from trainer.spec.faults import CutOff, Drop, Fault, Kill, Pause, Slow
 from trainer.spec.run_spec import RunSpec
 from trainer.training.packet_loss import PacketLoss, connections, service_ports
@@ -232,7 +233,7 @@ class FaultInjector:
         if path is None:
             return None
         try:
-            return checked(Injected, parse_object(path.read_bytes(), path.name), path.name)
+            return checked(Injected, parse_object(read_below(path.parent, path.name), path.name), path.name)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -22,16 +22,22 @@ from trainer.training.partition import partition, partition_number
 class Batch:
     """A batch of samples.
 
-    inputs: shape (batch, *shape); images are float32, channels_last. targets: shape (batch, …); classes
-    are int64, shape (batch,). in_step: the samples of each part in this step. A part without samples left
-    has 0, and its batch one sample that does not count.
+    Attributes:
+        inputs: shape (batch, …); images are float32, channels_last. Where the rank does not see inputs,
+            they are those of no sample.
+        targets: shape (batch, …); classes are int64, shape (batch,).
+        part: the number of this batch's part, from 0.
+        in_step: the samples of each part in this step. A part without samples left has 0, and its batch
+            one sample that does not count.
+        step: the number of this step in the epoch, 1-based.
+        steps: the steps of the epoch.
     """
 
     inputs: Tensor
     targets: Tensor
-    part: int  # the number of this batch's part, from 0
+    part: int
     in_step: Sequence[int]
-    step: int  # 1-based
+    step: int
     steps: int
 
     @property
@@ -60,12 +66,14 @@ class BatchLoader:
         size: int,
         device: str = "cpu",
         augment: Augment | None = None,
+        sees_inputs: bool = True,
     ) -> None:
         """
         Args:
             train: the training split.
             rank, size: index of this part, and number of parts. A server has rank >= size, and no batches.
             augment: changes a batch's inputs; equal ranks get equal inputs.
+            sees_inputs: whether batches have inputs; otherwise they have targets only.
         """
         self._train, self._device = train, device
         self._are_images = train.inputs.ndim == 4
@@ -73,13 +81,13 @@ class BatchLoader:
         self._spec, self._rngs = spec, rngs
         self._rank, self._size, self._augment = rank, size, augment
         self._parts: tuple[int, list[Indices]] | None = None
-        trains = rank < size
+        self._sees_inputs = sees_inputs and rank < size
         self._transforms_images = (
-            trains and spec.strategy.uses_partition and spec.partitioner.transforms_images
+            self._sees_inputs and spec.strategy.uses_partition and spec.partitioner.transforms_images
         )
         self._stored: Indices | None = None  # samples whose inputs are stored, ascending; None: all
         self._inputs = self._on_device(
-            train.inputs if trains and not self._transforms_images else train.inputs[:0]
+            train.inputs if self._sees_inputs and not self._transforms_images else train.inputs[:0]
         )
         self.parts(1)  # before the clock starts; raises if the partition is not possible
 
@@ -153,15 +161,22 @@ class BatchLoader:
         """As `batches`, with equally many steps on every rank.
 
         The sum over ranks of share × gradient is the mean over all samples of the step. With "join" a rank
-        without samples left takes part with one sample of share 0.
+        without samples left takes part with one sample of share 0: the first of its last batch, which it
+        does not read again. A rank that resumes in such a step reads one.
         """
         size = self._spec.batch_per_replica
         order = _equalised(self.order(epoch), self.sizes(epoch), uneven)
         steps = self.synchronous_steps(epoch, uneven)
+        batch: Batch | None = None
         for step in range(skip, steps):
-            indices = order[step * size : (step + 1) * size]
-            shown = indices if len(indices) else order[:1]
-            yield self._gather(shown, self._in_step(epoch, step, uneven), epoch, step + 1, steps), indices
+            indices, in_step = order[step * size : (step + 1) * size], self._in_step(epoch, step, uneven)
+            if batch is None or len(indices):
+                shown = indices if len(indices) else order[:1]
+                batch = self._gather(shown, in_step, epoch, step + 1, steps)
+            else:
+                inputs, targets = batch.inputs[:1], batch.targets[:1]
+                batch = replace(batch, inputs=inputs, targets=targets, in_step=in_step, step=step + 1)
+            yield batch, indices
 
     def _in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
         """The samples of each part in a step, 0-based."""
@@ -173,7 +188,9 @@ class BatchLoader:
     def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
         samples = torch.from_numpy(indices).to(self._device)
         rows = samples if self._stored is None else torch.from_numpy(np.searchsorted(self._stored, indices))
-        inputs = self._inputs.index_select(0, rows.to(self._device))
+        inputs = self._inputs
+        if self._sees_inputs:
+            inputs = inputs.index_select(0, rows.to(self._device))
         if self._are_images:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:

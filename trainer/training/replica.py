@@ -23,7 +23,15 @@ PER_WEIGHT_STATE = {"momentum_buffer", "exp_avg", "exp_avg_sq"}
 
 
 class Replica:
-    """One rank's model and optimiser. Flat tensors are float32 copies in the order of the parameters."""
+    """One rank's copy of the model, with its optimizer.
+
+    Weights and gradients are read and replaced as flat tensors: float32 copies, in the order of the model's
+    parameters. `model` is the torch module, for what these methods do not offer.
+
+    Attributes:
+        model: the torch module.
+        loss: mean loss of the last batch; None if another rank has it.
+    """
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
@@ -50,12 +58,17 @@ class Replica:
         return rate
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all parameters."""
+        """Set the learning rate of all parameters. `session.epochs` does so before each epoch."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
-        """Compute the gradient of `weight` × the batch's mean loss. Weight 0: the samples do not count."""
+        """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
+
+        Args:
+            batch: from `session.batches` or `session.synchronous_batches`.
+            weight: 0 lets the samples not count, neither in the gradient nor in BatchNorm statistics.
+        """
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
             self._track_statistics(bool(weight))
@@ -98,12 +111,12 @@ class Replica:
         self.model.train()
 
     def step(self) -> None:
-        """Take an optimiser step."""
+        """Take one step of the optimizer with the present gradient."""
         with self._clock.phase("compute"):
             self._optimizer.step()
 
     def scaled_step(self, scale: float) -> None:
-        """Take an optimiser step with `scale` times the learning rate."""
+        """As `step`, with `scale` times the learning rate."""
         lr = self.lr
         self.set_lr(lr * scale)
         self.step()
@@ -141,14 +154,15 @@ class Replica:
 
     @property
     def parameter_count(self) -> int:
+        """The number of parameters of this rank's model."""
         return sum(p.numel() for p in self._parameters)
 
     @property
     def state_bytes(self) -> dict[str, int]:
-        """Bytes that this rank keeps from step to step.
+        """Bytes that this rank keeps from step to step: of weights, gradient and optimizer state.
 
-        weights: parameters and buffers; shared memory counts for each rank. gradient: after the last step.
-        optimizer: the optimiser's state, with its step counters.
+        Weights are parameters and buffers; shared memory counts for each rank. The gradient is that after
+        the last step. The optimizer state includes its step counters.
         """
         return {kind: _storage_bytes(tensors) for kind, tensors in self._state_tensors().items()}
 
@@ -169,14 +183,14 @@ class Replica:
         return _flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters])
 
     def set_gradient(self, flat: Tensor) -> None:
-        """Replace the gradient. flat: shape (parameters,)."""
+        """Replace the gradient by `flat`, shape (parameters,)."""
         for parameter in self._parameters:
             if parameter.grad is None:  # not part of the loss
                 parameter.grad = torch.zeros_like(parameter)
         _unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
 
     def optimizer_state(self) -> Tensor:
-        """The flat optimiser state per weight (momentum, moments): float32."""
+        """The flat optimizer state per weight (momentum, moments): float32; empty before the first step."""
         return _flat(self._per_weight_state)
 
     def set_optimizer_state(self, flat: Tensor) -> None:
@@ -184,7 +198,7 @@ class Replica:
         _unflatten(flat, self._per_weight_state)
 
     def reset_optimizer(self) -> None:
-        """Clear the optimiser state."""
+        """Clear the optimizer state."""
         self._optimizer.state.clear()
 
     @property
@@ -197,7 +211,7 @@ class Replica:
         return _flat(self._parameters)
 
     def set_flat_parameters(self, flat: Tensor) -> None:
-        """Replace the parameters. flat: shape (parameters,)."""
+        """Replace the parameters by `flat`, shape (parameters,)."""
         _unflatten(flat, self._parameters)
 
     def flat_buffers(self) -> Tensor:
@@ -205,7 +219,7 @@ class Replica:
         return _flat(self._statistics)
 
     def set_flat_buffers(self, flat: Tensor) -> None:
-        """Replace the floating-point buffers. flat: shape (buffers,)."""
+        """Replace the floating-point buffers by `flat`, shape (buffers,)."""
         _unflatten(flat, self._statistics)
 
     def weights(self) -> Tensor:
@@ -221,7 +235,7 @@ class Replica:
         return self.weights()
 
     def set_weights(self, flat: Tensor) -> None:
-        """Replace parameters and floating-point buffers. flat: shape (parameters + buffers,)."""
+        """Replace parameters and floating-point buffers by `flat`, shape (parameters + buffers,)."""
         _unflatten(flat, self._state)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.comm.base import Communicator
+from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.context import NodeContext
@@ -43,12 +43,20 @@ MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which
 class Session:
     """One rank's training: a strategy calls `start`, then iterates over `epochs` and `batches`.
 
+    The session evaluates, reports, writes checkpoints and takes the time. All ranks have to iterate over
+    the same epochs.
+
     Attributes:
-        rank, size: of the run. The communicator of a subgroup has its own.
-        comm: the communicator of all ranks. clock: the rank's clock, which phases are booked on.
-        task: the run's data and model. spec: the run's spec. timeout_s: longest wait for another rank.
-        shared: what the strategy's `shared_state` returned, for forked ranks.
-        peers: ranks whose replicas hold the same weights as this one's; None where a model is partitioned.
+        rank: this rank, 0 … size - 1.
+        size: the number of ranks. The communicator of a subgroup has a rank and a size of its own.
+        comm: the communicator of all ranks.
+        clock: the rank's clock; time within `with session.clock.phase("compute")` counts as compute.
+        task: the run's data and model.
+        spec: the run's spec, with its fields: `session.spec.lr`.
+        timeout_s: the longest wait for another rank, in seconds.
+        shared: what the strategy's `shared_state` returned; other than None for forked ranks alone.
+        peers: communicator of the ranks whose replicas hold the same weights as this one's; None where the
+            model is partitioned. The session averages BatchNorm statistics over it.
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class Session:
         sees = strategy.sees_inputs(context.rank, context.size)
         augment = task.spec.augmentation.build(data.scale, device) if sees else None
         self._loader = BatchLoader(
-            data.train, task.spec, task.rngs, self._replica_number, parts, device, augment
+            data.train, task.spec, task.rngs, self._replica_number, parts, device, augment, sees
         )
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
@@ -88,7 +96,12 @@ class Session:
         self._joining: list[int] = []  # ranks that have returned before the present epoch
 
     def replica(self, weights_seed: int = 0) -> Replica:
-        """A new replica. Ranks with the same `weights_seed` start from the same weights."""
+        """Build this rank's copy of the model, with its optimizer.
+
+        Args:
+            weights_seed: ranks with the same number start from the same weights, together with the run's
+                seed.
+        """
         model = self.task.build_model(self._replica_number, weights_seed, self.comm.device)
         return Replica(model, self.task, self.clock)
 
@@ -101,7 +114,8 @@ class Session:
 
         Args:
             replica: the one to train, evaluate and checkpoint.
-            init: "broadcast" sends rank 0's weights to all ranks.
+            init: "broadcast" sends rank 0's weights to all ranks. With "independent" or None each keeps its
+                own.
             warm_up: called with one batch before a checkpoint is loaded, for libraries that finish their
                 set-up in the first step.
         """
@@ -171,12 +185,14 @@ class Session:
     def averaging_weight(self, weighting: Weighting) -> int:
         """The weight of this rank in an average over ranks.
 
-        equal: 1. size: the samples that it has trained on since the last `averaged`, with repetitions.
+        Args:
+            weighting: "equal" returns 1; "size" the number of samples that this rank has trained on since
+                the last call of `averaged`, with repetitions.
         """
         return 1 if weighting == "equal" else self._metrics.samples_since_average
 
     def averaged(self) -> None:
-        """Count the samples of `averaging_weight` from now on: the ranks have averaged their weights."""
+        """Count the samples of `averaging_weight` from 0: the ranks have averaged their weights."""
         self._metrics.samples_since_average = 0
 
     def _average_buffers(self) -> None:
@@ -200,12 +216,11 @@ class Session:
         nodes share cores, a rank that evaluates would slow down one that still trains.
 
         Args:
-            evaluate: the model that is evaluated after an epoch.
-                replicas: the weights that all ranks hold. Each evaluates its share of the test split.
-                local: each rank's own weights, on the whole test split.
-                average: the (weighted) mean of all ranks' weights; then each continues with its own.
-                server: the server's weights, which all ranks receive.
-            weighting: of the average.
+            evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
+                hold; each evaluates its share of the test split. "local": each rank's own weights, on the
+                whole test split. "average": the (weighted) mean of all ranks' weights; then each rank
+                continues with its own. "server": the server's weights, which all ranks receive.
+            weighting: of the average, as in `averaging_weight`.
         """
         spec, replica = self.spec, self._replica
         target = Target(spec.target_accuracy, spec.patience)
@@ -273,14 +288,22 @@ class Session:
         return epoch
 
     def catch_up(self, values: Tensor) -> Tensor:
-        """The others' values on a rank that has returned before this epoch; elsewhere `values` itself.
+        """Another rank's values on a rank that has returned before this epoch; elsewhere `values` itself.
 
-        values: float32, shape (n,), the same on all other ranks.
+        Call it at the start of an epoch, for state that all ranks hold beside the weights.
+
+        Args:
+            values: float32, shape (n,), the same on all other ranks.
         """
-        if self._joining:
-            members = self.comm.parent_ranks
-            root = next(index for index, rank in enumerate(members) if rank not in self._joining)
-            self.comm.broadcast(values, root)
+        while self._joining:
+            source = next((rank for rank in self.comm.parent_ranks if rank not in self._joining), None)
+            if source is None:
+                raise CommunicationError("no node is left that has the weights")
+            # Not a broadcast, which ends the run if its source is lost.
+            found = values.clone() if self.rank == source else torch.zeros_like(values)
+            self.comm.all_reduce(found, "sum")
+            if source in self.comm.parent_ranks:
+                return found if self.rank in self._joining else values
         return values
 
     def catch_up_count(self, count: int) -> int:
@@ -299,17 +322,19 @@ class Session:
         return self.rank < self.spec.strategy.servers
 
     def steps(self, epoch: int) -> list[int]:
-        """Number of `batches` of each training rank."""
+        """The number of `batches` of each replica in this epoch."""
         return self._loader.steps(epoch)
 
     def synchronous_steps(self, epoch: int, uneven: Uneven) -> int:
-        """Number of `synchronous_batches`."""
+        """The number of `synchronous_batches` in this epoch, the same on all ranks."""
         return self._loader.synchronous_steps(epoch, uneven)
 
     def server_steps(self, steps: Iterable[object], marked: bool = True) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients.
 
-        marked: whether their ends are recorded here in the trace.
+        Args:
+            steps: one item per step.
+            marked: whether their ends are recorded here in the trace.
         """
         for step, _ in enumerate(steps, start=1):
             self._faults.before_step(self.steps_taken)
@@ -321,15 +346,23 @@ class Session:
 
     @property
     def steps_taken(self) -> int:
-        """Steps of this rank since the start of the run, those before a checkpoint included."""
+        """The steps of this rank since the start of the run, those before a checkpoint included."""
         return self._metrics.steps
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """This rank's batches of the epoch, each sample once."""
+        """This rank's batches of the epoch, each sample once. Ranks can have different numbers of them."""
         return self._timed(epoch, self._loader.batches(epoch, self._skip(epoch)), "join")
 
     def synchronous_batches(self, epoch: int, uneven: Uneven) -> Iterator[Batch]:
-        """As `batches`, with the same number of steps on every rank."""
+        """As `batches`, but equally many on every rank.
+
+        Use it where every step has an exchange that all ranks take part in.
+
+        Args:
+            uneven: when this rank has fewer samples than others. "join": the remaining batches have no
+                samples that count (`batch.samples` is 0). "drop": all ranks stop with the first. "pad":
+                the rank repeats samples.
+        """
         batches = self._loader.synchronous_batches(epoch, uneven, self._skip(epoch))
         return self._timed(epoch, batches, uneven)
 
@@ -379,7 +412,11 @@ class Session:
         metrics.epoch_indices = []
 
     def report_staleness(self, staleness: Sequence[int]) -> None:
-        """Record the staleness of each gradient that this rank pushed, in updates, for the result."""
+        """Record the staleness of each gradient that this rank pushed, for the result.
+
+        Args:
+            staleness: updates by others between the pull of the weights and the push of the gradient.
+        """
         self._staleness = staleness
 
     def evaluate_final_weights(self) -> None:

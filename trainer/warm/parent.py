@@ -24,6 +24,7 @@ from trainer.core.registry import ImportedComponent
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import peer_uid
+from trainer.warm.process import REFUSE_WAITING
 
 IDLE_S = 600.0  # without a rank, after which it ends
 RECEIVE_S = 5.0  # for a client to send its request
@@ -40,7 +41,7 @@ class Rank:
 
 
 class WarmParent:
-    """Serves clients (client.py) over a Unix socket, and status requests of its owner over another one.
+    """Serves clients (client.py) over a Unix socket, and requests of its owner over another one.
 
     A forked child inherits the locks of threads that it does not have, so only a process with one thread
     can fork safely. The parent checks this before every fork, and refuses if a library started a thread.
@@ -51,7 +52,8 @@ class WarmParent:
         Args:
             listener: accepts clients.
             owner: a descriptor, connected to the process that started the parent. It receives a byte for
-                each status request, and is closed when that process has ended.
+                each request, which the parent answers with its status, and is closed when that process has
+                ended.
             run: called in a forked process, which has the client's environment. Returns its exit code.
         """
         self._listener, self._owner, self._run = listener, owner, run
@@ -92,14 +94,25 @@ class WarmParent:
                 os.close(stream)
 
     def _answer(self) -> bool:
-        """Answer a status request. Returns False if the owner has ended."""
+        """Answer a request of the owner. Returns False if the owner has ended."""
         try:
-            if not os.read(self._owner, 1):
+            request = os.read(self._owner, 1)
+            if not request:
                 return False
+            if request == REFUSE_WAITING:
+                self._refuse_waiting()
             os.write(self._owner, json.dumps(self._status()).encode() + b"\n")
         except ConnectionError:
             return False
         return True
+
+    def _refuse_waiting(self) -> None:
+        """Disconnect the clients of the last run whose requests have not been read, before another run."""
+        self._listener.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                self._listener.accept()[0].close()
+        self._listener.setblocking(True)
 
     def _status(self) -> dict[str, Any]:
         """What the owner checks between runs, and asks for when a run has failed."""
@@ -144,6 +157,8 @@ class WarmParent:
             # Users' code runs in ranks alone.
             if spec.strategy.trains and not isinstance(spec.dataset, ImportedComponent):
                 self._datasets.load(spec.dataset, Path(environment["SHARDYARD_DATA"]))
+            else:
+                self._datasets.clear()  # of an earlier run
 
     def _become_rank(
         self, parent: int, client: socket.socket, request: dict[str, Any], streams: list[int]

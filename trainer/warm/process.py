@@ -23,6 +23,7 @@ START_TRIES = 2
 EXIT_S = 0.5  # from the moment a parent closes its connections until its exit is seen
 IDLE_S = 5.0  # until the ranks of a stopped run have ended
 POLL_S = 0.01
+STATUS, REFUSE_WAITING = b"?", b"!"  # requests to a parent
 # A parent that has grown by more than this is replaced: figure of its status, unit, limit.
 GROWTH = (("descriptors", "descriptors", 16), ("other_mb", "MiB beside the data", 256))
 
@@ -131,12 +132,20 @@ class ParentProcess:
                 return f"their process grew from {self._first[figure]:.0f} to {now[figure]:.0f} {unit}"
         return None
 
-    def _status(self) -> dict[str, Any]:
+    def refuse_waiting(self) -> None:
+        """Let the parent disconnect clients of the last run that still wait. Raises OSError if it fails."""
+        if self._parent:
+            try:
+                self._status(REFUSE_WAITING)
+            except OSError as error:
+                raise OSError(f"the process of warm nodes did not answer: {error}") from None
+
+    def _status(self, request: bytes = STATUS) -> dict[str, Any]:
         """The parent's state. Raises OSError if it does not answer in time."""
         if self._status_socket is None or self._answers is None:
             raise ConnectionError("it has not been started")
         self._status_socket.settimeout(ANSWER_S)
-        self._status_socket.sendall(b"?")
+        self._status_socket.sendall(request)
         # After a timeout, every later read fails, so an answer that comes late is never taken for another.
         line = self._answers.readline()
         if not line:

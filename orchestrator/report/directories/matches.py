@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.report.formats import first_few
+from orchestrator.report.formats import first_few, listed
 from orchestrator.report.metrics.clock import least_claimed
 from orchestrator.report.model.comparison import Comparison, read_comparison
 from orchestrator.report.model.groups import Group, config_of
@@ -17,6 +18,9 @@ from orchestrator.report.model.rows import Clock
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.workloads import workload_names
 from orchestrator.results.store import SweepPaths
+from trainer.core.registry import IMPORTED
+
+IDENTITIES = {"code": "code", "data": "samples"}  # of a user's component, and what their digests are of
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Matches:
     directories: their names. found: what a directory has in common with the reference. alone: by directory,
     the configurations that it does not share; for the reference, those that no other has. missing: by
     directory, the configurations that finished in the reference and are not in it. environments: by name,
-    the facts of machine and software in which they differ, one value per directory. errors: by workload,
-    the largest error of cluster time in one of them.
+    the facts of machine and software, users' code included, in which they differ, one value per directory.
+    errors: by workload, the largest error of cluster time in one of them.
     """
 
     directories: tuple[str, ...]
@@ -63,25 +67,25 @@ def read_matches(directories: Sequence[Path]) -> Matches:
         raise InputError(f"{', '.join(names)}: a directory is named twice")
     comparisons = [read_comparison(SweepPaths(directory)) for directory in directories]
     reference, *others = [_configurations(comparison) for comparison in comparisons]
+    partners = [_partners(reference, other) for other in others]
     found = [
-        Match(reference[config][0], name, *_on_one_clock(reference[config][1], other[config][1]))
-        for name, other in zip(names[1:], others, strict=True)
-        for config in reference
-        if config in other and (reference[config][1].ok or other[config][1].ok)
+        Match(each.name, name, *_on_one_clock(each.group, other.group))
+        for name, matched in zip(names[1:], partners, strict=True)
+        for each, other in matched.items()
+        if each.group.ok or other.group.ok
     ]
+    codes = [_codes(configurations) for configurations in (reference, *others)]
     if not found:
         raise InputError(
             f"{names[0]} has no finished configuration in common with {first_few(names[1:])}; a "
-            "configuration is a run without its seed"
+            f"configuration is a run without its seed{_versions(names, codes)}"
         )
-    shared = {config for other in others for config in other}
-    alone = {names[0]: [name for config, (name, _) in reference.items() if config not in shared]}
-    for name, other in zip(names[1:], others, strict=True):
-        alone[name] = [label for config, (label, _) in other.items() if config not in reference]
-    missing = {
-        name: [label for config, (label, group) in reference.items() if group.ok and config not in other]
-        for name, other in zip(names[1:], others, strict=True)
-    }
+    shared = {each for matched in partners for each in matched}
+    alone = {names[0]: [each.name for each in reference if each not in shared]}
+    missing = {}
+    for name, other, matched in zip(names[1:], others, partners, strict=True):
+        alone[name] = [each.name for each in other if each not in matched.values()]
+        missing[name] = [each.name for each in reference if each.group.ok and each not in matched]
     return Matches(
         tuple(names),
         tuple(found),
@@ -89,15 +93,25 @@ def read_matches(directories: Sequence[Path]) -> Matches:
         missing,
         _different(
             [dict(fact for _, facts in environments(each) for fact in facts) for each in comparisons]
-        ),
+        )
+        | _different_codes(codes),
         _errors(comparisons),
     )
 
 
-def _configurations(comparison: Comparison) -> dict[str, tuple[str, Group]]:
-    """By what defines it, each configuration's name and runs."""
+@dataclass(frozen=True, eq=False)
+class _Configuration:
+    """name: as text. exact: what defines it. named: the same without the digests of users' components."""
+
+    name: str
+    exact: str
+    named: str
+    group: Group
+
+
+def _configurations(comparison: Comparison) -> list[_Configuration]:
     workloads = workload_names(comparison.workloads)
-    found = {}
+    found = []
     for group in comparison.groups:
         parts = [
             group.strategy_label if group.serial else f"{group.strategy_label} over {group.transport}",
@@ -107,9 +121,65 @@ def _configurations(comparison: Comparison) -> dict[str, tuple[str, Group]]:
             group.first.location,
             group.first.faults_label,
         ]
-        config = json.dumps([config_of(group.first), group.first.location], sort_keys=True)
-        found[config] = (", ".join(filter(None, parts)), group)
+        config = config_of(group.first)
+        without = {
+            field: {key: value for key, value in form.items() if key != IMPORTED}
+            if isinstance(form, dict)
+            else form
+            for field, form in config.items()
+        }
+        exact, named = (
+            json.dumps([fields, group.first.location], sort_keys=True) for fields in (config, without)
+        )
+        found.append(_Configuration(", ".join(filter(None, parts)), exact, named, group))
     return found
+
+
+def _partners(
+    reference: Sequence[_Configuration], other: Sequence[_Configuration]
+) -> dict[_Configuration, _Configuration]:
+    """By a configuration of the reference, the same one of the other directory.
+
+    Users' components are the same if their code is, or if each directory has one version of that name.
+    """
+    exact = {each.exact: each for each in other}
+    named = {each.named: each for each in other}
+    versions = [Counter(each.named for each in configurations) for configurations in (reference, other)]
+    for each in reference:
+        if all(count[each.named] == 1 for count in versions):
+            exact.setdefault(each.exact, named[each.named])
+    return {each: exact[each.exact] for each in reference if each.exact in exact}
+
+
+def _codes(configurations: Sequence[_Configuration]) -> dict[str, list[str]]:
+    """By text such as `code of model mine.py:Net`, the digests of its versions in a directory."""
+    found: dict[str, dict[str, None]] = {}
+    for each in configurations:
+        for field, form in each.group.first.canonical.items():
+            for kind, digest in form.get(IMPORTED, {}).items() if isinstance(form, dict) else ():
+                what = f"{IDENTITIES[kind]} of {field} {form['name']}"
+                found.setdefault(what, {})[digest] = None
+    return {what: sorted(digests) for what, digests in found.items()}
+
+
+def _different_codes(codes: Sequence[dict[str, list[str]]]) -> dict[str, tuple[str, ...]]:
+    """As `_different`; what one directory alone has is no difference."""
+    return {
+        what: tuple(", ".join(each.get(what, ["–"])) for each in codes)
+        for what in dict.fromkeys(what for each in codes for what in each)
+        if len({tuple(each[what]) for each in codes if what in each}) > 1
+    }
+
+
+def _versions(names: Sequence[str], codes: Sequence[dict[str, list[str]]]) -> str:
+    """Which components a directory has in several versions, so that names do not match; or nothing."""
+    several = [
+        f"{name} has {len(digests)} versions of the {what}"
+        for name, each in zip(names, codes, strict=True)
+        for what, digests in each.items()
+        if len(digests) > 1
+    ]
+    return f"; {listed(several)}, so only equal versions match" if several else ""
 
 
 def _on_one_clock(one: Group, other: Group) -> tuple[Group, Group]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.report.model.comparison import Comparison
@@ -20,6 +18,7 @@ from orchestrator.report.render.csv_columns import (
     epochs_of,
 )
 from orchestrator.report.render.summary_columns import SUMMARY_COLUMNS
+from orchestrator.results.csv_text import csv_text
 
 T = TypeVar("T")
 Lines = tuple[Sequence[str], Iterator[dict[str, Value]]]
@@ -99,16 +98,3 @@ def _line(columns: Sequence[CsvColumn[T]], item: T) -> dict[str, Value]:
 
 def _names(columns: Sequence[CsvColumn[Any]]) -> list[str]:
     return [column.name for column in columns]
-
-
-def csv_text(columns: Sequence[str], lines: Iterable[Mapping[str, Value]]) -> str:
-    """A CSV file with a header; an absent value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _as_csv(value) for name, value in line.items()} for line in lines)
-    return text.getvalue()
-
-
-def _as_csv(value: Value) -> Value:
-    return str(value).lower() if isinstance(value, bool) else value

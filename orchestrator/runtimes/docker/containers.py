@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.cluster.rank_assignment import AgentInfo
+from trainer.cluster.rank_assignment import AgentInfo, node_name
 from trainer.spec.run_spec import RunSpec
 
 
@@ -119,23 +119,3 @@ def nodes_of(containers: Sequence[Container]) -> list[Container]:
     """Those that train or start what trains, in their order: a launcher or master first."""
     nodes = [each for each in containers if each.service not in ("coordinator", "switch")]
     return sorted(nodes, key=lambda each: (each.service == "node", each.ordinal))
-
-
-def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str) -> str:
-    """The name by rank of a container: like compose's numbers, but from 0 and without gaps.
-
-    Args:
-        role: its compose service.
-        number: its compose container number.
-        agents: those of the run's rank assignment; empty before ranks are assigned.
-        topology: of the containers.
-    """
-    if role == "master":
-        return "node 0"
-    if role != "node":
-        return role
-    for agent in agents:
-        if (agent.role, agent.ordinal) == (role, number) and agent.ranks:
-            return f"node {agent.ranks[0] // len(agent.ranks)}"
-    first = 0 if topology == "rpc" else 1  # in rpc the master is node 0
-    return f"node {number - first}"

@@ -1,48 +1,28 @@
-"""The container in which users' components are tried before a sweep. Pure."""
+"""The container in which users' components are tried before a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from orchestrator.runtimes.docker.engine import Engine
+from orchestrator.runtimes.docker.sandbox import ContainerSandbox, confined
+from orchestrator.sandbox.base import Limits
+from orchestrator.sweeps.imports import INSPECTION, Inspection
 
-from orchestrator.sweeps.imports import SAMPLES, Inspection
-from trainer.imported.source import CODE
-
-USER = "10001:10001"  # as of the nodes
-MODULE = ("-m", "trainer.inspection")
+PROCESSES, SCRATCH_MB = 512, 256  # as of a node
 
 
-def inspection_container(inspection: Inspection, image: str, orchestrator: str) -> tuple[str, ...]:
-    """Arguments of `docker` that start it: confined as a node, without a network.
+def inspection_sandbox(engine: Engine, image: str, inspection: Inspection) -> ContainerSandbox:
+    """A container that reads what the inspection needs, under the same paths, so that messages name them.
 
     Args:
-        inspection: what it must see.
+        engine: on which it runs.
         image: of the nodes.
-        orchestrator: value of the label `shardyard.orchestrator`.
+        inspection: what it must have.
     """
-    confined = ("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true")
-    limits = ("--pids-limit=512", "--tmpfs=/tmp:mode=1777,size=256m", "--init")
-    labels = ("--label", f"shardyard.orchestrator={orchestrator}")
-    variables = ("-e", f"{CODE}={inspection.stage}", "-e", f"SHARDYARD_DATA={inspection.data_dir}")
-    started = (
-        "run",
-        "--rm",
-        "-i",
-        "--pull=never",
-        f"--user={USER}",
-        *confined,
-        *limits,
-        *labels,
-        *variables,
-    )
-    return (*started, *_mounts(inspection), "--entrypoint=python", image, *MODULE)
-
-
-def _mounts(inspection: Inspection) -> Iterator[str]:
-    """Every directory under its own path, so that paths mean the same inside and outside."""
-    for path in inspection.directories:
-        yield f"--mount=type=bind,source={path},target={path},readonly"
-    samples = inspection.stage / SAMPLES  # after its parent: the only one that is written to
-    yield f"--mount=type=bind,source={inspection.stage},target={inspection.stage},readonly"
-    yield f"--mount=type=bind,source={samples},target={samples}"
+    limits = Limits(inspection.memory_mb, PROCESSES, SCRATCH_MB)
+    seen = [*inspection.directories, inspection.code]
     if inspection.data_dir.is_dir():
-        yield f"--mount=type=bind,source={inspection.data_dir},target={inspection.data_dir},readonly"
+        seen.append(inspection.data_dir)
+    mounts = {path: str(path) for path in seen}
+    return ContainerSandbox(
+        engine, image, confined(INSPECTION, limits, mounts, inspection.environment), limits
+    )

@@ -9,14 +9,14 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.docker.containers import node_name
 from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
 from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
-from trainer.cluster.rank_assignment import AgentInfo
+from trainer.cluster.rank_assignment import AgentInfo, node_name
 from trainer.core.events import Event, EventReader
+from trainer.core.processes import Suspended
 
 _AGENTS = TypeAdapter(list[AgentInfo])
-_PIDS = TypeAdapter(dict[int, int])
+_PIDS = TypeAdapter(Suspended)
 
 
 class LiveRecord:
@@ -69,8 +69,8 @@ class LiveRecord:
             return []
 
     @property
-    def suspended(self) -> dict[int, int]:
-        """PIDs of the ranks that are stopped by a signal, by rank, as of the last heartbeats."""
+    def suspended(self) -> Suspended:
+        """See `RunHandle.suspended`, as of the last heartbeats."""
         try:
             return _PIDS.validate_json((self.directory / SUSPENDED).read_bytes())
         except (OSError, ValueError):  # none ever was

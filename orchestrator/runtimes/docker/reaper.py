@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
+from orchestrator.identity import is_gone
 from orchestrator.runtimes.docker.engine import Engine, EngineError, reach
-from orchestrator.runtimes.identity import is_gone
 from orchestrator.shipped import IMPORT_ROOT
 
 LABEL = "shardyard.orchestrator"

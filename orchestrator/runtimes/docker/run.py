@@ -10,6 +10,7 @@ from orchestrator.runtimes.base import RunHandle, RunState
 from orchestrator.runtimes.docker.containers import Container, Containers
 from orchestrator.runtimes.docker.live import LiveRecord
 from trainer.core.events import Event, signal_name
+from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
@@ -90,7 +91,7 @@ class ContainerRun(RunHandle):
     def new_events(self) -> list[Event]:
         return self._record.new_events()
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> Suspended:
         return self._record.suspended
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.identity import identity
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable
@@ -27,13 +28,13 @@ from orchestrator.runtimes.docker.image import (
     pinned_packages,
     source_digest,
 )
-from orchestrator.runtimes.docker.inspection import inspection_container
+from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.project import Project
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
 from orchestrator.runtimes.docker.run import ContainerRun
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
-from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps.imports import Inspection
 from orchestrator.sweeps.requirements import read_requirements
 from trainer.spec.run_spec import RunSpec
@@ -115,7 +116,7 @@ class DockerRuntime(Runtime):
             )
         return None
 
-    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
+    def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
         if trouble := image_trouble(self.engine):
             raise InputError(f"{trouble}; or use --runtime local")
         self._image = image_id(self.engine)
@@ -123,7 +124,9 @@ class DockerRuntime(Runtime):
             self._image = image_with(self.engine, inspection.requirements)
             packages = map(str, read_requirements(inspection.requirements))
             self._packages = f" with {', '.join(packages)}"
-        return self.engine.command(*inspection_container(inspection, self._image, identity()))
+        remove_orphans(self.engine)
+        self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
+        return inspection_sandbox(self.engine, self._image, inspection)
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         run = self._cluster(spec, paths, data_dir)

@@ -7,16 +7,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.results.store import RunPaths
+from orchestrator.results.store import RunPaths, make_private
 from orchestrator.runtimes.base import RunHandle, RunState
 from orchestrator.runtimes.docker.compose import Cluster
-from orchestrator.runtimes.docker.containers import Container, node_name
+from orchestrator.runtimes.docker.containers import Container
 from orchestrator.runtimes.docker.engine import Engine, is_responding
 from orchestrator.runtimes.docker.live import LiveRecord
 from orchestrator.runtimes.docker.project import Project
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
-from trainer.cluster.rank_assignment import ROLES, container_name
+from trainer.cluster.rank_assignment import ROLES, node_name
 from trainer.core.events import Event, how_ended
+from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02  # for the end of a run, and for its last log line
@@ -46,7 +47,8 @@ class WarmContainers:
         self.closed = False
         self.untrusted: str | None = None
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        make_private(directory.parent)
+        directory.mkdir()
         self.project = Project(engine, cluster, log)
 
     def failure(self) -> str | None:
@@ -54,7 +56,7 @@ class WarmContainers:
         starting = self.project.starting
         containers = self.project.containers()
         for each in containers:
-            name = container_name(each.service, each.ordinal)
+            name = each.name((), self.cluster.topology)  # they have no gaps
             if each.ended:
                 return f"the warm container {name} {how_ended(self.project.exit_code(each))}"
             if self.project.is_stuck(each):
@@ -191,7 +193,7 @@ class WarmRun(RunHandle):
     def new_events(self) -> list[Event]:
         return self._record.new_events()
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> Suspended:
         return self._record.suspended
 
     def stop(self) -> None:

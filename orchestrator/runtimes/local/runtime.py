@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -15,27 +15,26 @@ from secrets import token_hex
 import psutil
 
 from orchestrator.errors import InputError
+from orchestrator.identity import is_gone, label_of, labelled, own_label
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process, rank_name
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
-from trainer.core.events import Event, EventReader, damage
-from trainer.core.processes import is_suspended
+from trainer.core.event_schema import EXIT_REPORTS
+from trainer.core.events import UNREPORTED, Event, EventReader, damage
+from trainer.core.processes import MPIRUN, Suspended, is_suspended
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
-# Set for all processes of a run: the orchestrator's PID, which ranks watch, and the rest of its identity.
-LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
 AGENT_EXIT_S = 5.0  # time for torchrun's agents to exit once all ranks have a result
@@ -127,7 +126,7 @@ class LocalRuntime(Runtime):
         self._network.close()
 
     def clean(self) -> int:
-        orphans = [process for process, environment in labelled() if is_gone(_label(environment))]
+        orphans = [process for process, environment in labelled() if is_gone(label_of(environment))]
         return _end(orphans)
 
 
@@ -164,6 +163,7 @@ class LocalRun(RunHandle):
         self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
         self._unread: list[Event] = []
         self._pids: dict[int, int] = {}  # by rank
+        self._reported: set[int] = set()  # ranks with an exit report
         self._finished_at: float | None = None
         self._reader = self._new_reader()
         self._damage: str | None = None
@@ -205,7 +205,18 @@ class LocalRun(RunHandle):
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
         if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
-        return RunState(exits, len(running), error if running else None)
+        return RunState(exits, len(running), self._unreported(exits) or (error if running else None))
+
+    def _unreported(self, exits: Mapping[str, int]) -> str | None:
+        """Which rank has ended as if it had finished. The others may wait for it."""
+        if self._attempts or 0 not in exits.values():
+            return None
+        self._read()
+        for rank, pid in self._pids.items():
+            name = rank_name(rank, self._processes_per_node)
+            if exits.get(name) == 0 and rank not in self._reported:
+                return f"{name} (process {pid}) {UNREPORTED}"
+        return None
 
     def _first_killed(self, exits: Mapping[str, int]) -> dict[str, int]:
         """The rank that mpirun has lost first, as a process that exits; mpirun does not always name it."""
@@ -233,6 +244,7 @@ class LocalRun(RunHandle):
     def _read(self) -> None:
         self._unread += (events := self._reader.new())
         self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
+        self._reported |= {event.rank for event in events if event.kind in EXIT_REPORTS}
         if self._elastic:
             self._elastic.add(events)
 
@@ -248,16 +260,18 @@ class LocalRun(RunHandle):
         if not self._attempts or self._reader.has_given_up:
             damaged = [event for event in events if event.kind == "damaged"]
             for event in damaged[-1:]:
-                self._damage = damage(event)
+                self._damage = damage(event, rank_name(event.rank, self._processes_per_node))
         return events
 
     def _new_reader(self) -> EventReader:
         return EventReader(self._live, self._limits.ranks, self._limits.event_bytes, self._limits.restarts)
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> Suspended:
         if THROTTLE in self._processes:  # it stops and continues the processes of its node all the time
             return {}
-        return {rank: pid for rank, pid in self._pids.items() if is_suspended(pid)}
+        found: Suspended = {rank: pid for rank, pid in self._pids.items() if is_suspended(pid)}
+        mpirun = self._processes.get(MPIRUN)
+        return found | ({MPIRUN: mpirun.pid} if mpirun and is_suspended(mpirun.pid) else {})
 
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
@@ -273,30 +287,6 @@ class LocalRun(RunHandle):
 
     def collect(self, paths: RunPaths) -> None:
         collect_live(paths, self._limits, self._new_reader().new())
-
-
-def own_label() -> dict[str, str]:
-    """The variables that label all processes of this orchestrator."""
-    pid, _, since = identity().partition(" ")
-    return {LABEL: pid, SINCE: since}
-
-
-def _label(environment: Mapping[str, str]) -> str:
-    return f"{environment[LABEL]} {environment.get(SINCE, '')}"
-
-
-def labelled(
-    wanted: Mapping[str, str] | None = None,
-) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
-    """Processes with the label, and their environments. wanted: variables that they must have, too."""
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except psutil.Error:
-            continue  # ended, or another user's
-        required = (wanted or {}).items()
-        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in required):
-            yield process, environment
 
 
 def _end(processes: list[psutil.Process]) -> int:

@@ -29,6 +29,8 @@ from trainer.allocation.messages import (
     append,
 )
 from trainer.core.events import Event, EventReader, damage
+from trainer.core.processes import Suspended
+from trainer.core.regular_files import RefusedFile, open_below
 from trainer.spec.output_limits import OutputLimits
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
@@ -156,9 +158,9 @@ class Allocation:
 def _beginning(path: Path) -> str:
     """Of a log; empty if there is none."""
     try:
-        with open(path, "rb") as log:
+        with open_below(path.parent, path.name) as log:
             return log.read(LOG_BYTES).decode(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, RefusedFile):
         return ""
 
 
@@ -267,7 +269,7 @@ class AllocatedRun(RunHandle):
         limits = self._limits
         return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> Suspended:
         return {}
 
     def stop(self) -> None:

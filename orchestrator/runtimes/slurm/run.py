@@ -13,6 +13,8 @@ from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wa
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import error_of, requeue_causes
 from trainer.core.events import Event, EventReader, damage
+from trainer.core.processes import Suspended
+from trainer.core.regular_files import RefusedFile, open_below
 from trainer.spec.output_limits import OutputLimits
 
 LOG_BYTES = 2**16
@@ -54,9 +56,9 @@ class SlurmRun(RunHandle):
     def _log(self) -> str:
         """The beginning of what the job has written."""
         try:
-            with open(self._paths.log(LAUNCHER_LOG), "rb") as log:
+            with open_below(self._paths.directory, f"{LAUNCHER_LOG}.log") as log:
                 return log.read(LOG_BYTES).decode(errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, RefusedFile):
             return ""
 
     def new_events(self) -> list[Event]:
@@ -74,7 +76,7 @@ class SlurmRun(RunHandle):
         limits = self._limits
         return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
 
-    def suspended(self) -> dict[int, int]:
+    def suspended(self) -> Suspended:
         return {}
 
     def stop(self) -> None:

@@ -11,11 +11,11 @@ from secrets import token_hex
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.identity import identity, is_gone
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, Runtime
 from orchestrator.runtimes.docker.image import pinned_packages
-from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import allocation_script, commands

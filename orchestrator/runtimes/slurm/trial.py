@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from orchestrator.identity import identity
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import MPI, SlurmError

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.identity import identity
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, Runtime
@@ -25,10 +26,9 @@ from orchestrator.runtimes.docker.image import (
     pinned_packages,
     source_digest,
 )
-from orchestrator.runtimes.docker.inspection import inspection_container
+from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
 from orchestrator.runtimes.docker.run import ContainerRun
-from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.swarm.machines import (
     Machine,
@@ -39,6 +39,7 @@ from orchestrator.runtimes.swarm.machines import (
 )
 from orchestrator.runtimes.swarm.services import Stack
 from orchestrator.runtimes.swarm.stack import Placed, StackError, stack, to_text
+from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps.imports import Inspection
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.swarm import SwarmOptions
@@ -149,7 +150,7 @@ class SwarmRuntime(Runtime):
             )
         return None
 
-    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
+    def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
         if trouble := image_trouble(self.engine):
             raise InputError(trouble)
         if inspection.requirements:
@@ -158,7 +159,9 @@ class SwarmRuntime(Runtime):
                 "on every machine, and set SHARDYARD_IMAGE"
             )
         self._image = distributed_image(self.engine)
-        return self.engine.command(*inspection_container(inspection, self._image, identity()))
+        remove_orphans(self.engine)
+        self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
+        return inspection_sandbox(self.engine, self._image, inspection)
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         with answering(self.engine):

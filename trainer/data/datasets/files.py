@@ -13,6 +13,7 @@ from urllib.request import Request, build_opener
 
 from filelock import FileLock
 
+from trainer.core.regular_files import open_regular
 from trainer.data.base import DataError
 
 _BLOCK_BYTES = 1 << 20
@@ -59,7 +60,7 @@ class Archive:
         """
         target = data_dir / self.path
         try:
-            file = target.open("rb")
+            file = open_regular(target)
         except FileNotFoundError:
             raise DataError(self._absent(data_dir)) from None
         except OSError as error:

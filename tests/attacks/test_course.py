@@ -1,4 +1,9 @@
-"""`course grade` in containers: confinement, hostile submissions, and what is left afterwards."""
+"""Attacks of graded submissions.
+
+The promise: a submission gets no points that it has not earned, is confined as docs/teaching.md says, and
+leaves nothing. The attacks that harm no machine also run as local processes, in
+tests/integration/test_course.py.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,8 @@ from tests.support.hostile_submissions import HARMFUL, QUICK, RIGHT, write_submi
 from tests.support.processes import wait_until
 
 LABEL = "shardyard.orchestrator"
+
+pytestmark = pytest.mark.containers
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,17 @@
-"""The label of a process or container: identifies the orchestrator that started it."""
+"""Labels of the processes and containers that this orchestrator starts, and processes by their label."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+# Set for all processes of this orchestrator: its PID, which ranks watch, and the rest of its identity.
+LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
 
 
 def identity(pid: int | None = None) -> str:
@@ -30,6 +34,31 @@ def is_gone(label: str) -> bool:
         return _since(int(number)) != since or psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, OSError):
         return True
+
+
+def own_label() -> dict[str, str]:
+    """The variables that label all processes of this orchestrator."""
+    pid, _, since = identity().partition(" ")
+    return {LABEL: pid, SINCE: since}
+
+
+def label_of(environment: Mapping[str, str]) -> str:
+    """The label in the environment of a process."""
+    return f"{environment[LABEL]} {environment.get(SINCE, '')}"
+
+
+def labelled(
+    wanted: Mapping[str, str] | None = None,
+) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
+    """Processes with the label, and their environments. wanted: variables that they must have, too."""
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue  # ended, or another user's
+        required = (wanted or {}).items()
+        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in required):
+            yield process, environment
 
 
 def _since(pid: int) -> str:

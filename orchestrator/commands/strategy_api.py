@@ -1,0 +1,179 @@
+"""The reference of what a strategy calls: signatures and docstrings of the sources.
+
+The sources are parsed and not imported, so that signatures stand as they are written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+from orchestrator.shipped import IMPORT_ROOT
+
+Method = ast.FunctionDef
+_ITEM = re.compile(r"(?m)^([\w, ]+): ")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A class, and its methods by group, in the order in which an author of strategies needs them.
+
+    Methods without a group follow in a list: a strategy does not call them.
+    """
+
+    file: str  # below trainer/
+    variable: str  # what an instance is called
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+
+CLASSES = {
+    "Strategy": Described(
+        "core/strategy.py",
+        "self",
+        {
+            "The algorithm": "train",
+            "Roles of ranks": "replicas replica_of reports_samples sees_inputs",
+            "Limits": "validation_error not_checkpointed shared_state",
+            "What a report compares with": "updates_use_global_batch micro_batch_count bubble step_bytes",
+        },
+    ),
+    "Session": Described(
+        "training/session.py",
+        "session",
+        {
+            "Begin": "replica start",
+            "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps",
+            "Averages of weights": "averaging_weight averaged evaluate_final_weights",
+            "Runs that resume, and ranks that return": "steps_taken catch_up catch_up_count",
+            "Parameter servers": "is_server server_steps report_staleness",
+        },
+    ),
+    "Batch": Described("training/loader.py", "batch", {"Samples": "samples share"}),
+    "Replica": Described(
+        "training/replica.py",
+        "replica",
+        {
+            "Gradient and step": "backward gradient set_gradient step scaled_step",
+            "Weights": "weights set_weights",
+            "Parameters and buffers": "flat_parameters set_flat_parameters flat_buffers set_flat_buffers "
+            "parameters_and_buffers parameter_count shapes",
+            "Optimizer": "lr set_lr optimizer_state set_optimizer_state reset_optimizer",
+            "Forked ranks": "use_shared_weights",
+        },
+    ),
+    "Communicator": Described(
+        "comm/base.py",
+        "comm",
+        {
+            "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all gather "
+            "broadcast shift barrier",
+            "From rank to rank": "send recv isend",
+            "Groups": "split",
+        },
+    ),
+    "SendRequest": Described("comm/base.py", "request", {"End": "wait"}),
+}
+
+
+def reference(name: str) -> Callable[[Path], str]:
+    """The page's part on one of CLASSES. Raises KeyError for a group's method that does not exist."""
+    described = CLASSES[name]
+
+    def block(_: Path) -> str:
+        source = (IMPORT_ROOT / "trainer" / described.file).read_text(encoding="utf-8")
+        node = next(
+            each for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == name
+        )
+        methods = {each.name: each for each in node.body if isinstance(each, Method) and _is_public(each)}
+        return "\n".join(_lines(described, node, methods, source.splitlines()))
+
+    return block
+
+
+def parameters(_: Path) -> str:
+    """The types of parameters that strategies share, with their values."""
+    source = (IMPORT_ROOT / "trainer" / CLASSES["Strategy"].file).read_text(encoding="utf-8")
+    return "".join(
+        f"- `{ast.unparse(node.targets[0])}`, `{found[0]}`: {found[1]}\n"
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and (found := _annotated(node.value))
+    )
+
+
+def _annotated(node: ast.expr) -> tuple[str, str] | None:
+    """The type and the description in `Annotated[type, Field(description=...)]`."""
+    match node:
+        case ast.Subscript(
+            value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[of, ast.Call(keywords=keywords)])
+        ):
+            (text,) = (each.value for each in keywords if each.arg == "description")
+            return ast.unparse(of).replace("'", '"'), ast.literal_eval(text)
+    return None
+
+
+def _is_public(method: Method) -> bool:
+    """Whether it is to be described; the setter of a property is not."""
+    return not method.name.startswith("_") and not any(
+        isinstance(each, ast.Attribute) for each in method.decorator_list
+    )
+
+
+def _lines(
+    described: Described, node: ast.ClassDef, methods: dict[str, Method], source: list[str]
+) -> Iterator[str]:
+    yield f"\n{_markdown(node)}"
+    if described.variable == "self":
+        yield from _declarations(node, source)
+    for group, names in described.groups.items():
+        yield f"### {group}\n"
+        for each in names.split():
+            method = methods.pop(each)
+            yield f"```python\n{_signature(method, described.variable, source)}\n```\n"
+            yield _markdown(method)
+    if methods:
+        yield "### Other methods\n\nShardyard calls them; a strategy seldom does.\n"
+        for method in methods.values():
+            yield f"- `{method.name}`: {_markdown(method).partition(chr(10))[0]}"
+        yield ""
+
+
+def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
+    """The class variables, with the comments above them."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.annotation, ast.Subscript):  # ClassVar[...]
+            above = each.lineno - 1
+            while source[above - 1].lstrip().startswith("#"):
+                above -= 1
+            comment = " ".join(line.strip(" #") for line in source[above : each.lineno - 1])
+            default = f" = {ast.unparse(each.value)}" if each.value else ""
+            declared = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation.slice)}{default}"
+            yield f"- `{declared}`: {comment}"
+    yield ""
+
+
+def _signature(method: Method, variable: str, source: list[str]) -> str:
+    """As in the source, without `self`, called on `variable`."""
+    written = "\n".join(source[method.lineno - 1 : method.body[0].lineno - 1])
+    call = dedent(written).replace("def ", f"{variable}.", 1).removesuffix(":")
+    call = re.sub(r"\((\s*)(?:self|cls)(?:,\s*|(?=\)))", r"(\1", call, count=1)
+    is_property = any(ast.unparse(each) == "property" for each in method.decorator_list)
+    return call.replace("() ->", ":") if is_property else call
+
+
+def _markdown(node: ast.ClassDef | Method) -> str:
+    """The docstring: arguments and attributes become lists."""
+    text = ""
+    for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+        first, _, rest = paragraph.partition("\n")
+        if first not in ("Args:", "Attributes:"):
+            text += f"{' '.join(paragraph.split())}\n\n"
+            continue
+        items = re.split(r"\n(?! )", dedent(rest))
+        joined = (" ".join(item.split()) for item in items)
+        listed = (_ITEM.sub(lambda found: f"`{found[1]}`: ", item, count=1) for item in joined)
+        text += f"{first}\n\n" + "".join(f"- {item}\n" for item in listed) + "\n"
+    return text.rstrip("\n") + "\n"

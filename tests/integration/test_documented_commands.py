@@ -1,0 +1,147 @@
+"""Every command line of README.md and docs/ runs as printed, or is listed with what tries it instead."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import PROJECT, environment
+from tests.support.processes import private_network_missing
+
+PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")])
+FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
+OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")
+# Commands that are not run here, and what tries them, or the nearest that it does.
+ELSEWHERE = {
+    # They need an engine, Slurm or a swarm, or they install packages.
+    r"make engine\b": "tests/unit/test_engine_helper.py",
+    r"make image\b": "tests/unit/test_image.py",
+    r"make slurm-cluster\b": "tests/unit/test_slurm_cluster_helper.py",
+    r"make swarm-cluster\b": "tests/unit/test_swarm_cluster_helper.py",
+    r".*--runtime docker": "tests/smoke/test_sweep_in_containers.py",
+    r".*--runtime slurm|.*SLURM_CONF|sinfo": "tests/integration/test_slurm_runtime.py",
+    r".*--runtime swarm|.*DOCKER_HOST|docker node ": "tests/smoke/test_swarm.py",
+    r"shardyard course grade ": "tests/attacks/test_course.py",
+    r"export SHARDYARD_|torchrun |mpirun |srun ": "tests/integration/test_launchers_start.py",
+    # They need a cluster, a cloud or a registry. Tests check the files that these programs read.
+    r"docker (tag|push|save) |enroot |kind |kubectl |cd |sky |rsync ": "tests/unit/test_export_sweeps.py",
+    # They serve a page until they are interrupted.
+    r"make watch |.*orchestrator watch |.*--watch": "tests/browser/test_watch_page.py",
+    # They train or measure for minutes. Tests run shorter ones, and load those of the pages.
+    r".*orchestrator model wide_resnet ": "tests/unit/test_model_command.py",
+    r".*-m orchestrator lab (?!.*--dry-run)|make lab-": "tests/unit/test_docs.py",
+    r"make sweep$|make sweep-|make sweep ARGS=.(sweeps/|--nodes |--repeat )": "tests/unit/test_sweep.py",
+    r".*-m orchestrator sweep( mine.yml.*)?$": "tests/unit/test_docs.py",
+    r"make run ": "tests/unit/test_run_command.py",
+    r"make (test|test-all)$": ".ci/run",
+    # They need a downloaded dataset.
+    r".*partitions --dataset mnist ": "tests/unit/test_partitions.py",
+}
+# Results of a short sweep in the place of those that a page takes for granted.
+RESULTS = "python -m orchestrator sweep --nodes 2 --repeat 1 --set epochs=1"
+BEFORE = {
+    "README.md": [RESULTS, "cp -r results/quickstart results/a", "cp -r results/quickstart results/b"],
+    "docs/cluster_time.md": [RESULTS],
+}
+# Commands that fail as meant: the component of docs/check.md breaks a law, and the quickstart compares
+# strategies whose global batches differ.
+EXIT_CODES = {
+    ("README.md", "python -m orchestrator check ./mine.py"): 1,
+    ("README.md", 'make report ARGS="results/quickstart --strict"'): 2,
+    ("docs/check.md", "shardyard check ./mine.py"): 1,
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(PROJECT))
+
+
+def commands(page: Path) -> list[str]:
+    """Its command lines: all of a shell's block, those after `$` of a console's, ours of others."""
+    found = []
+    for language, text in FENCE.findall(page.read_text()):
+        for line in text.replace("\\\n", " ").splitlines():
+            command = " ".join(line.partition(" #")[0].split())
+            if language == "console":
+                found += [command.removeprefix("$ ")] if command.startswith("$ ") else []
+            elif command and (language in ("sh", "bash") or (not language and OURS.match(command))):
+                found.append(command)
+    return found
+
+
+def elsewhere(command: str) -> bool:
+    return any(re.match(pattern, command) for pattern in ELSEWHERE)
+
+
+def write_files(page: Path, directory: Path) -> None:
+    """Write the files of a page: blocks whose first line is a comment with a name, and sweeps."""
+    for language, text in FENCE.findall(page.read_text()):
+        named = re.match(r"# (\w+\.(?:py|yml))\n", text)
+        sweep = re.search(r"(?m)^name: (\w+)", text) if language == "yaml" else None
+        if file := named[1] if named else f"{sweep[1]}.yml" if sweep else "":
+            with (directory / file).open("a") as opened:
+                opened.write(text + "\n\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the repository's folder, whose virtual environment has the packages of this one."""
+    copy = tmp_path / "shardyard"
+
+    def ignored(directory: str, names: list[str]) -> set[str]:
+        local = {"data", "results", "tests"} if Path(directory) == PROJECT else set()
+        return {name for name in names if name.startswith(".") or name == "__pycache__" or name in local}
+
+    shutil.copytree(PROJECT, copy, ignore=ignored)
+    venv = copy / ".venv"
+    venv.mkdir()
+    for each in Path(sys.prefix).iterdir():
+        if not each.name.startswith("ready"):
+            (venv / each.name).symlink_to(each)
+    (venv / "ready").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "shardyard").write_text('#!/bin/sh\nexec python -m orchestrator "$@"\n')
+    (programs / "shardyard").chmod(0o755)
+    return copy
+
+
+PAGES_WITH_COMMANDS = [page for page in PAGES if any(not elsewhere(each) for each in commands(page))]
+
+
+@pytest.mark.skipif(private_network_missing() is not None, reason="local nodes share the network here")
+@pytest.mark.timeout(1800)  # for a page
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name_of)
+def test_commands_run_as_printed(page: Path, folder: Path) -> None:
+    write_files(PROJECT / "docs" / "check.md" if page.name == "README.md" else page, folder)
+    outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}  # of a make around this test
+    inherited = {key: value for key, value in environment().items() if key not in outer}
+    path = f"{folder.parent / 'programs'}:{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+    name = name_of(page)
+    printed = [each for each in commands(page) if not elsewhere(each)]
+    for command in [*BEFORE.get(name, []), *printed]:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env={**inherited, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        shown = f"{command}\n{done.stdout}{done.stderr}"
+        assert done.returncode == EXIT_CODES.get((name, command), 0), shown
+        assert "Traceback" not in shown
+
+
+def test_commands_that_are_not_run_here_exist_and_are_covered() -> None:
+    shown = {command for page in PAGES for command in commands(page)}
+    for pattern, test in ELSEWHERE.items():
+        assert any(re.match(pattern, command) for command in shown), pattern
+        assert (PROJECT / test).is_file(), test
+    assert {"make labs", "shardyard check ./mine.py"} <= {each for each in shown if not elsewhere(each)}

@@ -1,0 +1,150 @@
+"""A user's strategy whose ranks wait for each other forever: its row, with and without `debug`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import shardyard
+from orchestrator.results.store import SweepPaths
+from shardyard import Results
+from trainer.core.events import Event, read_events
+from trainer.core.position import Position
+
+STUCK = '''
+import time
+
+from trainer.core.strategy import Strategy
+
+
+class Stuck(Strategy):
+    """Averages gradients, until rank 0 does something else."""
+
+    transports = ("gloo", "mpi", "rpc", "memory")
+    min_nodes = 2
+    by: str = "barrier"
+    at: int = 3
+
+    def train(self, session):
+        replica, comm, steps = session.replica(), session.comm, 0
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, "join"):
+                replica.backward(batch)
+                steps += 1
+                if steps == self.at and session.rank == 0:
+                    if self.by == "return":
+                        return
+                    if self.by == "barrier":
+                        comm.barrier()  # barrier
+                    if self.by == "recv":
+                        comm.recv(replica.gradient(), 1)  # recv
+                    while self.by == "nothing":
+                        time.sleep(1)  # nothing
+                gradient = replica.gradient()
+                comm.all_reduce(gradient, "mean")  # all_reduce
+                replica.set_gradient(gradient)
+                replica.step()
+'''
+LIMIT_S = 25.0
+BASE: dict[str, Any] = {
+    "nodes": 2,
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64},
+    "model": {"name": "mlp", "hidden": [8]},
+    "epochs": 1,
+    "timeout_s": LIMIT_S,
+}
+
+
+def swept(folder: Path, runs: list[dict[str, Any]], **fields: Any) -> Results:
+    (folder / "mine.py").write_text(STUCK)
+    path = folder / "stuck.yml"
+    path.write_text(
+        yaml.safe_dump(
+            {"name": "stuck", "base": BASE | fields, "blocks": [{"base": each} for each in runs]}
+        )
+    )
+    return shardyard.sweep(path, out=folder / "out", runtime="local", progress=False)
+
+
+def strategy(by: str, at: int = 3) -> dict[str, Any]:
+    return {"name": "./mine.py:Stuck", "by": by, "at": at}
+
+
+def place(mark: str) -> str:
+    """`mine.py:23`: the line of STUCK with this mark."""
+    return f"mine.py:{1 + STUCK[: STUCK.index(f'# {mark}')].count(chr(10))}"
+
+
+def positions(results: Results, key: str) -> dict[int, Position]:
+    """What the stopped ranks of a run say about where they were."""
+    events: list[Event] = [*read_events(SweepPaths(results.directory).run(key).events)]
+    return {
+        event.rank: Position.model_validate(event.fields["position"])
+        for event in events
+        if event.kind == "terminated"
+    }
+
+
+def test_a_timeout_names_line_and_exchange_of_each_rank(tmp_path: Path) -> None:
+    runs: list[dict[str, Any]] = [
+        {"strategy": strategy("barrier"), "transport": "gloo"},
+        {"strategy": strategy("barrier"), "transport": "mpi"},
+        {"strategy": strategy("nothing"), "transport": "rpc"},
+        {"strategy": strategy("recv"), "transport": "memory"},
+    ]
+    results = swept(tmp_path, runs)
+    assert len(results.runs) == len(runs)
+    by_transport = {run["transport"]: run["strategy"]["by"] for run in runs}
+    for line in results.runs:
+        assert line["status"] == "timeout"
+        found = positions(results, str(line["key"]))
+        by = by_transport[line["transport"]]
+        assert {rank: f"{each.file}:{each.line}" for rank, each in found.items()} == {
+            0: place(by),
+            1: place("all_reduce"),
+        }
+        kinds = [each.kind if (each := found[rank].exchange) else "nothing" for rank in range(2)]
+        assert kinds == [by, "all_reduce"]
+        cause = str(line["cause"])
+        assert all(each.text in cause for each in found.values())
+        assert ("nodes 0, 1 are in different exchanges" in cause) == (by != "nothing")
+        logs = SweepPaths(results.directory).run(str(line["key"])).directory.glob("node-*.log")
+        stacks = "".join(log.read_text() for log in logs)
+        assert all(f'mine.py", line {each.line}, in train' in stacks for each in found.values())
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc", "memory"])
+def test_debug_finds_a_mismatch_at_once(tmp_path: Path, transport: str) -> None:
+    runs: list[dict[str, Any]] = [{"strategy": strategy(by)} for by in ("barrier", "return")]
+    results = swept(tmp_path, runs, transport=transport, debug=True, timeout_s=300)
+    assert len(results.runs) == 2
+    for line in results.runs:
+        assert line["status"] == "failed"
+        said = re.search(
+            r"rank 0 calls (\w+)\b.* while rank 1 calls all_reduce.* at (\S+)$", str(line["cause"])
+        )
+        assert said
+        assert said[2] == place("all_reduce")
+        outside = "outside of the strategy while" in said[0]
+        assert outside == (said[1] != "barrier")
+        assert outside or f"rank 0 calls barrier at {place('barrier')}" in said[0]
+    assert len({line["cause"] for line in results.runs}) == 2
+
+
+def test_debug_changes_neither_results_nor_bytes(tmp_path: Path) -> None:
+    strategies: list[Any] = [strategy("none"), "pipeline", "gossip", "parameter_server"]
+    runs = [{"strategy": each, "debug": debug} for each in strategies for debug in (False, True)]
+    results = swept(tmp_path, runs, transport="gloo", timeout_s=300)
+    assert {line["status"] for line in results.runs} == {"ok"}
+    columns = ("test_loss", "accuracy", "bytes_sent_per_rank")
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+    for line in results.runs:
+        name = str(line["strategy"]).removesuffix(" debug")
+        seen.setdefault(name, set()).add(tuple(line[column] for column in columns))
+    assert len(seen) == len(strategies)
+    assert all(len(values) == 1 for values in seen.values())

@@ -1,0 +1,505 @@
+"""A model of an elastic run, in which every order of steps, losses and returns is tried.
+
+The ranks run `Survivor` and the run's owner `MembershipTracker`, so the model has no rules of its own for
+them. What it models is around them: the program that ranks run, the messages of an exchange, the events on
+their way to the tracker, and the loss and return of ranks at any moment.
+
+States are searched breadth-first. Generators cannot be copied, so a rank's state is stored as the outcomes
+of its steps, and replayed; states with equal variables are one state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from trainer.comm import views
+from trainer.comm.base import CommunicationError
+from trainer.comm.views import Broken, Survivor
+from trainer.core.events import Event
+from trainer.core.membership import Membership, MembershipTracker
+
+RECENT = 6  # operations of which a rank keeps the result, for comparison
+BROKEN = "broken"  # the outcome of a step that has failed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is modelled.
+
+    Attributes:
+        epochs: each ends with `exchanges` all-reduces, or rounds of shifts.
+        shifts: whether ranks exchange with their neighbours, each with all others in turn.
+        lost: whether the last rank is lost in the first exchange.
+        losses, returns: at most so many. The loss of that rank is not counted.
+        delayed: whether changes of the membership reach ranks at different times, as in containers.
+    """
+
+    ranks: int
+    epochs: int = 2
+    exchanges: int = 1
+    shifts: bool = False
+    lost: bool = False
+    losses: int = 0
+    returns: int = 0
+    delayed: bool = False
+    survivor: type[Survivor] = Survivor
+    tracker: type[MembershipTracker] = MembershipTracker
+
+
+class Exchange(NamedTuple):
+    """A step: send a value to the members, and receive that of one of them (`source`) or of all.
+
+    tag: the same on all members.
+    """
+
+    tag: Any
+    value: Any = None
+    source: int | None = None
+
+
+class Report(NamedTuple):
+    """An event for the tracker."""
+
+    kind: str
+    fields: tuple[tuple[str, int], ...] = ()
+
+
+Steps = Generator[Any, Any, Any]
+
+
+class Program:
+    """What a rank does: session, strategy and `ElasticCommunicator`, without their computation."""
+
+    def __init__(self, setting: Setting, rank: int, incarnation: int) -> None:
+        self.setting, self.rank, self.incarnation = setting, rank, incarnation
+        self.survivor = setting.survivor(rank, incarnation, setting.ranks)
+        self.result: Any = None
+        self.newest: Any = None
+        self.recent: dict[int, Any] = {}  # by number of operation
+
+    def steps(self) -> Steps:
+        epoch, joining, returned = 1, None, self.incarnation > 0
+        if returned:
+            yield from self.carry_out(self.survivor.join())
+            yield from self.perform("barrier")
+            yield Report("train_start")
+            epoch = yield from self.catch_up(epoch, self.rank)
+        for each in range(epoch, self.setting.epochs + 1):
+            if each > epoch or not returned:
+                joining = yield from self.admit()
+                if joining is not None:
+                    yield from self.catch_up(each, joining)
+            for _ in range(self.setting.exchanges):
+                if not self.setting.shifts:
+                    yield from self.exchange("all_reduce")
+                for distance in range(1, len(self.survivor.members)) if self.setting.shifts else ():
+                    yield from self.perform("shift", distance)
+        yield from self.perform("close")
+        yield Report("done")
+
+    def admit(self) -> Steps:
+        membership = yield views.Await(lambda _: True)
+        waiting = membership.incarnations("waiting")
+        own = tuple(waiting.get(rank, -1) for rank in range(self.setting.ranks))
+        del membership, waiting  # the state does not depend on them any more
+        seen = yield from self.exchange("all_gather", own)
+        joining = views.known_to_all([each for _, each in seen])
+        if joining is None or not (yield from self.carry_out(self.survivor.admit(*joining))):
+            return None
+        yield from self.perform("barrier")
+        return joining[0]
+
+    def catch_up(self, value: int, joining: int) -> Steps:
+        while True:
+            source = next((rank for rank in self.survivor.members if rank != joining), None)
+            if source is None:
+                raise CommunicationError("no node is left that has the weights")
+            values = yield from self.exchange("catch_up", value if source == self.rank else None)
+            if source in self.survivor.members:
+                return dict(values)[source]
+
+    def exchange(self, kind: str, value: Any = None) -> Steps:
+        """As the methods of Communicator: a rank that is alone exchanges nothing."""
+        if len(self.survivor.members) == 1:
+            return ((self.rank, value),)
+        return (yield from self.perform(kind, value))
+
+    def perform(self, kind: str, value: Any = None) -> Steps:
+        """Complete an operation. Its result is the value of each rank that took part."""
+        number, common = self.survivor.completed, kind != "shift"
+        own = yield from self.carry_out(self.survivor.operate(common), kind, value)
+        if own and common:
+            self.newest = self.result
+        self.result = None
+        if kind != "close":  # its members differ if some have finished, and it has no result
+            self.recent[number] = kind, self.survivor.members, self.newest if common else None
+            self.recent.pop(number - RECENT, None)
+        return self.newest
+
+    def carry_out(self, steps: Steps, kind: str = "", value: Any = None) -> Steps:
+        outcome, broken = None, False
+        while True:
+            try:
+                step = steps.throw(Broken("lost")) if broken else steps.send(outcome)
+            except StopIteration as end:
+                return end.value
+            outcome, broken = None, False
+            try:
+                outcome = yield from self.step(step, kind, value)
+            except Broken:
+                broken = True
+
+    def step(self, step: Any, kind: str, value: Any) -> Steps:
+        match step:
+            case views.Operate():
+                group, source = sorted(self.survivor.group), None
+                if kind == "shift":
+                    source = group[(group.index(self.rank) - value) % len(group)]
+                values = yield Exchange((kind, self.survivor.completed), value, source)
+                self.result = None if source is not None else tuple(zip(group, values, strict=True))
+            case views.Compare(completed, newest):
+                return (yield Exchange("compare", (completed, newest)))
+            case views.TakeOver(source, needed):
+                rank = sorted(self.survivor.group)[source]
+                (result,) = yield Exchange(("take over", rank), self.newest, rank)
+                self.newest = result if needed else self.newest
+            case views.Meet():
+                yield Exchange("meet")
+            case views.Consent(rank, incarnation):
+                yield Report("consent", (("returned", rank), ("incarnation", incarnation)))
+            case _:
+                return (yield step)
+
+
+class Local:
+    """A rank's state: its program, advanced to a step that takes time.
+
+    Attributes:
+        step: that step; None: it has ended. effects: the steps that have led to it and take no time.
+        failure: the error with which the rank has ended.
+    """
+
+    def __init__(self, setting: Setting, rank: int, incarnation: int, outcomes: tuple[Any, ...]) -> None:
+        self.key, self.outcomes = (setting, rank, incarnation), outcomes
+        program = Program(setting, rank, incarnation)
+        self.survivor, self.recent = program.survivor, program.recent
+        self.failure: str | None = None
+        steps = program.steps()
+        try:
+            for outcome in (None, *outcomes):
+                self.effects: list[Any] = []
+                found = outcome.membership if isinstance(outcome, Owner) else outcome
+                step = steps.throw(Broken("lost")) if outcome == BROKEN else steps.send(found)
+                while isinstance(step, views.Leave | Report):
+                    self.effects.append(step)
+                    step = next(steps)
+                self.step: Any = step
+        except StopIteration:
+            self.step = None
+        except CommunicationError as error:
+            self.failure, self.step = str(error), None
+        self.fingerprint = (self.failure, frozen(vars(program)), *frames(steps))
+
+
+class Owner:
+    """The tracker's state."""
+
+    def __init__(self, tracker: MembershipTracker) -> None:
+        self.tracker, self.membership = tracker, tracker.current
+        self.fingerprint = frozen(vars(tracker))
+        self.idle = tracker.without_work if tracker.over else set()  # ranks that are stopped
+        self.returning = {} if tracker.over else {rank: tracker.lost[rank] for rank in tracker.absent}
+
+
+def frozen(value: Any) -> Any:
+    """A hashable copy that is equal for equal values. Functions differ in nothing but their variables."""
+    match value:
+        case dict():
+            return tuple((key, frozen(each)) for key, each in sorted(value.items()))
+        case list() | tuple():
+            return tuple(frozen(each) for each in value)
+        case set() | range():
+            return frozenset(value)
+        case Generator():
+            return tuple(frames(value))
+        case FunctionType() | Setting():
+            return None
+        case Survivor() | views.Form() | views.Await():
+            return frozen(vars(value))
+        case Membership():
+            return value.view, tuple(value.ranks)
+    return value
+
+
+def frames(steps: Any) -> Iterator[Any]:
+    """Where a generator is, and its variables, with those of the generators from which it yields."""
+    while steps is not None and steps.gi_frame is not None:
+        variables = {name: each for name, each in steps.gi_frame.f_locals.items() if name != "self"}
+        yield steps.gi_frame.f_code.co_name, steps.gi_frame.f_lasti, frozen(variables)
+        steps = steps.gi_yieldfrom
+
+
+@dataclass
+class State:
+    """A state of the run.
+
+    Attributes:
+        locals: of each rank; None: it is lost.
+        events: of each rank, on their way to the tracker.
+        memberships: that a rank may find. seen: of each rank, the index of the last one it has found.
+        sent: the values that a rank has sent in a view. left: the views and ranks that are gone.
+    """
+
+    locals: list[Local | None]
+    events: list[tuple[Report, ...]]
+    owner: Owner
+    memberships: tuple[Owner, ...]
+    seen: list[int]
+    sent: dict[tuple[int, int], tuple[Any, ...]]
+    left: set[tuple[int, int]]
+    losses: int
+    returns: int
+
+    def copy(self) -> State:
+        places = {"sent": dict(self.sent), "left": set(self.left)}
+        return replace(self, locals=[*self.locals], events=[*self.events], seen=[*self.seen], **places)
+
+    @property
+    def key(self) -> Any:
+        parts = (*self.locals, *self.events, *self.seen, self.losses, self.returns)
+        return parts, self.owner, self.memberships, frozenset(self.sent.items()), frozenset(self.left)
+
+
+class Violation(Exception):
+    """A property does not hold."""
+
+
+class Model:
+    """The states of a setting and the steps between them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._same: dict[Any, Any] = {}  # by fingerprint
+        self._advanced = cache(self._advance)
+        self._tracked = cache(self._track)
+        self._is_superseded = cache(lambda local, owner: local.survivor.superseded(owner.membership))
+        self._is_ready = cache(lambda local, owner: local.step.ready(owner.membership))
+
+    def _unique(self, found: Any) -> Any:
+        return self._same.setdefault(found.fingerprint, found)
+
+    def _advance(self, local: Local, outcome: Any) -> tuple[Local, list[Any]]:
+        after = Local(*local.key, (*local.outcomes, outcome))
+        return self._unique(after), after.effects
+
+    def _track(self, owner: Owner, rank: int, report: Report) -> Owner:
+        tracker = deepcopy(owner.tracker)
+        tracker.add(Event(0.0, "", rank, "", report.kind, dict(report.fields)))
+        unique: Owner = self._unique(Owner(tracker))
+        return unique
+
+    def initial(self) -> State:
+        ranks = range(self.setting.ranks)
+        owner = Owner(self.setting.tracker(dict.fromkeys(ranks, ""), range(0), {}))
+        for rank in ranks:
+            owner = self._tracked(owner, rank, Report("train_start"))
+        sent: dict[tuple[int, int], tuple[Any, ...]] = {(0, rank): () for rank in ranks}
+        size = len(ranks)
+        state = State([None] * size, [()] * size, owner, (owner,), [0] * size, sent, set(), 0, 0)
+        for rank in ranks:
+            self._begin(state, rank, 0)
+        if self.setting.lost:
+            last = ranks[-1]
+            (state,) = self._stepped(state, last, state.locals[last])
+            self._lose(state, last)
+        return state
+
+    def next(self, state: State) -> list[State]:
+        """The states after a step of a rank or the tracker, a loss or a return."""
+        disturbed, after = [*self._disturbed(state)], []
+        calm = not disturbed and not any(state.events) and not self.setting.delayed
+        for rank, local in enumerate(state.locals):
+            if local and local.step:
+                steps = [*self._stepped(state, rank, local)]
+                closes = isinstance(local.step, Exchange) and local.step.tag[0] == "close"
+                if calm and len(steps) == 1 and not closes:
+                    return steps  # nothing can come between any more, so the order does not matter
+                after += steps
+            if state.events[rank]:
+                self._track_next(tracked := state.copy(), rank)
+                after.append(tracked)
+        if not after and not self.finished(state):
+            raise Violation("deadlock")
+        return after + disturbed
+
+    def finished(self, state: State) -> bool:
+        """Whether nothing is left to do. Ranks that wait to join are stopped when the others finish."""
+        return all(rank in state.owner.idle for rank, each in enumerate(state.locals) if each and each.step)
+
+    def _disturbed(self, state: State) -> Iterator[State]:
+        for rank, local in enumerate(state.locals):
+            if local and local.step and state.losses < self.setting.losses:
+                self._lose(after := state.copy(), rank)
+                after.losses += 1
+                yield after
+            if not local and rank in state.owner.returning and state.returns < self.setting.returns:
+                self._return(after := state.copy(), rank)
+                after.returns += 1
+                yield after
+
+    def _lose(self, state: State, rank: int) -> None:
+        state.locals[rank] = None
+        state.left |= {place for place in state.sent if place[1] == rank}
+        state.events[rank] += (Report("died"),)
+
+    def _return(self, state: State, rank: int) -> None:
+        incarnation = state.owner.returning[rank]
+        self._add(state, rank, Report("waiting", (("incarnation", incarnation),)))
+        self._begin(state, rank, incarnation)
+
+    def _begin(self, state: State, rank: int, incarnation: int) -> None:
+        local = Local(self.setting, rank, incarnation, ())
+        self._arrive(state, rank, self._unique(local), local.effects)
+
+    # Events. Only those can be on their way that others may overtake: while any other is on its way, its
+    # rank does nothing that others notice, so the rank could as well be slower.
+
+    def _track_next(self, state: State, rank: int) -> None:
+        report, *later = state.events[rank]
+        state.events[rank] = tuple(later)
+        self._add(state, rank, report)
+
+    def _add(self, state: State, rank: int, report: Report) -> None:
+        before, state.owner = state.owner, self._tracked(state.owner, rank, report)
+        if report.kind == "died" and state.owner is before:  # this death ends the run
+            state.locals = [None for _ in state.locals]
+            state.losses, state.returns = self.setting.losses, self.setting.returns
+        if not self.setting.delayed:
+            state.memberships = (state.owner,)
+        elif state.owner.membership != before.membership:
+            state.memberships += (state.owner,)
+
+    # Steps
+
+    def _stepped(self, state: State, rank: int, local: Local) -> Iterator[State]:
+        """A rank's step ends, in each way in which it can."""
+        step, view = local.step, local.survivor.view
+        looks = [(i, state.memberships[i]) for i in range(state.seen[rank], len(state.memberships))]
+        if isinstance(step, views.Await):
+            for index, owner in looks:
+                if self._is_ready(local, owner):
+                    yield self._moved(state, rank, local, owner, index)
+            return
+        group = sorted(local.survivor.group)
+        arrived = all((view, other) in state.sent for other in group)
+        broken = any((view, other) in state.left for other in group)
+        if isinstance(step, views.Form):
+            broken = broken and arrived
+            if arrived:
+                yield self._moved(state, rank, local, None)
+        else:
+            number = len(state.sent[view, rank]) - 1
+            sent = [state.sent[view, each] for each in (group if step.source is None else [step.source])]
+            if all(len(each) > number for each in sent):
+                yield self._moved(state, rank, local, tuple(each[number].value for each in sent))
+        if broken:
+            yield self._moved(state, rank, local, BROKEN)
+            return
+        for index, owner in looks:
+            if self._is_superseded(local, owner):
+                yield self._moved(state, rank, local, BROKEN, index)
+
+    def _moved(self, state: State, rank: int, local: Local, outcome: Any, seen: int | None = None) -> State:
+        after, view = state.copy(), local.survivor.view
+        if seen is not None:
+            after.seen[rank] = seen
+        advanced, effects = self._advanced(local, outcome)
+        self._arrive(after, rank, advanced, effects, view)
+        return after
+
+    def _arrive(self, state: State, rank: int, local: Local, effects: list[Any], before: int = 0) -> None:
+        """A rank begins its next step. before: the view in which it has ended the last one."""
+        state.locals[rank] = local
+        for effect in effects:
+            match effect:
+                case views.Leave():
+                    state.left.add((before, rank))
+                case Report("done"):
+                    state.events[rank] += (effect,)
+                case Report():
+                    self._add(state, rank, effect)
+        if local.failure:
+            raise Violation(f"rank {rank} ends: {local.failure}")
+        view = local.survivor.view
+        match local.step:
+            case None:
+                state.left.add((view, rank))
+            case views.Form():
+                state.sent[view, rank] = ()
+            case Exchange():
+                self._send(state, (view, rank), local.step)
+        self._compare_results(state, rank, local)
+        self._forget(state)
+
+    def _send(self, state: State, place: tuple[int, int], sent: Exchange) -> None:
+        number = len(state.sent[place])
+        for other, found in state.sent.items():
+            if other[0] == place[0] and len(found) > number and found[number].tag != sent.tag:
+                raise Violation(
+                    f"ranks {place[1]} and {other[1]} exchange {sent.tag} and {found[number].tag}"
+                )
+        state.sent[place] += (sent,)
+
+    def _compare_results(self, state: State, rank: int, local: Local) -> None:
+        for other, each in enumerate(state.locals):
+            for number in local.recent.keys() & (each.recent.keys() if each else set()):
+                if each and local.recent[number] != each.recent[number]:
+                    raise Violation(
+                        f"ranks {rank} and {other} differ in operation {number}: "
+                        f"{local.recent[number]}, {each.recent[number]}"
+                    )
+
+    def _forget(self, state: State) -> None:
+        """Forget the groups that no rank is in or can enter."""
+        oldest = min(state.memberships[seen].membership.view for seen in state.seen)
+        used = {view for view, _ in state.sent.keys() - state.left}
+        for place in [*state.sent]:
+            if place[0] < oldest and place[0] not in used:
+                del state.sent[place]
+                state.left.discard(place)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search has found: the number of states, and the first wrong one."""
+
+    states: int
+    wrong: str | None = None
+
+
+def search(setting: Setting, most: int | None = None) -> Found:
+    """Try every order of steps, up to `most` states. Every state must lead to the end of the run."""
+    model = Model(setting)
+    queue = deque([model.initial()])
+    known = {queue[0].key}
+    while queue and (most is None or len(known) < most):
+        state = queue.popleft()
+        try:
+            following = model.next(state)
+        except Violation as violation:
+            lines = [
+                f"{violation}",
+                *(f"rank {i}: {each and each.step}" for i, each in enumerate(state.locals)),
+            ]
+            return Found(len(known), "\n".join([*lines, f"{state.owner.membership}"]))
+        for each in following:
+            if (key := each.key) not in known:
+                known.add(key)
+                queue.append(each)
+    return Found(len(known))

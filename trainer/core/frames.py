@@ -1,0 +1,38 @@
+"""Messages on a byte stream: a length, then JSON. The other end of the stream is not trusted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HEADER = 4  # bytes of a frame's length, big-endian
+MAX_FRAME = 16 * 2**20  # bytes, unless a reader allows another length
+
+
+class ProtocolError(Exception):
+    """A frame or a value is invalid. The message says how, as a sentence without subject or full stop."""
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """The bytes of a message."""
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def length(header: bytes, most: int = MAX_FRAME) -> int:
+    """The length of a frame's body. Raises ProtocolError above `most` bytes."""
+    size = int.from_bytes(header, "big")
+    if size > most:
+        raise ProtocolError(f"sent more than {most >> 20} MiB at once")
+    return size
+
+
+def message(body: bytes) -> dict[str, Any]:
+    """The message in a frame's body. Raises ProtocolError."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ProtocolError("wrote to the channel of its answers") from None
+    if not isinstance(value, dict):
+        raise ProtocolError("wrote to the channel of its answers")
+    return value
