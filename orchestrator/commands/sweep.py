@@ -25,6 +25,7 @@ from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep
 
 INTERRUPTED = 130  # the exit code
+MOST_VERDICTS = 3  # that are printed
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,19 @@ def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:
 
 
 def publish_report(paths: SweepPaths, console: Console) -> Sequence[str]:
-    """Write the report of a results directory and print its path. Returns lines on unequal conditions."""
+    """Write the report of a results directory; print its verdict and its path.
+
+    Returns lines on unequal conditions.
+    """
     from orchestrator.report import write_report
 
-    unequal = write_report(paths)
+    written = write_report(paths)
+    for headline in written.verdicts[:MOST_VERDICTS]:
+        console.print(headline)
+    if (more := len(written.verdicts) - MOST_VERDICTS) > 0:
+        console.print(f"The report has the verdicts on {counted(more, 'more workload')}.")
     console.print(f"report: {paths.html}")
-    return unequal
+    return written.unequal
 
 
 def print_unequal(unequal: Sequence[str], console: Console) -> bool:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from orchestrator.report.renderer import Renderer
-from orchestrator.results.store import SweepPaths, write_atomic
+from orchestrator.results.store import SweepPaths, check_no_link, write_atomic
 
 
-def write_report(paths: SweepPaths) -> list[str]:
+@dataclass(frozen=True)
+class Written:
+    """What a report says in short.
+
+    Attributes:
+        verdicts: what to choose, a sentence for each workload.
+        unequal: a line for each condition in which compared configurations differ.
+    """
+
+    verdicts: Sequence[str]
+    unequal: Sequence[str]
+
+
+def write_report(paths: SweepPaths) -> Written:
     """Write the report's files beside the sweep's results.
 
     These are summary.csv, results.csv, epochs.csv, columns.csv, findings.json, report.md, report.html,
@@ -14,15 +30,12 @@ def write_report(paths: SweepPaths) -> list[str]:
     those whose timelines are drawn. Runs without a result are listed as pending. Figures of an earlier
     report that this one does not have are removed.
     Raises InputError for invalid files.
-
-    Returns:
-        A line for each condition in which compared configurations differ.
     """
     with Renderer() as renderer:
         return _write(paths, renderer)
 
 
-def _write(paths: SweepPaths, renderer: Renderer) -> list[str]:
+def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     # Imported here, since Altair is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
     from orchestrator.report.figures.vega import svg_file
@@ -32,7 +45,9 @@ def _write(paths: SweepPaths, renderer: Renderer) -> list[str]:
     from orchestrator.report.model.timelines import with_timelines
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
+    from orchestrator.report.verdict import verdicts
 
+    check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
     plots = draw(comparison)
     drawn = renderer.draw([plot.spec for plot in plots])
@@ -49,4 +64,5 @@ def _write(paths: SweepPaths, renderer: Renderer) -> list[str]:
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
     write_atomic(paths.html, html.render(comparison, findings, plots, drawings))
-    return unequal_conditions(comparison)
+    headlines = [each.headline for each in verdicts(comparison, findings)]
+    return Written(headlines, unequal_conditions(comparison))

@@ -47,6 +47,11 @@ def percent(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1%}"
 
 
+def probability(value: float) -> str:
+    """A probability: `97%`, `over 99%`. None is certain."""
+    return "over 99%" if value > 0.99 else "under 1%" if value < 0.01 else f"{value:.0%}"
+
+
 def bits(value: float | None) -> str:
     """A Jensen–Shannon divergence in bits, without the unit."""
     return ABSENT if value is None else f"{value:.3f}"

@@ -274,7 +274,7 @@ def test_the_table_has_samples_per_s() -> None:
 
 
 def test_who_reaches_an_accuracy_after_fewer_epochs_is_in_the_verdict() -> None:
-    slow, fast = [0.8, 0.89, 0.93, 0.94], [0.5, 0.6, 0.7, 0.8]
+    slow, fast = [0.935, 0.94, 0.94, 0.94], [0.5, 0.6, 0.7, 0.935]
     serial = [learned("serial", slow, target=None, seed=seed) for seed in range(5)]
     sharing = [
         run.model_copy(update={"ranks": [rank.model_copy(update={"train_s": 3.0}) for rank in run.ranks]})
@@ -289,5 +289,5 @@ def test_who_reaches_an_accuracy_after_fewer_epochs_is_in_the_verdict() -> None:
     assert found is not None
     assert (found[0], found[1].epoch) == (view.serial, 1)
     (verdict,) = verdicts(comparison, find(comparison))
-    assert f"serial reached {formats.percent(0.8)} in " in verdict.certainty
+    assert f"serial reached {formats.percent(0.935)} in " in verdict.certainty
     assert reached_sooner(view.serial, [group, view.serial]) is None

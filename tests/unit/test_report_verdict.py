@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.report.findings import find
-from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.verdict import Verdict, verdicts
-from orchestrator.report.verdict.choice import Choice, choose
-from orchestrator.report.verdict.decisions import Decisions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import ONE_SHOT_ALONE, a_comparison, a_record, a_run, around
@@ -55,15 +52,9 @@ def verdicts_of(comparison: Comparison) -> list[Verdict]:
     return verdicts(comparison, find(comparison))
 
 
-def the_choice(comparison: Comparison, findings: Sequence[Finding] | None = None) -> Choice:
-    found = find(comparison) if findings is None else findings
-    unlearned = {row.key for each in found if each.kind == "not_learned" for row in each.rows}
-    return choose(comparison.view(comparison.workloads[0]), Decisions(found), unlearned)
-
-
-def chosen(*results: RunResult) -> list[str]:
-    """The strategies that claims leave to choose from."""
-    return [group.strategy for group in the_choice(a_comparison(*results)).best]
+def chances(verdict: Verdict) -> dict[str, str]:
+    """The chance of each option, by name and shape."""
+    return {f"{option.name}, {option.shape}": option.chance for option in verdict.options}
 
 
 def test_the_fastest_is_chosen_where_accuracy_is_about_equal() -> None:
@@ -73,150 +64,131 @@ def test_the_fastest_is_chosen_where_accuracy_is_about_equal() -> None:
         *runs("ddp", 5.0, 0.900),
         *runs("one_shot", 6.0, 0.901),
     ]
-    assert chosen(*results) == ["all_reduce"]
     verdict = the_verdict(*results)
     assert verdict.decided
-    assert "all_reduce over mpi" in verdict.headline
-    assert "ddp" not in verdict.headline
+    assert verdict.headline.startswith("Probably choose all_reduce on 2\N{NO-BREAK SPACE}nodes: 2.00 times")
+    assert {"89.9%", "90.0%"} <= {word.strip(",.;:()") for word in verdict.headline.split()}
     assert [option.name for option in verdict.options][:2] == ["all_reduce over mpi", "serial"]
-    assert [option.best_time for option in verdict.options] == [True, False, False, False]
+    assert [option.chance for option in verdict.options] == ["over 99%", *["under 1%"] * 3]
+    assert "5 of 5" in verdict.certainty
+
+
+def test_a_choice_is_stated_from_eight_seeds_on() -> None:
+    results = [*runs("serial", 8.0, 0.9, seeds=8), *runs("all_reduce", 4.0, 0.9, seeds=8)]
+    assert the_verdict(*results).headline.startswith("Choose all_reduce")
 
 
 def test_a_fast_strategy_that_loses_accuracy_is_not_chosen() -> None:
     results = [*SERIAL_RUNS, *runs("all_reduce", 5.0, 0.90), *runs("one_shot", 3.0, 0.80)]
-    assert chosen(*results) == ["all_reduce"]
     verdict = the_verdict(*results)
-    assert verdict.decided
-    assert "one_shot" not in verdict.headline
-    assert "one_shot" in verdict.certainty
+    assert verdict.headline.startswith("Probably choose all_reduce")
+    assert "less accurate: one_shot" in verdict.certainty
     assert "80.0%" in verdict.certainty
 
 
-def test_where_all_lose_accuracy_the_headline_has_the_loss() -> None:
-    results = [*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.85), *runs("ddp", 5.0, 0.85)]
-    assert chosen(*results) == ["all_reduce"]
-    verdict = the_verdict(*results)
-    assert verdict.decided
-    assert {"85.0%", "90.0%"} <= {word.strip(",.;:()") for word in verdict.headline.split()}
+def test_serial_stays_where_all_lose_accuracy_or_are_slower() -> None:
+    lossy = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.85), *runs("ddp", 5.0, 0.85))
+    assert lossy.headline.startswith("Probably stay with serial")
+    assert "less accurate: all_reduce" in lossy.certainty
+    slow = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 12.0, 0.90))
+    assert slow.headline.startswith("Probably stay with serial")
 
 
-def test_a_large_measured_loss_that_is_undecided_is_in_the_headline() -> None:
-    results = [*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.84, spread=0.05)]
-    verdict = the_verdict(*results)
-    assert not verdict.decided
-    assert {"84.0%", "90.0%"} <= {word.strip(",.;:()") for word in verdict.headline.split()}
-
-
-def test_a_faster_and_a_more_accurate_strategy_are_both_named_if_accuracy_is_undecided() -> None:
-    results = [*runs("all_reduce", 4.0, 0.86, spread=0.05), *runs("ddp", 6.0, 0.90)]
-    assert chosen(*results) == ["all_reduce", "ddp"]
+def test_noise_in_accuracy_chooses_nothing() -> None:
+    results = [*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.899, spread=0.05)]
     verdict = the_verdict(*results)
     assert not verdict.decided
-    assert all(name in verdict.headline for name in ("all_reduce over mpi", "ddp over gloo"))
-    assert [option.best_time for option in verdict.options] == [True, False]
+    assert {"89.9%", "90.0%"} <= {word.strip(",.;:()") for word in verdict.headline.split()}
+    assert all(name in verdict.headline for name in ("all_reduce", "serial"))
 
 
-def test_times_that_are_undecided_choose_nothing() -> None:
-    slow = runs("ddp", 4.05, 0.90, step=0.2, reversed_=True)
-    results = [*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.90, step=0.2), *slow]
-    assert chosen(*results) == ["all_reduce", "ddp"]
+def test_of_two_that_may_be_the_choice_both_are_named() -> None:
+    results = [
+        *SERIAL_RUNS,
+        *runs("all_reduce", 4.05, 0.9, step=1.0),
+        *runs("ddp", 4.1, 0.9, step=0.2, reversed_=True),
+    ]
     verdict = the_verdict(*results)
     assert not verdict.decided
-    assert not any(option.best_time or option.best_accuracy for option in verdict.options)
-    assert all(name in verdict.headline for name in ("all_reduce over mpi", "ddp over gloo", "serial"))
+    assert verdict.headline.startswith("A toss-up between ")
+    assert all(name in verdict.headline for name in ("all_reduce", "ddp", "serial"))
 
 
-def test_serial_stays_where_everything_is_slower() -> None:
-    results = [*SERIAL_RUNS, *runs("all_reduce", 12.0, 0.90), *runs("ddp", 16.0, 0.90)]
-    choice = the_choice(a_comparison(*results))
-    assert choice.stay
-    verdict = the_verdict(*results)
-    assert verdict.decided
-    assert verdict.headline.startswith("Stay with serial")
-    assert "all_reduce over mpi" in verdict.headline
-    assert {option.name: option.best_time for option in verdict.options}["serial"]
-
-
-def test_one_slower_strategy_beside_serial() -> None:
-    verdict = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 12.0, 0.90))
-    assert verdict.decided
-    assert verdict.headline.startswith("Stay with serial")
-
-
-def test_a_gain_over_serial_that_is_undecided_is_not_claimed() -> None:
+def test_equal_ones_are_as_good() -> None:
     verdict = the_verdict(
-        *runs("serial", 8.0, 0.90, step=1.0), *runs("all_reduce", 7.8, 0.90), *runs("ddp", 9.0, 0.90)
+        *SERIAL_RUNS, *runs("all_reduce", 4.0, 0.90, seeds=8), *runs("ddp", 4.0, 0.90, seeds=8)
     )
-    assert not verdict.decided
-    assert not verdict.headline.startswith(("Choose", "Stay"))
-    assert "all_reduce over mpi" in verdict.headline
+    assert verdict.decided
+    assert "as good" in verdict.certainty
 
 
-def test_a_slow_strategy_that_keeps_accuracy_does_not_hide_a_fast_one_that_loses_it() -> None:
-    results = [*SERIAL_RUNS, *runs("ddp", 20.0, 0.90), *runs("one_shot", 4.0, 0.85)]
-    assert chosen(*results) == ["one_shot"]
-    verdict = the_verdict(*results)
-    assert {"85.0%", "90.0%"} <= {word.strip(",.;:()") for word in verdict.headline.split()}
+def test_one_algorithm_over_two_transports_has_one_accuracy() -> None:
+    """Its accuracies are noisy, but equal in every seed."""
+    noisy: dict[str, Any] = {"accuracy": 0.9, "spread": 0.05}
+    over = {name: runs("all_reduce", time, transport=name, **noisy) for name, time in TRANSPORTS.items()}
+    verdict = the_verdict(*over["mpi"], *over["gloo"])
+    assert verdict.headline.startswith("Probably choose all_reduce over mpi")
+
+
+TRANSPORTS = {"mpi": 4.0, "gloo": 6.0}
 
 
 def test_what_has_not_learned_or_failed_is_never_chosen() -> None:
     unlearned = [with_test_set(run) for run in runs(ONE_SHOT_ALONE, 2.0, 0.1, spread=0.0)]
     failing = runs("gossip", 3.0, 0.90)
     failing[0] = a_run("gossip", nodes=2, seed=0, status="failed", cause="it crashed")
-    results = [*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.90), *unlearned, *failing]
-    assert chosen(*results) == ["all_reduce"]
-    names = [option.name for option in the_verdict(*results).options]
-    assert names == ["all_reduce over mpi", "serial"]
-    assert "gossip" not in the_verdict(*results).headline
+    verdict = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.90), *unlearned, *failing)
+    assert [option.name for option in verdict.options] == ["all_reduce over mpi", "serial"]
+    assert "gossip" not in verdict.headline
+    assert "gossip" in verdict.certainty
 
 
-def test_two_seeds_are_too_few() -> None:
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     results = [
-        *runs("serial", 8.0, 0.9, seeds=2),
-        *runs("all_reduce", 4.0, 0.9, seeds=2),
-        *runs("ddp", 6.0, 0.9, seeds=2),
+        *runs("serial", 8.0, 0.9, seeds=seeds),
+        *runs("all_reduce", 4.0, 0.9, seeds=seeds),
+        *runs("ddp", 6.0, 0.9, seeds=seeds),
     ]
     verdict = the_verdict(*results)
     assert not verdict.decided
-    assert not any(option.best_time for option in verdict.options)
-    assert "all_reduce over mpi" in verdict.headline
+    assert {option.chance for option in verdict.options} == {ABSENT}
+    assert "all_reduce" in verdict.headline
+    assert "--repeat 5" in verdict.certainty
 
 
 def test_a_strategy_with_too_few_seeds_does_not_hold_up_the_others() -> None:
-    results = [
+    verdict = the_verdict(
         *SERIAL_RUNS,
         *runs("all_reduce", 4.0, 0.9),
         *runs("ddp", 6.0, 0.9),
         *runs("gossip", 3.0, 0.9, seeds=1),
-    ]
-    assert chosen(*results) == ["all_reduce"]
-    assert the_verdict(*results).decided
+    )
+    assert verdict.headline.startswith("Probably choose all_reduce")
+    assert "gossip" in verdict.certainty
 
 
 def test_without_serial_and_with_one_strategy() -> None:
     two = the_verdict(*runs("all_reduce", 4.0, 0.9), *runs("ddp", 6.0, 0.9))
-    assert two.decided
-    assert "all_reduce over mpi" in two.headline
+    assert two.headline.startswith("Probably choose all_reduce")
     alone = the_verdict(*runs("all_reduce", 4.0, 0.9))
     assert not alone.decided
     only_serial = the_verdict(*SERIAL_RUNS)
     assert (only_serial.decided, only_serial.options) == (False, ())
 
 
-def test_fewer_nodes_are_in_the_headline_if_more_are_shown_to_be_slower() -> None:
-    results = [
+def test_every_number_of_nodes_can_be_chosen() -> None:
+    verdict = the_verdict(
         *SERIAL_RUNS,
         *runs("all_reduce", 4.0, 0.9),
         *runs("all_reduce", 6.0, 0.9, nodes=4),
         *runs("ddp", 7.0, 0.9, nodes=4),
         *runs("gossip", 7.5, 0.9, nodes=4),
-    ]
-    assert "2\N{NO-BREAK SPACE}nodes" in the_verdict(*results).headline
-    faster = [*SERIAL_RUNS, *runs("all_reduce", 7.0, 0.9), *results[10:]]
-    assert "2\N{NO-BREAK SPACE}nodes" not in the_verdict(*faster).headline
+    )
+    assert verdict.headline.startswith("Probably choose all_reduce on 2\N{NO-BREAK SPACE}nodes")
 
 
-def test_partitioners_that_cost_accuracy_are_named() -> None:
+def test_many_partitioners_are_not_chosen_between() -> None:
     partitioners = ["random_partition", "contiguous", "shards", "stratified"]
     results = [
         run
@@ -225,8 +197,8 @@ def test_partitioners_that_cost_accuracy_are_named() -> None:
     ]
     verdict = the_verdict(*SERIAL_RUNS, *results)
     assert "random_partition" in verdict.headline
-    assert "shards" in verdict.certainty
-    assert "contiguous" not in verdict.certainty
+    assert "random_partition" in verdict.certainty
+    assert "shards" not in verdict.certainty
 
 
 def test_one_verdict_per_link() -> None:
@@ -243,9 +215,8 @@ def test_one_verdict_per_link() -> None:
     assert len(found) == 2
     assert all(link in verdict.headline for link, verdict in found.items())
     stay, choose_ = found["10 Mbit/s, 1 ms"], found["1000 Mbit/s, 1 ms"]
-    assert stay.headline.startswith("Stay with serial")
-    assert "gossip" in stay.headline
-    assert choose_.headline.startswith("Choose all_reduce")
+    assert stay.headline.startswith("Probably stay with serial")
+    assert choose_.headline.startswith("Probably choose all_reduce")
     assert (stay.decided, choose_.decided) == (True, True)
 
 
@@ -330,74 +301,19 @@ def test_a_lab_is_judged_by_what_it_reproduces(accuracies: tuple[float, float], 
 def test_a_changed_lab_is_judged_as_a_sweep() -> None:
     published = [{"runs": {"nodes": 1}, "accuracy": 0.9}]
     (verdict,) = a_lab(published, overrides=["--set epochs=1"])
-    assert "all_reduce" in verdict.headline
+    assert "stay with serial" in verdict.headline
 
 
-def test_an_option_shows_its_difference_from_serial_and_itself_on_fewer_nodes() -> None:
-    results = [
-        *SERIAL_RUNS,
-        *runs("all_reduce", 3.0, 0.896, nodes=4),
-        *runs("ddp", 5.0, 0.896, nodes=4),
-        *runs("all_reduce", 5.0, 0.898, nodes=2),
-    ]
-    options = {(option.name, option.shape.split()[0]): option for option in the_verdict(*results).options}
-    best, fewer, serial = (
-        options[key]
-        for key in (("all_reduce over mpi", "4"), ("all_reduce over mpi", "2"), ("serial", "1"))
-    )
-    assert list(options)[:2] == [("all_reduce over mpi", "4"), ("all_reduce over mpi", "2")]
+def test_an_option_shows_its_difference_from_serial() -> None:
+    results = [*SERIAL_RUNS, *runs("all_reduce", 3.0, 0.896), *runs("ddp", 5.0, 0.896)]
+    best, serial, _ = the_verdict(*results).options
     assert best.difference.split()[0] == "−0.4"
     assert "(" in best.difference  # the interval of the comparison
-    assert fewer.difference.split() == ["−0.2", "points"]  # which was not compared
     assert serial.difference == ABSENT
-
-
-def test_fewer_nodes_are_no_option_if_another_is_no_worse() -> None:
-    results = [
-        *SERIAL_RUNS,
-        *runs("all_reduce", 3.0, 0.896, nodes=4),
-        *runs("ddp", 4.0, 0.9, nodes=4),
-        *runs("all_reduce", 5.0, 0.898, nodes=2),
-    ]
-    options = [(option.name, option.shape.split()[0]) for option in the_verdict(*results).options]
-    assert ("ddp over gloo", "4") in options
-    assert ("all_reduce over mpi", "2") not in options
-
-
-def test_undecided_losses_are_in_the_headline_as_measured() -> None:
-    results = [
-        *SERIAL_RUNS,
-        *runs("all_reduce", 4.0, 0.86, spread=0.05),
-        *runs("ddp", 6.0, 0.90),
-    ]
-    assert "all_reduce loses accuracy (−4.0" in the_verdict(*results).headline.replace(" over mpi", "")
-
-
-@pytest.mark.parametrize(
-    ("time", "step", "shown"),
-    [
-        (4.0, 0.02, ("the fastest of 2", "faster than serial")),
-        (12.0, 0.02, ("the fastest of 2", "slower than serial")),
-        (8.0, 0.02, ("the fastest of 2", "faster or slower than serial: undecided")),
-    ],
-)
-def test_what_is_shown_of_the_first_option(time: float, step: float, shown: tuple[str, str]) -> None:
-    results = [*SERIAL_RUNS, *runs("all_reduce", time, 0.9, step), *runs("ddp", 20.0, 0.9)]
-    assert tuple(the_verdict(*results).shown.split("; ")) == shown
 
 
 def test_what_cannot_be_chosen_is_named_with_its_reason() -> None:
     failed = runs("gossip", 4.0, 0.9)
     failed[0] = failed[0].model_copy(update={"status": "failed", "cause": "killed"})
     verdict = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.9), *runs("ddp", 5.0, 0.9), *failed)
-    assert "gossip over mpi (not every run finished)" in verdict.certainty
-
-
-@pytest.mark.parametrize(
-    ("on_two", "why"), [(["all_reduce"], "most configurations"), (["all_reduce", "ddp"], "largest")]
-)
-def test_the_compared_number_of_nodes_has_its_reason(on_two: list[str], why: str) -> None:
-    results = [run for name in ("all_reduce", "ddp") for run in runs(name, 3.0, 0.9, nodes=4)]
-    results += [run for name in on_two for run in runs(name, 4.0, 0.9)]
-    sentence = the_verdict(*SERIAL_RUNS, *results).certainty.rpartition("Strategies are compared")[2]
-    assert why in sentence
+    assert "gossip on 2\N{NO-BREAK SPACE}nodes (not every run finished)" in verdict.certainty

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.formats import count
+from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
@@ -85,7 +85,9 @@ def _verdicts(found: Sequence[Verdict], names: WorkloadNames) -> Iterator[str]:
 
 
 def _options(options: Sequence[Option]) -> str:
-    titles = ("Option", "Accuracy", "Accuracy − serial", "Time", "Speedup", "Sent per rank")
+    chances = any(option.chance != ABSENT for option in options)
+    last = "Chance" if chances else "Sent per rank"
+    titles = ("Option", "Accuracy", "Accuracy − serial", "Time", "Speedup", last)
     heads = [Head(title, number=title != "Option", first=True) for title in titles]
     lines = []
     for option in options:
@@ -93,11 +95,11 @@ def _options(options: Sequence[Option]) -> str:
         lines.append(
             [
                 plain(f"{option.name}, {option.shape}"),
-                f"**{accuracy}** (best)" if option.best_accuracy else accuracy,
+                accuracy,
                 plain(option.difference),
                 f"**{time}** (best)" if option.best_time else time,
                 plain(option.speedup),
-                plain(option.sent),
+                plain(option.chance if chances else option.sent),
             ]
         )
     return _lines_of_table(heads, lines)

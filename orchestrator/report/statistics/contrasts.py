@@ -77,7 +77,7 @@ def welch(left: Sample, right: Sample, resolution: float = 0.0) -> Contrast | No
     sides = [list(side.values()) for side in (left, right)]
     if min(map(len, sides)) < MIN_SEEDS:
         return None
-    variances = [max(_variance(side), resolution**2 / 12) for side in sides]
+    variances = [max(variance(side), resolution**2 / 12) for side in sides]
     of_means = [each / len(side) for each, side in zip(variances, sides, strict=True)]
     estimate, squared = fmean(sides[0]) - fmean(sides[1]), sum(of_means)
     if squared == 0:
@@ -98,7 +98,7 @@ def paired(left: Sample, right: Sample, resolution: float = 0.0) -> Contrast | N
     differences = [left[seed] - right[seed] for seed in left if seed in right]
     if len(differences) < MIN_SEEDS:
         return None
-    spread = max(_variance(differences), 2 * resolution**2 / 12)
+    spread = max(variance(differences), 2 * resolution**2 / 12)
     estimate = fmean(differences)
     if spread == 0:
         return _exact(estimate)
@@ -106,7 +106,7 @@ def paired(left: Sample, right: Sample, resolution: float = 0.0) -> Contrast | N
     return Contrast(estimate, error, dof, dof, shared=sqrt(0.5), variances=(spread, 0.0))
 
 
-def _variance(values: Sequence[float]) -> float:
+def variance(values: Sequence[float]) -> float:
     """As statistics.variance, which computes with fractions and takes a hundred times as long."""
     mean = fmean(values)
     return fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -23,11 +23,12 @@ __all__ = ["RULE", "Evidence", "Option", "Verdict", "evidence", "verdicts"]
 
 # How a verdict is reached, for its tooltip.
 RULE = (
-    "Only configurations whose runs all finished and learned can be chosen. Those that are shown to "
-    "lose more than one point of accuracy drop out first. Of the rest, one drops out if another is "
-    "shown to be faster at an accuracy measured at most one point lower, or to be more accurate and was "
-    "measured no slower. What remains is compared with serial. “Shown” means decided: all comparisons "
-    "of a report together have a probability of at most 5% of a false claim."
+    "Only configurations whose runs all finished and learned can be chosen, on any number of nodes, and "
+    "serial. A configuration is right if its accuracy is within one point of the most accurate one and "
+    "its time within 5% of the fastest of those. How probable that is follows from the spread over seeds; "
+    "for times also from how much they differ if a sweep is repeated later, and from the error of cluster "
+    "time. From 80% on, with five seeds, a choice is called probable; from 95% on, with eight seeds, it is "
+    "stated."
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.labels import Workload
 
 
@@ -11,11 +12,11 @@ from orchestrator.report.model.labels import Workload
 class Option:
     """A configuration to choose. Means as text, with their intervals.
 
-    name: as in findings. shape: its nodes. accuracy, time, speedup: with 95 % intervals; that of a speedup
+    name: as in findings. shape: its nodes. accuracy, time, speedup: with 95% intervals; that of a speedup
     is the one by which it was compared with serial. difference: of its accuracy from serial's, with the
-    interval by which the two were compared, if they were. sent: bytes that a rank sent. best_accuracy,
-    best_time: whether it is claimed to be better than every other configuration that may be chosen, and
-    than serial.
+    interval by which the two were compared, if they were. sent: bytes that a rank sent. best_time: whether
+    it is claimed to be faster than every other option. chance: the probability that it is within the
+    tolerance of the best.
     """
 
     name: str
@@ -25,17 +26,17 @@ class Option:
     time: str
     speedup: str
     sent: str
-    best_accuracy: bool = False
     best_time: bool = False
+    chance: str = ABSENT
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What to choose for a workload.
 
-    headline: one sentence. certainty: what is decided, what is not, and what would decide it. decided:
-    whether claims decide the choice. options: what the reader chooses between. shown: what is shown of the
-    first option, `the fastest of 5; slower than serial`; empty if that is only whether it is decided.
+    headline: one sentence. certainty: how sure it is, and what it may cost. decided: whether it chooses.
+    options: what the reader chooses between. shown: how sure the first option is, `97% sure`; empty if that
+    is only whether it is decided.
     """
 
     workload: Workload

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S, Quantity
-from orchestrator.report.model.groups import Group, one_per_work, same_work
+from orchestrator.report.findings.claims import WITHIN_ERROR
+from orchestrator.report.formats import count
+from orchestrator.report.metrics.quantities import ACCURACY, Quantity
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.power import MOST_SEEDS
 
 Keys = frozenset[str]
 SWAPPED = {"more": "less", "less": "more"}
@@ -95,41 +98,27 @@ class Decisions:
         return next((each for each in found if each.decided), found[0] if found else None)
 
 
-class Claimed:
-    """What the findings claim of the configurations of a workload.
+def seeds_needed(comparisons: Iterable[Decision | None], question: str) -> str:
+    """How many seeds would probably decide what is undecided, as a sentence; empty if all is decided.
 
-    Configurations that do the same work per step differ in time only by chance: the first of them was
-    compared, and its decisions hold for the others.
+    question: what the comparisons leave open, `which is faster`.
     """
+    undecided = [found for found in comparisons if found and found.verdict == "undecided"]
+    known = [found.seeds for found in undecided if found.seeds]
+    if known:
+        what = question if len(known) == len(undecided) else f"a part of {question}"
+        seeds = max(known)
+        return (
+            f"If the differences are as measured, {count(seeds, 'seed')} per configuration "
+            f"(--repeat {seeds}) would probably decide {what}."
+        )
+    if any(found.open_because == WITHIN_ERROR for found in undecided):
+        return f"More seeds would not decide {question}: the error of cluster time may be as large."
+    if undecided:
+        return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
+    return ""
 
-    def __init__(self, decisions: Decisions, groups: Sequence[Group]) -> None:
-        """groups: the ranked configurations, in the order of the findings."""
-        self.decisions = decisions
-        self._works = one_per_work(groups)
 
-    def timed_as(self, group: Group) -> Group:
-        """The configuration that was compared by time, which does the same work."""
-        return next((each for each in self._works if same_work(each, group)), group)
-
-    def time_of(self, group: Group) -> float:
-        return TRAIN_S.mean_of(self.timed_as(group))
-
-    def time(self, one: Group, other: Group) -> Decision | None:
-        """The comparison of two times; None for the same work."""
-        if same_work(one, other):
-            return None
-        return self.decisions.between(TRAIN_S, self.timed_as(one), self.timed_as(other))
-
-    def accuracy(self, one: Group, other: Group) -> Decision | None:
-        """The comparison of two accuracies."""
-        return self.decisions.between(ACCURACY, one, other)
-
-    def faster(self, one: Group, other: Group) -> bool:
-        """Whether `one` is claimed to be faster."""
-        found = self.time(one, other)
-        return found is not None and found.verdict == "less"
-
-    def more_accurate(self, one: Group, other: Group) -> bool:
-        """Whether `one` is claimed to be more accurate."""
-        found = self.accuracy(one, other)
-        return found is not None and found.verdict == "more"
+def interval_in_points(found: Decision) -> str:
+    """`−10.8 to −0.4`; empty with too few seeds."""
+    return " to ".join(ACCURACY.write_bound(bound) for bound in found.interval or ())

@@ -13,7 +13,7 @@ from orchestrator.report.metrics.published import PublishedLine, overrides, publ
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.choice import TOLERATED
+from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 
 
@@ -34,7 +34,7 @@ class _Reproduced:
     @property
     def same(self) -> bool:
         within = self.interval is not None and self.interval[0] <= self.published <= self.interval[1]
-        return within or self.off <= TOLERATED
+        return within or self.off <= TOLERATED.accuracy
 
     @property
     def text(self) -> str:

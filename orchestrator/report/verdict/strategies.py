@@ -2,254 +2,230 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.formats import count, listed, points
-from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.formats import (
+    count,
+    first_few,
+    listed,
+    percent,
+    points,
+    probability,
+    ratio,
+    seconds,
+    size,
+)
+from orchestrator.report.metrics.curves import reached_sooner
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.choice import TOLERATED, choose
-from orchestrator.report.verdict.decisions import Decision, Decisions
-from orchestrator.report.verdict.nodes import node_count
+from orchestrator.report.verdict.candidates import (
+    MIN_SEEDS,
+    MOST_NAMED,
+    TOLERATED,
+    Candidate,
+    candidates,
+    why_not,
+)
+from orchestrator.report.verdict.decisions import Decisions
 from orchestrator.report.verdict.options import options
-from orchestrator.report.verdict.wording import Open, Wording, accuracy, points_between, seeds_needed
 
-MOST_NAMED = 3  # configurations in a headline
-Parts = tuple[str, list[str], bool]  # the headline, sentences on its certainty, and whether it is decided
+SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
+PROBABLE = 0.8  # from which it is called probable
+POSSIBLE = 0.1  # below which a configuration is no longer named
+LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
+TOO_FEW = f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with --repeat {MIN_SEEDS}."
 
 
 def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions: Decisions) -> Verdict:
     """What to choose among the strategies of a workload without a target accuracy and faults."""
     unlearned = {row.key for finding in findings if finding.kind == "not_learned" for row in finding.rows}
-    choice = choose(view, decisions, unlearned)
-    if not choice.usable:
-        return Verdict(view.workload, _nothing(view), "No choice is claimed.", decided=False)
-    wording = Wording(view, choice)
-    if all(len(group.ok_rows) < MIN_SEEDS for group in choice.usable):
-        headline, certainty, decided = _too_few_seeds(wording)
-    elif choice.serial and choice.stay:
-        headline, certainty, decided = _stay(wording, choice.serial)
-    elif choice.serial and choice.gains_nothing:
-        headline, certainty, decided = _no_gain(wording, choice.serial, findings)
-    elif len(choice.best) > 1:
-        headline, certainty, decided = _between(wording, findings)
-    elif choice.serial:
-        headline, certainty, decided = _chosen(wording, choice.serial, findings)
+    found = candidates(view, unlearned)
+    wording = Wording(view, found)
+    left_out = wording.left_out(unlearned)
+    if all(each.group.serial for each in found):
+        return Verdict(view.workload, _nothing(view), f"No choice is claimed. {left_out}".strip(), False)
+    serial = next((each.group for each in found if each.group.serial), None)
+    if len(found) == 1:
+        only = wording.numbered(found[0].group)
+        headline = f"There is nothing to choose between: only {only} was compared."
+        text = " ".join(filter(None, [left_out, wording.with_partitioner]))
+        return Verdict(view.workload, headline, text, False, options(view, found, found, serial, decisions))
+    few = max(each.seeds for each in found) < MIN_SEEDS
+    named = _named(found, few)
+    first = named[0]
+    sure = not few and first.speed.probability >= PROBABLE
+    certainty = [TOO_FEW if few else wording.chance(first)]
+    if sure:
+        headline = wording.choice(first, serial)
+        certainty += [wording.seeds_won(first.group, serial), wording.as_good(found)]
     else:
-        headline, certainty, decided = _without_serial(wording, findings)
-    text = " ".join(filter(None, [*certainty, wording.sooner, wording.left_out, wording.where]))
-    return Verdict(view.workload, headline, text, decided, options(view, choice), wording.shown)
+        headline = wording.toss_up(named, serial, few)
+    certainty.append(wording.sooner(first.group))
+    if not few:
+        certainty.append(wording.other_goals(found, first))
+    text = " ".join(filter(None, [*certainty, left_out, wording.with_partitioner]))
+    shown = "" if few else f"{probability(first.speed.probability)} sure"
+    rows = options(view, found, named, serial, decisions, chances=not few)
+    return Verdict(view.workload, headline, text, sure, rows, shown)
+
+
+def _named(found: Sequence[Candidate], few: bool) -> list[Candidate]:
+    """The choice; if none is probable, what may be it, the least that it may cost first."""
+    if few or found[0].speed.probability >= PROBABLE:
+        return [found[0]]
+    possible = [each for each in found if each.speed.probability >= POSSIBLE] or [*found[:2]]
+    return sorted(possible, key=lambda each: each.regret)
 
 
 def _nothing(view: WorkloadView) -> str:
-    tried = view.ranked_candidates
-    if not tried:
+    if not view.candidates:
         return "There is nothing to choose from: only serial has results."
     return (
-        f"There is nothing to choose from: no configuration on {view.shape.label} finished every run, "
-        "learned, and has a time that compares."
+        "There is nothing to choose from: no configuration on several nodes finished every run, learned, "
+        "and has a time that compares."
     )
 
 
-def _too_few_seeds(wording: Wording) -> Parts:
-    choice = wording.choice
-    seeds = max(len(group.ok_rows) for group in choice.usable)
-    of = f"of {wording.usable} {wording.on}, " if len(choice.usable) > 1 else ""
-    on = "" if of else f" {wording.on}"
-    measured = "was measured fastest" if of else "was measured"
-    first = choice.fastest
-    return (
-        f"Too few seeds to choose: {of}{wording.name(first)}{on} {measured} "
-        f"{wording.numbers(first, wording.clock)}{wording.serial_took}.",
-        [
-            f"{count(seeds, 'seed')} per configuration: nothing is shown with fewer than "
-            f"{MIN_SEEDS}. Run the sweep again with --repeat 5."
-        ],
-        False,
-    )
+class Wording:
+    """Phrases about the configurations of a workload."""
 
+    def __init__(self, view: WorkloadView, found: Sequence[Candidate]) -> None:
+        self._view, self._groups = view, [each.group for each in found]
+        self._clock = "" if view.clock == "wall" else " in cluster time"
 
-def _stay(wording: Wording, serial: Group) -> Parts:
-    """Serial is shown to be better than every configuration that claims leave."""
-    choice, first = wording.choice, wording.choice.fastest
-    if len(choice.usable) == 1:
-        how = (
-            "slower"
-            if wording.claimed.faster(serial, first)
-            else "less accurate, and was measured no faster"
+    def name(self, group: Group) -> str:
+        """`all_reduce on 4 nodes`, with the transport if the strategy was run over several."""
+        if group.serial:
+            return "serial"
+        same = {other.transport for other in self._groups if other.strategy_label == group.strategy_label}
+        name = self._view.name(group)
+        if len(same) < 2:
+            name = name.replace(f" over {group.transport}", "", 1)
+        return f"{name} on {group.shape.label}"
+
+    @property
+    def _links(self) -> str:
+        link = self._view.workload.link
+        return f" over links of {link}" if link and self._view.one_of_many else ""
+
+    def numbered(self, group: Group) -> str:
+        """`all_reduce on 4 nodes (0.264 s, 88.3%)`: a speed never appears without its accuracy."""
+        return f"{self.name(group)} ({seconds(TRAIN_S.mean_of(group))}, {percent(ACCURACY.mean_of(group))})"
+
+    def choice(self, chosen: Candidate, serial: Group | None) -> str:
+        """What to choose, and what it gains."""
+        group = chosen.group
+        certain = chosen.speed.probability >= SURE and chosen.seeds >= SURE_SEEDS
+        verb = "stay with" if group.serial else "choose"
+        verb = verb.capitalize() if certain else f"Probably {verb}"
+        reached = percent(ACCURACY.mean_of(group))
+        if serial is None or group.serial:
+            text = f"{seconds(TRAIN_S.mean_of(group))}{self._clock}, {reached} accuracy"
+            return f"{verb} {self.name(group)}{self._links}: {text}."
+        gain = TRAIN_S.mean_of(serial) / TRAIN_S.mean_of(group)
+        if gain >= 1:
+            speed = f"{ratio(gain)} times as fast as serial{self._clock}"
+        else:
+            speed = f"it takes {ratio(1 / gain)} times as long as serial{self._clock}"
+        accuracy = f"{reached} accuracy (serial {percent(ACCURACY.mean_of(serial))})"
+        return f"{verb} {self.name(group)}{self._links}: {speed}, {accuracy}."
+
+    def toss_up(self, named: Sequence[Candidate], serial: Group | None, few: bool) -> str:
+        """What may be the choice, where none is probable."""
+        groups = [each.group for each in named[:MOST_NAMED]]
+        names = [self.numbered(group) for group in groups]
+        if left := len(named) - len(names):
+            names.append(f"{left} more")
+        if few:
+            what = f"Too few seeds to choose: as measured, {names[0]} is the best"
+        elif len(names) == 1:
+            what = f"Perhaps {names[0]}"
+        else:
+            what = f"A toss-up between {listed(names)}"
+        beside = ""
+        if serial is not None and not any(group is serial for group in groups):
+            took, reached = seconds(TRAIN_S.mean_of(serial)), percent(ACCURACY.mean_of(serial))
+            beside = f"; serial took {took} and reached {reached}"
+        return f"{what}{self._links}{beside}."
+
+    def chance(self, chosen: Candidate) -> str:
+        """How sure the choice is, and the most that it may cost."""
+        speed = chosen.speed
+        text = (
+            f"With a probability of {probability(speed.probability)} ({count(chosen.seeds, 'seed')}), "
+            f"nothing here is over {TOLERATED.accuracy * 100:.3g} point more accurate, or as accurate and "
+            f"over {TOLERATED.time:.0%} faster."
         )
-        text = f"{wording.named(first)} {wording.on} is shown to be {how}"
-    else:
-        claimed, usable = wording.claimed, choice.usable
-        slower = [group for group in usable if claimed.faster(serial, group)]
-        worse = [
-            group
-            for group in usable
-            if claimed.faster(serial, group) or claimed.more_accurate(serial, group)
+        costs = [f"{speed.longer:.0%} more time"] if speed.longer >= LEAST_TIME else []
+        costs += [f"{points(speed.loses)[1:]} of accuracy"] if speed.loses >= LEAST_POINTS else []
+        return f"{text} It costs at most {listed(costs)} (95%)." if costs else text
+
+    def seeds_won(self, group: Group, serial: Group | None) -> str:
+        """`It was faster than serial in 5 of 5 seeds.`"""
+        if serial is None or group.serial:
+            return ""
+        own, other = TRAIN_S.sample(group), TRAIN_S.sample(serial)
+        common = own.keys() & other.keys()
+        won = sum(own[seed] < other[seed] for seed in common)
+        return f"It was faster than serial in {won} of {count(len(common), 'seed')}." if common else ""
+
+    def as_good(self, found: Sequence[Candidate]) -> str:
+        """The configurations that are equal to the choice within the tolerance."""
+        good = [each.group for each in found[1:] if each.speed.probability >= PROBABLE]
+        return f"Probably as good: {first_few([*map(self.numbered, good)], 2)}." if good else ""
+
+    def sooner(self, group: Group) -> str:
+        """Who was as accurate in less time than a configuration takes."""
+        found = reached_sooner(group, self._groups)
+        if found is None:
+            return ""
+        rival, point = found
+        reached, at = percent(point.accuracy.mean), seconds(point.train_s)
+        after = count(point.epoch, "epoch")
+        return f"As measured, {self.name(rival)} reached {reached} in {at}, after {after}: sooner than it."
+
+    def other_goals(self, found: Sequence[Candidate], chosen: Candidate) -> str:
+        """The choice where accuracy or traffic counts, if it is another one and probable."""
+        parts = []
+        exact = max(found, key=lambda each: each.accuracy)
+        if exact.accuracy >= PROBABLE > chosen.accuracy:
+            parts.append(f"For accuracy: {self.numbered(exact.group)}.")
+        faster = [
+            each.group
+            for each in found
+            if each.accuracy < 1 - PROBABLE and TRAIN_S.mean_of(each.group) < TRAIN_S.mean_of(chosen.group)
         ]
-        how = "slower" if len(slower) == len(worse) else "slower or less accurate"
-        number = f"all {len(worse)}" if len(worse) == len(usable) else f"{len(worse)} of {len(usable)}"
-        text = f"{number} configurations {wording.on} are shown to be {how}; of these, {wording.pick}"
-    return (
-        f"Stay with serial {wording.numbers(serial, wording.clock)}: {text}.",
-        [f"{wording.name(first)} takes {wording.against_serial(first, serial)}.", wording.partitioners],
-        True,
-    )
-
-
-def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
-    """Nothing is shown to be better than serial without a loss, nor serial to be the better choice."""
-    choice, first, claimed = wording.choice, wording.choice.fastest, wording.claimed
-    name, reference = wording.name(first), wording.numbers(serial)
-    own = wording.numbers(first, wording.clock)
-    if len(choice.usable) == 1:
-        text = f"{name} {wording.on} {own} is not shown to be faster than serial {reference}"
-    elif any(claimed.faster(group, serial) for group in choice.usable):
-        text = (
-            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
-            f"{reference} without losing accuracy; of the others, {wording.pick}"
-        )
-    elif wording.shown_fastest:
-        text = (
-            f"{wording.at_start}, {name} is shown to be the fastest of {wording.usable} {own}, but "
-            f"not to be faster than serial {reference}"
-        )
-    else:
-        text = (
-            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
-            f"{reference}; of these, {wording.pick}"
-        )
-    times = [claimed.time(first, serial)]
-    certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
-    question = f"whether {name} is faster or slower than serial"
-    certainty += [
-        seeds_needed((times, question)) or seeds_needed(_open(wording)),
-        _nodes(wording, first, findings),
-    ]
-    return f"{text}.", [*certainty, wording.partitioners], False
-
-
-def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
-    """Claims leave several configurations."""
-    claimed, choice = wording.claimed, wording.choice
-    best, first, exact = choice.best, choice.fastest, choice.most_accurate
-    others = [group for group in best if group is not first]
-    name = wording.name(first)
-    certainty = [wording.relation_to_serial(choice.serial) if choice.serial else ""]
-    losses = wording.losses([first, *([exact] if exact is not first else [])])
-    undecided = _undecided_losses(losses)
-    serial_took = f"{wording.serial_took}{undecided}"
-    which = f"{next(iter(losses))} is" if len(losses) == 1 else "these are"
-    question = f"whether {which} less accurate than serial"
-    certainty += [seeds_needed((losses.values(), question), _open(wording))]
-    certainty += [_nodes(wording, first, findings), wording.partitioners]
-    # Who may have lost accuracy is no choice for speed.
-    faster = all(claimed.faster(first, other) for other in others)
-    if faster and not losses:
-        alone = len(others) == 1
-        which = wording.named(exact) if alone else f"others, such as {wording.named(exact)},"
-        headline = (
-            f"For speed, choose {name} {wording.on} {wording.numbers(first, wording.clock)}; "
-            f"whether {which} {'is' if alone else 'are'} more accurate is undecided"
-            f"{_fewer(wording, first, findings)}{serial_took}."
-        )
-        return headline, certainty, False
-    rest = [group for group in best if group is not first and group is not exact]
-    fastest, most = ("faster", "more") if len(best) == 2 else ("fastest of these", "most")
-    if exact is first:
-        names = [wording.named(first, wording.clock, f"{fastest} and {most} accurate as measured")]
-    else:
-        names = [
-            wording.named(
-                first, wording.clock, f"shown to be {fastest}" if faster else f"{fastest} as measured"
-            ),
-            wording.named(exact, note=f"{most} accurate as measured"),
+        if faster:
+            least = min(faster, key=TRAIN_S.mean_of)
+            parts.append(f"Faster, but probably less accurate: {self.numbered(least)}.")
+        accurate = [each.group for each in found if each.accuracy >= PROBABLE]
+        sent = [
+            (spread.mean, at)
+            for at, group in enumerate(accurate)
+            if not group.serial and (spread := group.over(lambda row: row.bytes_sent_per_rank))
         ]
-        certainty.insert(-1, _nodes(wording, exact, findings))
-    named = rest[: MOST_NAMED - len(names)]
-    unnamed = len(rest) - len(named)
-    names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
-    headline = f"{wording.at_start}, this sweep does not decide between {listed(names)}"
-    return f"{headline}{serial_took}.", list(dict.fromkeys(certainty)), False
+        if len(sent) > 1:
+            amount, at = min(sent)
+            if accurate[at] is not chosen.group:
+                name = self.name(accurate[at])
+                parts.append(f"Least traffic at that accuracy: {name} ({size(amount)} per rank).")
+        return " ".join(parts)
 
+    def left_out(self, unlearned: AbstractSet[str]) -> str:
+        """The configurations that cannot be chosen, and why."""
+        reasons: dict[str, list[str]] = {}
+        for group in self._view.line_groups:
+            if not any(group is each for each in self._groups):
+                reason = why_not(self._view, group, unlearned) or "too few seeds"
+                reasons.setdefault(reason, []).append(self.name(group))
+        parts = [f"{first_few(names, 2)} ({reason})" for reason, names in reasons.items()]
+        return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
-def _undecided_losses(losses: Mapping[str, Decision]) -> str:
-    """`: whether these lose accuracy (−8.8 points and −5.4 points as measured) is undecided`."""
-    if not losses:
-        return ""
-    lost = listed([points(found.difference) for found in losses.values()])
-    which = f"{next(iter(losses))} loses" if len(losses) == 1 else "these lose"
-    return f": whether {which} accuracy ({lost} as measured) is undecided"
-
-
-def _open(wording: Wording) -> Open:
-    """What is undecided between the configurations that claims leave."""
-    claimed, first = wording.claimed, wording.choice.fastest
-    others = [other for other in wording.choice.best if other is not first]
-    times = [claimed.time(other, first) for other in others if not claimed.faster(first, other)]
-    accuracies = [claimed.accuracy(other, first) for other in others if claimed.faster(first, other)]
-    if times and any(times):
-        return times, "which is faster"
-    return accuracies, "which is more accurate"
-
-
-def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
-    """Claims leave one configuration, and serial to compare it with."""
-    claimed, group = wording.claimed, wording.choice.fastest
-    found = claimed.accuracy(group, serial)
-    lost = ACCURACY.mean_of(serial) - ACCURACY.mean_of(group)
-    name, on = wording.name(group), wording.on
-    certainty = [wording.excluded(group), wording.tempting(group), _nodes(wording, group, findings)]
-    certainty += [wording.partitioners]
-    fewer = _fewer(wording, group, findings)
-    speed, own, reference = wording.against_serial(group, serial), accuracy(group), accuracy(serial)
-    if not claimed.faster(group, serial):
-        text = f"For accuracy, choose {name} {on}: {own} instead of serial's {reference}"
-        return f"{text}{_difference(found)}, {speed}{fewer}.", certainty, True
-    if found and found.verdict == "less":
-        verb = "For speed, choose" if lost > TOLERATED else "Choose"
-        text = f"{verb} {name} {on}: {speed}, at {own} accuracy instead of serial's {reference}"
-        return f"{text}{_difference(found)}{fewer}.", certainty, True
-    if lost > TOLERATED:
-        text = f"For speed, choose {name} {on}: {speed}; whether its accuracy of {own} is below serial's "
-        return (
-            f"{text}{reference} is undecided{fewer}.",
-            [*certainty, seeds_needed(([found], "whether it is less accurate"))],
-            False,
-        )
-    return f"Choose {name} {on}: {speed}, at {own} accuracy (serial {reference}){fewer}.", certainty, True
-
-
-def _without_serial(wording: Wording, findings: Sequence[Finding]) -> Parts:
-    """Claims leave one configuration, and there is no serial run to compare it with."""
-    group = wording.choice.fastest
-    alone = len(wording.choice.usable) == 1
-    certainty = [wording.excluded(group), wording.tempting(group), _nodes(wording, group, findings)]
-    head = "There is nothing to choose between: only" if alone else "Choose"
-    tail = "was compared" if alone else "without a serial run, its speedup is unknown"
-    return (
-        f"{head} {wording.name(group)} {wording.on} {wording.numbers(group, wording.clock)}"
-        f"{' ' if alone else '; '}{tail}{_fewer(wording, group, findings)}.",
-        [*certainty, wording.partitioners],
-        not alone,
-    )
-
-
-def _nodes(wording: Wording, group: Group, findings: Sequence[Finding]) -> str:
-    return node_count(wording.view, group, wording.name(group), findings).text
-
-
-def _fewer(wording: Wording, group: Group, findings: Sequence[Finding]) -> str:
-    """What a headline says if a configuration is shown to be slower than on fewer nodes."""
-    fewer = node_count(wording.view, group, wording.name(group), findings).fewer
-    return (
-        f"; on {fewer.shape.label} it is shown to be faster still {wording.numbers(fewer)}" if fewer else ""
-    )
-
-
-def _difference(found: Decision | None) -> str:
-    """` (+2.1 points, +0.9 to +3.3)`."""
-    return f" ({points(found.difference)},{points_between(found).replace('(', '', 1)}" if found else ""
+    @property
+    def with_partitioner(self) -> str:
+        """The partitioner that all have, if others are not ranked."""
+        return f"All of this is with {self._view.partitioners[0]}." if self._view.of_ranked else ""

@@ -12,9 +12,8 @@ from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.decisions import Decisions
+from orchestrator.report.verdict.decisions import Decisions, seeds_needed
 from orchestrator.report.verdict.options import MOST, option
-from orchestrator.report.verdict.wording import seeds_needed
 
 MOST_NAMED = 3
 
@@ -69,7 +68,7 @@ def _worded(
         took = "" if serial is None or any(serial is each for each in best) else f"; {_named(view, serial)}"
         open_ = [decisions.between(TIME_TO_TARGET_S, other, first) for other in best[1:]]
         headline = f"This sweep does not decide which reaches {target} first: {names}{took}."
-        return headline, [seeds_needed((open_, "which is first")), rest], False
+        return headline, [seeds_needed(open_, "which is first"), rest], False
     reference = serial if serial is not None and serial is not first else others[0]
     found = decisions.between(TIME_TO_TARGET_S, reference, first)
     by = ""
