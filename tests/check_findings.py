@@ -1,4 +1,4 @@
-"""Check the claims of a report against its results.csv, with SciPy's tests instead of our own.
+"""Check the claims of a report against its results.csv: means, intervals, decisions, and least p-values.
 
 python -m tests.check_findings results/quickstart
 """
@@ -14,6 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from scipy import stats
+
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 CHECKED = (
     "accuracy",
@@ -66,21 +68,23 @@ def troubles(compared: dict[str, Any], rows: dict[str, dict[str, str]]) -> list[
     if not all(isclose(*pair, rel_tol=1e-9) for pair in zip(means, compared["values"], strict=True)):
         found.append(f"means {means}, not {compared['values']}")
     if compared["interval"] is None:
-        few = min(map(len, sides)) < 3
+        few = min(map(len, sides)) < MIN_SEEDS
         if compared["decision"] != ("equal" if sides[0] == sides[1] else "too_few_seeds"):
             found.append(f"{compared['decision']} without an interval")
         return found if few or sides[0] == sides[1] else [*found, "no interval"]
     low, high = compared["interval"]
-    least = compared["least_claimed"] or (1.0 if ratio else 0.0)
-    most_below = 1 / least if ratio else -least
-    decision = "more" if low > least else "less" if high < most_below else "undecided"
+    none = 1.0 if ratio else 0.0
+    decision = "more" if low > none else "less" if high < none else "undecided"
     if decision != compared["decision"]:
         found.append(f"{compared['decision']}, but the interval is {low} to {high}")
-    test = stats.ttest_rel if compared["paired"] else stats.ttest_ind
-    options = {} if compared["paired"] else {"equal_var": False}
-    uncorrected = float(test(*scaled, **options).pvalue)
-    if compared["p"] < uncorrected * (1 - 1e-6):
-        found.append(f"the corrected p-value {compared['p']} is below the uncorrected {uncorrected}")
+    if between := compared["between_sessions"]:
+        distance = abs(fmean(scaled[0]) - fmean(scaled[1]))
+        least = 2 * float(stats.norm.sf(distance / between))
+        if compared["p"] < least * (1 - 1e-6):
+            found.append(f"p is {compared['p']}, and by differences between sessions alone {least}")
+    decided = compared["decision"] != "undecided"
+    if (compared["p"] < 0.05) is not decided and (compared["level"] == "likely" or decided):
+        found.append(f"{compared['decision']} at a corrected p-value of {compared['p']}")
     return found
 
 

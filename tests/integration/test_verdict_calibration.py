@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.verdict import Verdict, verdicts
-from orchestrator.report.verdict.candidates import BETWEEN_SESSIONS, TOLERATED
+from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 

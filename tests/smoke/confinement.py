@@ -31,7 +31,7 @@ def statuses():
                 found = status(pid)
             except OSError:  # it has ended
                 continue
-            # The engine's own process, which becomes that of a health check, drops its privileges just before.
+            # The engine's own process drops its privileges just before it becomes that of a health check.
             if not found["Name"].startswith("runc"):
                 yield found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -64,4 +65,5 @@ def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
     (estimate,) = moderated([dict(enumerate(np.random.default_rng(3).standard_normal(400)))])
     rng = np.random.default_rng(4)
     assert draw_means([estimate], rng).std() == pytest.approx(0.05, rel=0.15)
-    assert draw_means([estimate], rng, between_sessions=0.2).std() == pytest.approx(0.206, rel=0.1)
+    between = replace(estimate, between=0.04)
+    assert draw_means([between], rng).std() == pytest.approx(0.206, rel=0.1)

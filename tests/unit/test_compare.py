@@ -78,8 +78,8 @@ def test_three_directories_are_each_compared_with_the_first(tmp_path: Path) -> N
     found = comparing(tmp_path, first, same, slow)
     verdicts = [each.time.verdict for each in found.differences if each.time]
     assert verdicts == ["equal", "more"]
-    # All times are one family, whichever directory they are from.
-    assert {each.time.family_size for each in found.differences if each.time} == {1}
+    # All times are corrected together, whichever directory they are from.
+    assert {each.time.together for each in found.differences if each.time} == {0, 1}
     assert len({each.match.directory for each in found.differences}) == 2
 
 
@@ -185,7 +185,7 @@ def test_a_configuration_that_is_missing_breaks_every_limit(tmp_path: Path) -> N
 
 def test_limits_need_enough_seeds(tmp_path: Path) -> None:
     found = comparing(tmp_path, shared([4.0, 4.1]), shared([8.0, 8.1]))
-    with pytest.raises(InputError, match="3 seeds"):
+    with pytest.raises(InputError, match="5 seeds"):
         found.broken(Limits.parse("slower=10%"))
 
 

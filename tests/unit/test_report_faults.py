@@ -47,11 +47,16 @@ def seeds(*elapsed_s: float, accuracies: tuple[float, ...] = (), **fields: Any) 
 
 
 def with_and_without(count: int = 3) -> list[RunResult]:
-    without = seeds(*(8.0, 9.0, 10.0)[:count], accuracies=(0.9, 0.9, 0.93)[:count])
+    without = seeds(*(8.0, 9.0, 10.0, 8.5, 9.5)[:count], accuracies=(0.9, 0.9, 0.93, 0.9, 0.9)[:count])
     more = {"checkpoint_epochs": 1, "restarts": 1, "repeated_steps": 7}
     return [
         *without,
-        *seeds(*(10.0, 12.0, 14.0)[:count], accuracies=(0.9, 0.89, 0.91)[:count], faults=KILL, **more),
+        *seeds(
+            *(10.0, 12.0, 14.0, 11.0, 13.0)[:count],
+            accuracies=(0.9, 0.89, 0.91, 0.89, 0.89)[:count],
+            faults=KILL,
+            **more,
+        ),
     ]
 
 
@@ -71,15 +76,15 @@ def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
     assert "missing" not in shown
 
 
-def test_finding_claims_a_difference_from_three_seeds_on() -> None:
-    finding = finding_of(a_comparison(*with_and_without()), "fault_cost")
+def test_finding_claims_a_difference_from_five_seeds_on() -> None:
+    finding = finding_of(a_comparison(*with_and_without(5)), "fault_cost")
     time, accuracy = finding.data["compared"]
     assert (time["quantity"], accuracy["quantity"]) == ("elapsed_s", "accuracy")
     assert time["values"] == [finding.data["elapsed_s"], finding.data["undisturbed_s"]]
     assert accuracy["values"][0] - accuracy["values"][1] == pytest.approx(-0.01)
-    assert (time["decision"], finding.data["repeated_steps"]) == ("undecided", 7)
-    assert len(finding.rows) == 6
-    fewer = finding_of(a_comparison(*with_and_without(2)), "fault_cost").data["compared"]
+    assert (time["decision"], time["level"], finding.data["repeated_steps"]) == ("more", "shown", 7)
+    assert len(finding.rows) == 10
+    fewer = finding_of(a_comparison(*with_and_without(4)), "fault_cost").data["compared"]
     assert [each["decision"] for each in fewer] == ["too_few_seeds"] * 2
 
 

@@ -70,13 +70,13 @@ def over_seeds(*waits: list[list[float]], **fields: Any) -> list[RunResult]:
 
 
 def test_a_straggler_is_reported() -> None:
-    data = finding_of(a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 3)), "straggler").data
+    data = finding_of(a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 5)), "straggler").data
     assert (data["strategy"], data["rank"]) == ("all_reduce over mpi", 2)
     assert data["share_of_time"] == pytest.approx(0.55)
     assert data["share_of_waiting"] == pytest.approx(11 / 12)
     (compared,) = data["compared"]
     assert compared["values"] == [pytest.approx(11 / 12 - 1 / 3), 0.0]
-    slow = a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 3, node_speed={-1: 0.25}))
+    slow = a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 5, node_speed={-1: 0.25}))
     assert finding_of(slow, "straggler").data["rank"] == 2
 
 

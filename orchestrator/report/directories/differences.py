@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.directories.matches import Match, Matches
-from orchestrator.report.findings.claims import Claims, Compared
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S, Quantity
 
 
@@ -22,17 +23,17 @@ class Difference:
 def differences_of(matches: Matches) -> list[Difference]:
     """Compare every match.
 
-    All comparisons of a quantity are one family, so that at most 5 % of comparisons of directories whose
-    runs are equal claim a difference.
+    All comparisons of a quantity are corrected together, so that at most 5 % of comparisons of directories
+    whose runs are equal claim a difference.
     """
     found = matches.found
 
     def compared(claims: Claims) -> list[dict[int, Compared]]:
         return [_of(found, claims, quantity) for quantity in (TRAIN_S, ACCURACY)]
 
-    counting = Claims(errors=matches.errors)
-    compared(counting)
-    times, accuracies = compared(counting.counted())
+    claims = Claims(matches.errors)
+    compared(claims)
+    times, accuracies = compared(claims.decided())
     return [Difference(match, times.get(id(match)), accuracies.get(id(match))) for match in found]
 
 
@@ -43,7 +44,7 @@ def _of(matches: Sequence[Match], claims: Claims, quantity: Quantity) -> dict[in
         for match in matches
         if quantity.sample(match.reference) and quantity.sample(match.other) and _compares(match, quantity)
     ]
-    compared = claims.pairs(quantity, [(match.other, match.reference) for match in known])
+    compared = claims.asked_by_sweep(quantity, [(match.other, match.reference) for match in known])
     return {id(match): each for match, each in zip(known, compared, strict=True)}
 
 

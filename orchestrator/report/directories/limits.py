@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import InputError
 from orchestrator.report.directories.differences import Difference
-from orchestrator.report.findings.claims import Compared
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 _LIMIT = re.compile(r"(slower)=(\d+(?:\.\d+)?)%|(accuracy)=(\d+(?:\.\d+)?)pt")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from orchestrator.report.directories.differences import Difference
 from orchestrator.report.directories.matches import Match, Matches
-from orchestrator.report.findings.claims import Compared
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import ABSENT, count, first_few, listed
 from orchestrator.report.render import html
 from orchestrator.report.render.markdown import plain

@@ -24,7 +24,7 @@ from orchestrator.report.findings import (
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import JOIN
-from orchestrator.report.metrics.clock import least_claimed
+from orchestrator.report.metrics.estimates import clock_errors
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # The rules, in the order in which a report shows their findings.
@@ -96,13 +96,12 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
 
 def find(comparison: Comparison) -> list[Finding]:
     """All findings: on published results and links, on each workload, and then on the sweep as a whole."""
-    return _apply_rules(comparison, count_claims(comparison).counted())
+    return _apply_rules(comparison, asked_by(comparison).decided())
 
 
-def count_claims(comparison: Comparison) -> Claims:
-    """The comparisons of all findings, undecided: they share the probability of a false claim."""
-    views = map(comparison.view, comparison.workloads)
-    claims = Claims(errors={view.workload: least_claimed(view) for view in views})
+def asked_by(comparison: Comparison) -> Claims:
+    """The comparisons of all findings, undecided: they are decided together."""
+    claims = Claims(clock_errors(comparison))
     _apply_rules(comparison, claims)
     return claims
 

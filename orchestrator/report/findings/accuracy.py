@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
 from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
@@ -63,25 +64,27 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
-    """`; below it are one_shot over mpi, 94.1%: −1.2 points (−1.9 to −0.5).`"""
-    parts = []
-    for relation, found in (
-        ("below", [each for each in against if each.verdict == "less"]),
-        ("above", [each for each in against if each.verdict == "more"]),
-    ):
-        named = [f"{view.name(each.left)}, {percent(each.values[0])}: {each.written}" for each in found]
-        if named:
-            parts.append(f"{relation} it {'is' if len(named) == 1 else 'are'} {listed(named)}")
-    undecided = [each for each in against if each.verdict == "undecided"]
-    if undecided:
-        alone, whole = len(undecided) == 1, len(undecided) == len(against)
-        if alone:
-            parts.append(f"the {'' if whole else 'other '}difference from it is undecided")
-        else:
-            parts.append(
-                f"{'all' if whole else 'the other'} {len(undecided)} differences from it are undecided"
-            )
-    return f"; {'; '.join(parts)}." if parts else "."
+    """`. Shown to lose accuracy: one_shot over mpi, 94.1%: −1.9 points (−2.4 to −1.4). …`"""
+    states: dict[str, list[str]] = {
+        "lose accuracy": [],
+        "gain accuracy": [],
+        "keep it within the tolerance": [],
+    }
+    unknown = []
+    for each in against:
+        named = f"{view.name(each.left)}, {percent(each.values[0])}: {each.written}"
+        if each.verdict == "more":
+            states["gain accuracy"].append(named)
+        elif each.keeps:
+            states["keep it within the tolerance"].append(view.name(each.left))
+        elif each.verdict == "less":
+            states["lose accuracy"].append(named)
+        elif each.verdict == "undecided":
+            unknown.append(view.name(each.left))
+    parts = [f"Shown to {state}: {listed(named)}." for state, named in states.items() if named]
+    if unknown:
+        parts.append(f"Whether accuracy is lost is unknown for {first_few(unknown)}.")
+    return " ".join([".", *parts])
 
 
 def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:

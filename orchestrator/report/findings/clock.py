@@ -32,8 +32,8 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "cluster_time_uncalibrated",
             f"{meaning}. Their error is unknown, because no run had several ranks with a core each all the "
-            "time, and so exchanges may cost more than the cluster times include. Differences of times up "
-            f"to {percent(MAX_ERROR)} are not claimed.",
+            "time, and so exchanges may cost more or less than the cluster times include. The intervals of "
+            f"differences contain an error of {percent(MAX_ERROR)}.",
             evidence(view.groups),
         )
         return
@@ -48,14 +48,13 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
         f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
-        "than cores could not be checked. The intervals do not contain this error: differences of times up "
-        f"to {percent(error.of_configuration)}, the largest median error of a configuration, are not "
-        "claimed.",
+        "than cores could not be checked. The intervals of differences contain an error of "
+        f"{percent(error.of_configuration)}, the largest median error of a configuration.",
         error.rows,
         {
             "median_error": error.median,
             "worst_error": error.worst,
-            "least_claimed": error.of_configuration,
+            "error_of_difference": error.of_configuration,
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked,

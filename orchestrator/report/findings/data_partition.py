@@ -7,7 +7,8 @@ from itertools import combinations
 from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
+from orchestrator.report.findings.claims import Claims, Ranking, compared_data
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import listed, percent, seconds, whole
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.metrics.faults import FaultCost, fault_costs
 from orchestrator.report.metrics.quantities import ACCURACY, ELAPSED_S
@@ -16,8 +17,8 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Time, steps, samples and accuracy that faults cost a configuration."""
     costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
     pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    times = {id(each.left): each for each in claims.pairs(ELAPSED_S, pairs)}
-    accuracies = {id(each.left): each for each in claims.pairs(ACCURACY, pairs)}
+    times = {id(each.left): each for each in claims.asked_by_sweep(ELAPSED_S, pairs)}
+    accuracies = {id(each.left): each for each in claims.asked_by_sweep(ACCURACY, pairs)}
     for cost in costs:
         if time := times.get(id(cost.group)):
             yield _finding(cost, time, accuracies.get(id(cost.group)))

@@ -124,7 +124,7 @@ def _finding(ablation: Ablation, nodes: int, groups: list[Group], claims: Claims
         )
     steps_of = [*pairwise(groups)]
     ends = [(groups[0], groups[-1])] if len(steps_of) > 1 else []  # a single change is the whole
-    compared = claims.pairs(quantity, [(other, one) for one, other in [*steps_of, *ends]])
+    compared = claims.asked_by_sweep(quantity, [(other, one) for one, other in [*steps_of, *ends]])
     differences, whole = compared[: len(steps_of)], compared[-1]
     verb = "reached" if ablation.measure == "accuracy" else "took"
     parts, steps = [], []

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds, size
 from orchestrator.report.metrics.communication import bytes_per_step
 from orchestrator.report.metrics.learning import same_epochs
@@ -77,8 +78,7 @@ def time_and_accuracy(group: Group) -> str:
 def write_speedup(compared: Compared) -> str:
     """`speedup 2.49 (2.31 to 2.69), efficiency 62%`: serial's geometric mean over the strategy's."""
     speedup, interval = _speedup(compared), _speedup_interval(compared)
-    undecided = "" if compared.decided else f": {compared.open_because}"
-    bounds = f" ({ratio(interval[0])} to {ratio(interval[1])}{undecided})" if interval else ""
+    bounds = f" ({ratio(interval[0])} to {ratio(interval[1])}{compared.certainty})" if interval else ""
     return f"speedup {ratio(speedup)}{bounds}, efficiency {percent(speedup / compared.left.shape.ranks)}"
 
 

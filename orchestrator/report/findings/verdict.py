@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
+from orchestrator.report.findings.claims import Claims, Ranking, compared_data
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.findings.speed import timed
 from orchestrator.report.formats import count, first_few, listed, percent, seconds, size
 from orchestrator.report.metrics.learning import target_reached
@@ -14,6 +15,8 @@ from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.statistics.power import MOST_SEEDS
+
+LEVELS = ("shown", "likely")
 
 
 def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -137,12 +140,12 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
 
 
 def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """At which number of nodes adding more stops to shorten the time of a strategy."""
+    """What more nodes gain: from the fewest to the most, and at which number a strategy stops to gain."""
     lines = list(_by_line(view))
-    compared = claims.pairs(
-        TRAIN_S, [(more, fewer) for groups in lines for fewer, more in pairwise(groups)]
-    )
-    for groups in lines:
+    steps_of = [[(more, fewer) for fewer, more in pairwise(groups)] for groups in lines]
+    compared = claims.pairs(TRAIN_S, [pair for steps in steps_of for pair in steps])
+    wholes = claims.pairs(TRAIN_S, [(groups[-1], groups[0]) for groups in lines])
+    for groups, whole in zip(lines, wholes, strict=True):
         steps = [each for each in compared if any(each.right is group for group in groups)]
         if any(each.verdict == "too_few_seeds" for each in steps):
             continue
@@ -151,14 +154,15 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
         yield Finding(
             "more_nodes",
-            f"{view.subject(first)} took {'; '.join(parts)}. {_worth(steps)}",
+            f"{view.subject(first)} took {'; '.join(parts)}. {_worth(steps, whole)}",
             evidence(groups),
             {
                 "strategy": view.name(first),
                 "ranks": [group.shape.ranks for group in groups],
                 "train_s": [TRAIN_S.mean_of(group) for group in groups],
                 "steps": [each.verdict for each in steps],
-                "compared": compared_data(steps),
+                "whole": whole.verdict,
+                "compared": compared_data([*steps, whole] if len(steps) > 1 else steps),
             },
         )
 
@@ -169,27 +173,22 @@ def _time(group: Group) -> str:
     return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"
 
 
-def _worth(steps: Sequence[Compared]) -> str:
-    verdicts = [each.verdict for each in steps]
-    if "more" in verdicts:
-        slower = steps[verdicts.index("more")]
-        return f"It was slower on {slower.left.shape.label} than on {slower.right.shape.short}."
-    if set(verdicts) == {"less"}:
-        fewest, most = steps[0].right.shape, steps[-1].left.shape
-        between = " than on the next smaller number" if len(steps) > 1 else f" than on {fewest.short}"
-        each = "each number of nodes" if len(steps) > 1 else most.label
-        return f"It was faster on {each}{between}."
-    if "less" in verdicts:
-        decided, open_ = (
-            [
-                f"{each.right.shape.short} to {each.left.shape.label}"
-                for each in steps
-                if (each.verdict == "less") is faster
-            ]
-            for faster in (True, False)
-        )
-        return f"It became faster from {listed(decided)}. From {listed(open_)}, a gain is undecided."
-    return "Whether more nodes make it faster is undecided."
+def _worth(steps: Sequence[Compared], whole: Compared) -> str:
+    """Whether it became faster from the fewest to the most nodes, and where it became slower."""
+    fewest, most = whole.right.shape.short, whole.left.shape.label
+    changed = {"less": "faster", "more": "slower"}.get(whole.verdict)
+    if changed:
+        text = f"From {fewest} to {most}, it became {changed}"
+        text += f": {whole.written}" if len(steps) > 1 else ""
+    elif whole.within_tolerance:
+        text = f"From {fewest} to {most}, its time is the same within the tolerance"
+    else:
+        text = f"Whether it becomes faster from {fewest} to {most} is undecided"
+    against = [each for each in steps if each.verdict == "more"] if len(steps) > 1 else []
+    if against:
+        where = [f"{each.right.shape.short} to {each.left.shape.label}" for each in against]
+        text += f". It became slower from {listed(where)}"
+    return f"{text}."
 
 
 def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
@@ -206,45 +205,41 @@ def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
 
 def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """How many comparisons are undecided, and how many seeds would probably decide them."""
-    pairs: dict[tuple[str, frozenset[str]], list[Compared]] = {}
-    for each in claims.all:
-        if each.decided or each.verdict == "undecided":
-            pairs.setdefault(each.pair, []).append(each)
-    open_ = [found for found in pairs.values() if not any(each.decided for each in found)]
+    open_ = [each for each in claims.all if each.verdict == "undecided" and not each.within_tolerance]
     if not open_:
         return
-    needed = sorted(
-        min(seeds) for found in open_ if (seeds := [s for each in found if (s := each.seeds_to_decide)])
-    )
-    decided = len(pairs) - len(open_)
+    decided = {level: sum(each.decided and each.level == level for each in claims.all) for level in LEVELS}
+    equal = sum(each.verdict == "undecided" and each.within_tolerance for each in claims.all)
+    needed = sorted(seeds for each in open_ if (seeds := each.seeds_to_decide))
+    hopeless = sum(each.hopeless for each in open_)
+    parts = [f"{decided['shown']} shown", f"{decided['likely']} likely"]
+    parts += [f"{equal} equal within the tolerance"] if equal else []
     text = (
-        f"{count(len(open_), 'comparison')} of this report {'is' if len(open_) == 1 else 'are'} undecided, "
-        f"{decided} {'is' if decided == 1 else 'are'} decided; findings.json has all of them."
+        f"Of {count(len(open_) + equal + sum(decided.values()), 'comparison')}, {listed(parts)}, and "
+        f"{len(open_)} undecided; findings.json has all of them."
     )
-    hidden = sum(all(each.hidden for each in found) for found in open_)
-    hopeless = len(open_) - len(needed) - hidden
-    data = {
-        "undecided": len(open_),
-        "decided": decided,
-        "seeds": needed,
-        "beyond": hopeless,
-        "within_error": hidden,
-        "compared": compared_data(claims.all),
-    }
     if needed:
         half = needed[(len(needed) - 1) // 2]
+        which = "it" if len(open_) == 1 else f"{sum(seeds <= half for seeds in needed)} of them"
         text += (
-            f" If the differences are as measured, {count(half, 'seed')} per configuration would probably "
-            f"decide {'it' if len(open_) == 1 else f'{sum(seeds <= half for seeds in needed)} of them'}"
+            f" {count(half, 'seed').capitalize()} per configuration would probably decide {which}: run the "
+            f"command of this sweep again with --repeat {half}. Runs that have finished are not repeated."
         )
-        if hopeless:
-            text += f", and more than {MOST_SEEDS} would be needed for {hopeless}"
+    if hopeless:
         text += (
-            f": run the command of this sweep again with --repeat {half}. Runs that have finished are not "
-            "repeated."
+            f" No number of seeds would decide {hopeless}: the differences are no larger than those "
+            "between two sessions, or than the error of cluster time."
         )
-    elif hopeless:
-        text += f" More seeds would hardly decide {'it' if len(open_) == 1 else 'them'}."
-    if hidden:
-        text += f" In {hidden}, the difference is no larger than the error of cluster time."
+    if many := len(open_) - len(needed) - hopeless:
+        text += f" More than {MOST_SEEDS} would be needed for {many}."
+    data = {
+        "undecided": len(open_),
+        "decided": sum(decided.values()),
+        **decided,
+        "within_tolerance": equal,
+        "seeds": needed,
+        "beyond": many,
+        "hopeless": hopeless,
+        "compared": compared_data(claims.all),
+    }
     yield Finding("undecided", text, (), data)

@@ -50,10 +50,11 @@ def clock_error(rows: Iterable[Row]) -> ClockError | None:
     return ClockError(tuple(calibrating), median(runs), max(runs), max(map(median, errors)))
 
 
-def least_claimed(view: WorkloadView) -> float:
-    """The relative difference of times up to which none is claimed.
+def error_of_difference(view: WorkloadView) -> float:
+    """The relative error of a difference of times, which seeds do not make smaller.
 
-    The interval of a cluster time does not contain its error, which runs of a configuration have in common.
+    Runs of a configuration have the error of their cluster times in common, so that their spread does not
+    show it.
     """
     if view.clock == "wall":
         return 0.0

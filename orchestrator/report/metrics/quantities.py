@@ -14,7 +14,7 @@ from orchestrator.report.metrics.learning import time_to_target_s
 from orchestrator.report.metrics.model_partition import step_s
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row
-from orchestrator.report.statistics.contrasts import Sample
+from orchestrator.report.statistics.moderated import Sample
 
 MOST_WRITTEN = 1000  # the ratio beyond which a bound says nothing more
 MOST_LOG = 700.0  # of a float

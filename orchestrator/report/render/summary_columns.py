@@ -16,7 +16,7 @@ from orchestrator.report.render.csv_columns import (
     CsvColumn,
     Value,
 )
-from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.intervals import MIN_SEEDS
 
 Interval = Callable[[Group], tuple[float, float] | None]
 FEW_SEEDS = f"fewer than {MIN_SEEDS} seeds are ok"

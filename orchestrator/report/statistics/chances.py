@@ -44,20 +44,17 @@ class Chance:
     loses: float
 
 
-def draw_means(
-    estimates: Sequence[Estimate], rng: np.random.Generator, between_sessions: float = 0.0
-) -> Draws:
-    """Draws of the true means, given what was measured: independent, each of Student's t around its mean.
-
-    Args:
-        between_sessions: standard deviation by which a mean differs if everything is measured again later.
+def draw_means(estimates: Sequence[Estimate], rng: np.random.Generator) -> Draws:
+    """Draws of the true means, given what was measured: independent, each of Student's t around its mean,
+    and of the normal distribution for what no number of seeds makes smaller.
     """
     means = np.array([each.mean for each in estimates])
     errors = np.sqrt([each.squared_error for each in estimates])
     dofs = np.array([each.dof for each in estimates])
     shape = DRAWS, len(estimates)
     draws = means + errors * rng.standard_t(np.maximum(dofs, 1.0), shape)
-    return draws + between_sessions * rng.standard_normal(shape)
+    between = np.sqrt([each.between for each in estimates])
+    return draws + between * rng.standard_normal(shape)
 
 
 def for_speed(log_times: Draws, accuracies: Draws, tolerance: Tolerance) -> list[Chance]:

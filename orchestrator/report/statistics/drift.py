@@ -8,8 +8,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from orchestrator.report.statistics.contrasts import MIN_SEEDS
-from orchestrator.report.statistics.intervals import t_quantile
+from orchestrator.report.statistics.intervals import MIN_SEEDS, t_quantile
 
 
 @dataclass(frozen=True)

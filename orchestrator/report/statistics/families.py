@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from scipy import optimize
-from scipy.special import chdtri, ndtr
+from scipy.special import chdtri, ndtr, stdtr
 
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 
@@ -39,6 +39,11 @@ class Decision:
     def critical(self) -> float:
         """The |t| that decides the comparison."""
         return self.find_critical()
+
+    @property
+    def level(self) -> float:
+        """At which it was decided, of this comparison alone."""
+        return 2 * float(stdtr(self.contrast.dof, -self.critical))
 
     @property
     def low(self) -> float:
@@ -76,10 +81,47 @@ def holm(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
         share = level / remaining
         failed = failed or contrast.p >= share
         critical = partial(critical_t, share, contrast.dof)
-        p = partial(float, adjusted)
-        decisions[index] = Decision(contrast, not failed, p, critical)
+        decisions[index] = Decision(contrast, not failed, partial(float, adjusted), critical)
         remaining -= 0 if failed else 1
     return [decisions[index] for index in range(len(contrasts))]
+
+
+def benjamini_hochberg(
+    contrasts: Sequence[Contrast], level: float, chosen_from: Sequence[int] | None = None
+) -> list[Decision]:
+    """Decide so many that of those decided, on average at most the share `level` is wrong.
+
+    If R of m comparisons are decided, their p-values are at most R · level / m. Intervals have that level,
+    so that of the intervals of what is decided, too, at most the share `level` misses the difference.
+
+    Args:
+        chosen_from: a comparison was chosen as the largest of so many, for which its p-value is corrected.
+
+    Source:
+        Benjamini, Hochberg (1995), Controlling the false discovery rate. J. R. Stat. Soc. B 57.
+        Benjamini, Yekutieli (2005), False discovery rate–adjusted multiple confidence intervals for
+        selected parameters. JASA 100.
+    """
+    if not contrasts:
+        return []
+    factors = np.array(chosen_from if chosen_from is not None else [1] * len(contrasts))
+    values = np.array([contrast.p for contrast in contrasts]) * factors
+    order = np.argsort(values, kind="stable")
+    ranks = np.arange(1, len(values) + 1)
+    below = np.flatnonzero(values[order] < level * ranks / len(values))
+    decided = int(below[-1]) + 1 if len(below) else 0
+    share = level * max(decided, 1) / len(values)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum.accumulate((values[order] * len(values) / ranks)[::-1])[::-1]
+    return [
+        Decision(
+            contrast,
+            bool(value < share),
+            partial(float, min(1.0, corrected)),
+            partial(critical_t, share / factor, contrast.dof),
+        )
+        for contrast, value, corrected, factor in zip(contrasts, values, adjusted, factors, strict=True)
+    ]
 
 
 def dunnett(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
@@ -87,9 +129,7 @@ def dunnett(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
 
     The error of the reference is common to all differences, so that the largest of their t values is
     smaller than that of as many independent ones. scipy.stats.dunnett assumes that all groups have one
-    variance; those of strategies differ tenfold. Each comparison therefore has its own t, as of Welch, with
-    one degree of freedom less: with all of them, a wrong decision is made in 7 to 10 % of families at a
-    level of 5 %, if 3 to 5 seeds have unequal variances.
+    variance; those of strategies differ tenfold. Each comparison therefore has its own t, as of Welch.
 
     Args:
         contrasts: differences from the same reference, which is on their right-hand side.
@@ -100,16 +140,41 @@ def dunnett(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
         JASA 50. Hasler, Hothorn (2008), Multiple contrast tests in the presence of heteroscedasticity.
         Biometrical Journal 50, Sec. 2.
     """
-    # Less in common than almost all is cautious, and smooth enough for the quadrature.
-    shared = np.minimum([contrast.shared for contrast in contrasts], 0.95)
+    shared = _shared(contrasts)
     decisions = []
     for contrast in contrasts:
-        dof = max(contrast.least_dof, contrast.dof - 1)
-        p = partial(_tail, abs(contrast.t), dof, shared)
+        p = partial(_tail, abs(contrast.t), contrast.dof, shared)
         # The correction only raises p-values.
         decided = contrast.p < level and p() < level
-        decisions.append(Decision(contrast, decided, p, partial(_critical, level, dof, shared)))
+        decisions.append(Decision(contrast, decided, p, partial(_critical, level, contrast.dof, shared)))
     return decisions
+
+
+def is_extreme(contrasts: Sequence[Contrast], level: float, smallest: bool) -> bool:
+    """Whether one mean is shown to be smaller, or larger, than all others.
+
+    Which one is measured smallest is chosen by the same data: the bound is that of the largest difference
+    from the one that really is the smallest.
+
+    Args:
+        contrasts: each other mean minus that one.
+        level: the probability of a wrong answer.
+        smallest: otherwise, the largest.
+
+    Source:
+        Hsu (1984), Constrained simultaneous confidence intervals for multiple comparisons with the best.
+        Annals of Statistics 12.
+    """
+    shared, sign = _shared(contrasts), 1 if smallest else -1
+    return all(
+        sign * each.t > 0 and _tail(sign * each.t, each.dof, shared, one_sided=True) < level
+        for each in contrasts
+    )
+
+
+def _shared(contrasts: Sequence[Contrast]) -> np.ndarray:
+    """Less in common than almost all is cautious, and smooth enough for the quadrature."""
+    return np.minimum([contrast.shared for contrast in contrasts], 0.95)
 
 
 def _critical(level: float, dof: float, shared: np.ndarray) -> float:
@@ -119,24 +184,39 @@ def _critical(level: float, dof: float, shared: np.ndarray) -> float:
     return float(optimize.brentq(lambda bound: _tail(bound, dof, shared) - level, low, high))
 
 
-def _tail(bound: float, dof: float, shared: np.ndarray) -> float:
+def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False) -> float:
     """P(max |T_i| > bound), where T_i = (shared_i · Z_0 + √(1 − shared_i²) · Z_i) / S.
 
     Z are standard normal, S is √(χ² / dof): a multivariate t with correlations shared_i · shared_j.
+    one_sided: P(max T_i > bound).
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NORMAL_NODES)
+    nodes, weights = _normal()
     scales, densities = _scales(dof)
     centre = np.outer(shared, nodes)[:, None, :]
     rest = np.sqrt(1 - shared**2)[:, None, None]
     reach = (bound * scales)[None, :, None]
-    inside = ndtr((centre + reach) / rest) - ndtr((centre - reach) / rest)
+    inside = ndtr((centre + reach) / rest)
+    if not one_sided:
+        inside = inside - ndtr((centre - reach) / rest)
     return float(1 - densities @ inside.prod(axis=0) @ weights / weights.sum())
+
+
+@lru_cache
+def _normal() -> tuple[np.ndarray, np.ndarray]:
+    """Values of Z_0 and their weights."""
+    return np.polynomial.hermite_e.hermegauss(_NORMAL_NODES)
+
+
+@lru_cache
+def _even() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes between −1 and 1 and their weights."""
+    return np.polynomial.legendre.leggauss(_CHI_NODES)
 
 
 @lru_cache
 def _scales(dof: float) -> tuple[np.ndarray, np.ndarray]:
     """Values of S = √(χ² / dof) and their probabilities, for a quadrature."""
-    nodes, weights = np.polynomial.legendre.leggauss(_CHI_NODES)
+    nodes, weights = _even()
     low, high = np.sqrt(chdtri(dof, [1 - 1e-12, 1e-12]) / dof)
     scales = low + (high - low) * (nodes + 1) / 2
     # The density of χ, without its constant factor.

@@ -8,9 +8,8 @@ from math import exp, log, sqrt
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from orchestrator.report.statistics.contrasts import MIN_SEEDS
-
 LEVEL = 0.95
+MIN_SEEDS = 3  # with fewer, an interval is too wide to say anything
 
 
 def t_quantile(dof: int) -> float:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from math import hypot, sqrt
 from statistics import fmean
 from zlib import crc32
 
 import numpy as np
 
 from orchestrator.report.findings.speed import timed
-from orchestrator.report.metrics.clock import least_claimed
+from orchestrator.report.metrics.clock import error_of_difference
+from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.metrics.learning import learned
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S, Quantity
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
+from orchestrator.report.model.labels import Workload
 from orchestrator.report.statistics.chances import (
     Chance,
     Draws,
@@ -25,14 +26,10 @@ from orchestrator.report.statistics.chances import (
     for_accuracy,
     for_speed,
 )
-from orchestrator.report.statistics.contrasts import Sample, pairing_helps
-from orchestrator.report.statistics.moderated import moderated
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 TOLERATED = Tolerance()
-MIN_SEEDS = 5  # to choose; with fewer, the error of a variance is as large as the variance
 MOST_NAMED = 3  # in a headline
-# By how much the time of a configuration differs if a sweep is repeated minutes later on a quiet machine.
-BETWEEN_SESSIONS = 0.027
 
 
 @dataclass(frozen=True)
@@ -72,9 +69,9 @@ def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidat
     if not usable:
         return []
     rng = np.random.default_rng(crc32(usable[0].first.key.encode()))  # the same report again
-    clock = least_claimed(view) if view.clock == "cluster" else 0.0  # its error in a difference
-    times = _means(TRAIN_S, usable, same_work, rng, hypot(BETWEEN_SESSIONS, clock / sqrt(2)))
-    accuracies = _means(ACCURACY, usable, _same_accuracy, rng)
+    errors = {view.workload: error_of_difference(view)}
+    times = _means(TRAIN_S, usable, same_work, rng, errors)
+    accuracies = _means(ACCURACY, usable, _same_accuracy, rng, errors)
     found = [
         Candidate(*each)
         for each in zip(
@@ -121,34 +118,14 @@ def _means(
     groups: Sequence[Group],
     same: Callable[[Group, Group], bool],
     rng: np.random.Generator,
-    between_sessions: float = 0.0,
+    errors: Mapping[Workload, float],
 ) -> Draws:
     """Draws of the true means. Groups that are the same in this quantity have one mean."""
     first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
     distinct = sorted(set(first))
-    samples = _without_seed_effect([quantity.sample(groups[at]) for at in distinct])
-    if max(map(len, samples)) < MIN_SEEDS:
-        drawn = np.array([[fmean(sample.values()) for sample in samples]])
+    measured = [groups[at] for at in distinct]
+    if max(len(quantity.sample(group)) for group in measured) < MIN_SEEDS:
+        drawn = np.array([[fmean(quantity.sample(group).values()) for group in measured]])
     else:
-        resolution = quantity.resolution(groups[0].first)
-        drawn = draw_means(moderated(samples, resolution), rng, between_sessions)
+        drawn = draw_means(estimates(quantity, measured, errors), rng)
     return drawn[:, [distinct.index(at) for at in first]]
-
-
-def _without_seed_effect(samples: list[Sample]) -> list[Sample]:
-    """The samples without what a seed adds to all of them alike, if it does.
-
-    Differences within a seed are then more certain than the spread over seeds suggests.
-    """
-    if not pairing_helps(samples):
-        return samples
-    of_seed = {seed: fmean(sample[seed] for sample in samples) for seed in samples[0]}
-    overall = fmean(of_seed.values())
-    # What is left of each seed is too small by the share that was its own part of the mean.
-    scale = sqrt(len(samples) / (len(samples) - 1))
-    freed: list[Sample] = []
-    for sample in samples:
-        mean = fmean(sample.values())
-        left = {seed: value - mean - of_seed[seed] + overall for seed, value in sample.items()}
-        freed.append({seed: mean + scale * residual for seed, residual in left.items()})
-    return freed

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import WITHIN_ERROR
 from orchestrator.report.formats import count
 from orchestrator.report.metrics.quantities import ACCURACY, Quantity
 from orchestrator.report.model.groups import Group
@@ -23,7 +22,8 @@ class Decision:
 
     values: the two means. interval: of the ratio or difference left to right, at the corrected level; None
     with too few seeds. verdict: `more` if the left value is claimed to be larger. seeds: that would
-    probably decide it. open_because: why it is undecided, if it is.
+    probably decide it. hopeless: whether no number of seeds would. keeps: whether the left one is shown to
+    be at most so much worse that it does not matter.
     """
 
     values: tuple[float, float]
@@ -31,7 +31,8 @@ class Decision:
     interval: tuple[float, float] | None
     verdict: str
     seeds: int | None
-    open_because: str = "undecided"
+    hopeless: bool
+    keeps: bool
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Decision:
@@ -41,7 +42,8 @@ class Decision:
             data["interval"],
             data["decision"],
             data["seeds_to_decide"],
-            data["open_because"],
+            data["hopeless"],
+            data["keeps"],
         )
 
     @property
@@ -112,8 +114,8 @@ def seeds_needed(comparisons: Iterable[Decision | None], question: str) -> str:
             f"If the differences are as measured, {count(seeds, 'seed')} per configuration "
             f"(--repeat {seeds}) would probably decide {what}."
         )
-    if any(found.open_because == WITHIN_ERROR for found in undecided):
-        return f"More seeds would not decide {question}: the error of cluster time may be as large."
+    if any(found.hopeless for found in undecided):
+        return f"No number of seeds would decide {question}: two sessions differ as much."
     if undecided:
         return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
     return ""

@@ -158,7 +158,10 @@ def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     for finding in kinds.of("undecided"):
         data = finding.data
         enough = enough and data["undecided"] <= data["decided"]
-        parts.append(f"{data['decided']} comparisons decided, {data['undecided']} not")
+        parts.append(
+            f"{count(data['shown'], 'difference')} shown, {data['likely']} likely, "
+            f"{data['undecided']} undecided"
+        )
         if needed := data["seeds"]:
             half = needed[(len(needed) - 1) // 2]
             would = sum(one <= half for one in needed)

@@ -21,9 +21,9 @@ from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
-    MIN_SEEDS,
     MOST_NAMED,
     TOLERATED,
     Candidate,
