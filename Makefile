@@ -32,7 +32,7 @@ image: venv ## build the trainer image; repeat it after a change of trainer/
 
 venv: $(VENV)/ready ## create the virtual environment with pinned dependencies
 
-sweep: venv ## run the quickstart on 1 to 5 nodes and write the report; ARGS=FILE for another sweep
+sweep: venv ## run the quickstart on 1 to 4 nodes and write the report; ARGS=FILE for another sweep
 	$(RUN) -m orchestrator sweep $(ARGS)
 
 sweep-%: venv ## run sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"

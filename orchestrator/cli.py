@@ -166,6 +166,17 @@ def sweep(
     nodes: Nodes = None,
     sets: Sets = None,
     repeat: Repeat = None,
+    until_decided: Annotated[
+        bool | None,
+        typer.Option(
+            "--until-decided/--no-until-decided",
+            help="Add seeds in stages until the choice is decided. Default: as in the file.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Of --until-decided: no more runs after 90s, 10m or 2h."),
+    ] = None,
     dry_run: DryRun = False,
     verbose: Verbose = False,
     fail_fast: FailFast = False,
@@ -194,6 +205,8 @@ def sweep(
         imports=Imports(
             import_directory(path), data_dir, lambda each: select().runtime.inspection_sandbox(each)
         ),
+        until_decided=until_decided,
+        budget=budget,
     )
     directory = out or Path("results") / loaded.spec.name
     selected = select()

@@ -23,6 +23,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep
+from orchestrator.sweeps.stages import Standing
 
 INTERRUPTED = 130  # the exit code
 MOST_VERDICTS = 3  # that are printed
@@ -93,12 +94,14 @@ def _run_sweep(
 ) -> int:
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
+    from orchestrator.execution.until_decided import results_until_decided
 
     selected.runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
-    console.print(f"{loaded.spec.name}: {counted(total, 'run')}, results in {paths.directory}/")
+    most = "at most " if loaded.until_decided else ""
+    console.print(f"{loaded.spec.name}: {most}{counted(total, 'run')}, results in {paths.directory}/")
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
@@ -111,7 +114,10 @@ def _run_sweep(
             runner.prepare(loaded)
             if warm_up_run:
                 runner.warm_up(loaded)
-            for result in runner.results(loaded):
+            executed = runner.results(loaded)
+            if loaded.until_decided:
+                executed = results_until_decided(runner, loaded, display, lambda: _standing(paths))
+            for result in executed:
                 results.append(result)
                 if fail_fast and result.status != "ok":
                     break
@@ -140,8 +146,17 @@ def _run_sweep(
         console.print(f"{result.status}: {result.key}: {result.cause}")
         directory = paths.run(result.key).directory
         console.print(f"  log: {directory / result.log}" if result.log else f"  logs: {directory}/")
+    total = len(results) if loaded.until_decided and not fail_fast else total
     console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
     return 1 if failed or (strict and print_unequal(unequal, console)) else 0
+
+
+def _standing(paths: SweepPaths) -> Standing:
+    """What needs no more seeds, by the results so far."""
+    from orchestrator.report.model.comparison import read_comparison
+    from orchestrator.report.verdict.standing import standing
+
+    return standing(read_comparison(paths))
 
 
 def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:

@@ -35,6 +35,7 @@ from orchestrator.results.store import (
 )
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.sweeps.load import Sweep
+from orchestrator.sweeps.stages import Stages
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, read_events
 from trainer.core.regular_files import RefusedFile, open_below
@@ -95,6 +96,16 @@ class SweepRunner:
                 dataset.prepare(self.data_dir)
             except DataError as error:
                 raise data_error(self.data_dir, error) from error
+        if sweep.imports and sweep.imports.code:
+            try:
+                make_private(self.paths.code.parent)
+                sweep.imports.copy_to(self.paths.code, sweep.runs)
+            except OSError as error:
+                raise output_error(self.paths.directory, error) from error
+        self.record(sweep)
+
+    def record(self, sweep: Sweep, stages: Stages | None = None) -> None:
+        """Write which runs the results directory has. stages: if seeds are added until it is decided."""
         record = SweepRecord(
             name=sweep.spec.name,
             description=sweep.spec.description,
@@ -106,13 +117,8 @@ class SweepRunner:
             lab=sweep.spec.lab,
             blocks=sweep.blocks,
             equal_cpus=sweep.equal_cpus,
+            stages=stages,
         )
-        if sweep.imports and sweep.imports.code:
-            try:
-                make_private(self.paths.code.parent)
-                sweep.imports.copy_to(self.paths.code, sweep.runs)
-            except OSError as error:
-                raise output_error(self.paths.directory, error) from error
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
     def warm_up(self, sweep: Sweep) -> None:
@@ -131,17 +137,20 @@ class SweepRunner:
         finally:
             _remove(self.paths.warm_up_run)
 
-    def results(self, sweep: Sweep) -> Iterator[RunResult]:
+    def results(self, sweep: Sweep, earlier: int = 0) -> Iterator[RunResult]:
         """Execute the runs that are not done yet; yields one result per run, in the order of execution.
+
+        Args:
+            earlier: number of the runs of earlier stages.
 
         Raises:
             StorageError: Results cannot be written. The run in progress has a row if there is room for it.
             InputError: At the end, if checkpoints of a finished run cannot be removed.
         """
-        total = len(sweep.runs)
+        total = earlier + len(sweep.runs)
         unremoved = []
-        executed = 0
-        for number, run in enumerate(in_order(sweep, self.runtime, self.data_dir), start=1):
+        executed = earlier
+        for number, run in enumerate(in_order(sweep, self.runtime, self.data_dir), start=earlier + 1):
             paths = self.paths.run(run.key)
             done = self._result_of(paths)
             skipped = _is_ok(done)

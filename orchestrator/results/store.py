@@ -18,6 +18,7 @@ from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.equal import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
+from orchestrator.sweeps.stages import Stages
 from trainer.core.cgroup import NodeUsage
 from trainer.core.record import checked, first_error, parse_object
 from trainer.core.registry import IMPORTED
@@ -53,6 +54,7 @@ class SweepRecord(BaseModel):
     lab: Lab | None = None
     blocks: list[BlockRecord] = []
     equal_cpus: EqualShare | None = None  # what `cpus: equal` of the source was replaced by
+    stages: Stages | None = None  # of a sweep that adds seeds until its choice is decided
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.requirements import read_requirements
 from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.stages import BUDGET_PATTERN, STAGES, budget_seconds
 from orchestrator.sweeps.swarm import SwarmOptions
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
@@ -77,6 +78,16 @@ class SweepSpec(BaseModel):
         le=MAX_REPEAT,
         description=f"{REPEAT}; default: one run for each seed of the axis `seed`",
     )
+    until_decided: bool = Field(
+        False,
+        description="add seeds in stages of 3, 5, 8, 12 and 20 until the choice is decided, and leave out "
+        "what has no chance; `repeat` is the most seeds",
+    )
+    budget: str | None = Field(
+        None,
+        description="the time of all runs after which `until_decided` adds no more, as 90s, 10m or 2h",
+        json_schema_extra={"pattern": BUDGET_PATTERN},
+    )
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
     requirements: str | None = Field(
         None,
@@ -108,6 +119,8 @@ class Sweep:
     blocks: list[BlockRecord]  # those that have a name
     equal_cpus: EqualShare | None = None  # what `cpus: equal` was replaced by
     imports: Imports | None = None  # holds the files of users' components
+    until_decided: bool = False  # whether it adds seeds in stages
+    budget_s: float | None = None  # of all its runs, if it adds seeds in stages
 
 
 def load_sweep(
@@ -120,6 +133,8 @@ def load_sweep(
     text: str | None = None,
     imports: Imports | None = None,
     places: Mapping[str, str] | None = None,
+    until_decided: bool | None = None,
+    budget: str | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -132,6 +147,7 @@ def load_sweep(
         text: of a sweep that is in no file; messages name it by `path`.
         imports: finds users' components; None: tries them in processes of this machine.
         places: of the fields of a sweep that is in no file, where its user has written them.
+        until_decided, budget: as in the file, which they replace; None: the file's.
 
     Raises:
         InputError: names file, key, value and what is allowed.
@@ -163,8 +179,15 @@ def load_sweep(
         _set(all_fields, assignment, multiples)
     if nodes is not None:
         _set_nodes(all_fields, spec.blocks, nodes, path)
+    staged = spec.until_decided if until_decided is None else until_decided
+    budget_s = _budget(spec, staged, budget, path)
     if repeat is not None:
         overrides.append(_set_repeat(all_fields, repeat))
+    elif staged and not spec.until_decided:
+        _set_repeat(all_fields, STAGES[-1])
+    if until_decided is not None:
+        overrides.append("--until-decided" if until_decided else "--no-until-decided")
+    overrides += [f"--budget {budget}"] if budget else []
     left_out = [quick and block.quick is None for block in spec.blocks]
     _check_combinations(all_fields, path)
 
@@ -186,7 +209,42 @@ def load_sweep(
         raise InputError(
             f"{path}: requirements: {spec.requirements!r} has no effect without an import path"
         )
-    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded), share, imports)
+    if len({run.seed for run in runs}) < STAGES[0]:
+        if until_decided:
+            raise InputError(
+                f"--until-decided: needs at least {STAGES[0]} seeds; allowed: --repeat 3 and more"
+            )
+        staged = False  # an option has fixed the seeds
+    if staged:
+        _check_stages(spec, runs, path)
+    return Sweep(
+        spec, text, overrides, runs, _named(spec.blocks, expanded), share, imports, staged, budget_s
+    )
+
+
+def _budget(spec: SweepSpec, staged: bool, budget: str | None, path: Path) -> float | None:
+    """In seconds. Raises InputError for what is no time, or without stages."""
+    if spec.budget is not None and not spec.until_decided:
+        raise InputError(f"{path}: budget: {spec.budget!r} needs `until_decided: true`")
+    if budget is not None and not staged:
+        raise InputError(f"--budget {budget}: needs --until-decided")
+    if budget is not None:
+        return budget_seconds(budget, "--budget")
+    return budget_seconds(spec.budget, f"{path}: budget") if staged and spec.budget else None
+
+
+def _check_stages(spec: SweepSpec, runs: Sequence[RunSpec], path: Path) -> None:
+    """Raise InputError if no choice can be decided by the times and accuracies of the runs."""
+    if spec.lab:
+        raise InputError(
+            f"{path}: a lab cannot be run until it is decided; its seeds are those of the file"
+        )
+    for run in runs:
+        for field in ("faults", "target_accuracy"):
+            if getattr(run, field):
+                raise InputError(
+                    f"{path}: {run.key} has {field}, with which it cannot be run until decided"
+                )
 
 
 def import_directory(path: Path) -> Path:

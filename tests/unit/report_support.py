@@ -273,10 +273,11 @@ def in_cluster_time(
 
 
 def a_comparison(
-    *results: RunResult, pending: Sequence[str] = (), clusters: Sequence[ClusterTime] = ()
+    *results: RunResult, pending: Sequence[str] = (), clusters: Sequence[ClusterTime] = (), **fields: Any
 ) -> Comparison:
+    """Of these results. fields: of the sweep's record."""
     return compare(
-        a_record(results, pending),
+        a_record(results, pending, **fields),
         [(result.key, result) for result in results],
         clusters={cluster.run: cluster for cluster in clusters},
     )

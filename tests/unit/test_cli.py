@@ -189,7 +189,7 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setattr(run_sweep, "publish_report", lambda paths, console: None)
     file = io.StringIO()
-    loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
+    loaded = load_sweep(PROJECT / "sweeps" / "smoke.yml")
     selected, console = run_sweep.select_runtime(None), run_sweep.text_console(file)
     assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), selected, tmp_path, False, False, console) == 0
     assert "removed 2 leftover(s)" in file.getvalue()

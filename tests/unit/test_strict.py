@@ -54,7 +54,7 @@ def test_strict_sweep_fails_if_conditions_are_unequal(
     monkeypatch.setattr(f"{runner}.results", lambda self, loaded: iter(()))
     monkeypatch.setattr(sweep_command, "publish_report", lambda paths, console: ["one", "other"])
     selected, file = sweep_command.select_runtime("local"), io.StringIO()
-    loaded = load_sweep(Path(__file__).parents[2] / "sweeps" / "quickstart.yml")
+    loaded = load_sweep(Path(__file__).parents[2] / "sweeps" / "smoke.yml")
     found = sweep_command.run_sweep(
         loaded,
         SweepPaths(tmp_path),

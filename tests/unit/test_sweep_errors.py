@@ -32,7 +32,9 @@ def path(tmp_path: Path) -> Path:
 # The file as a whole
 
 
-KEYS = "name, description, lab, base, repeat, quick, requirements, slurm, swarm, blocks"
+KEYS = (
+    "name, description, lab, base, repeat, until_decided, budget, quick, requirements, slurm, swarm, blocks"
+)
 NO_MAPPING = f": must be a mapping with the keys {KEYS}"
 
 
@@ -135,7 +137,8 @@ def test_long_values_are_shortened(path: Path) -> None:
             "name: s\nblock: [{}]",
             [
                 "block: unknown key (did you mean 'blocks'?); "
-                "allowed: name, description, lab, base, repeat, quick, requirements, slurm, swarm, blocks"
+                "allowed: name, description, lab, base, repeat, until_decided, budget, quick, "
+                "requirements, slurm, swarm, blocks"
             ],
         ),
         (

@@ -180,6 +180,8 @@ def differences(view: WorkloadView) -> list[Difference]:
     """The conditions in which the compared groups of a workload differ, in the order of CONDITIONS."""
     groups, found = compared_groups(view), []
     for condition in CONDITIONS:
+        if condition == "seeds" and view.staged:  # as asked for
+            continue
         values = _values(groups, condition)
         if len(values) > 1 and not _implied(groups, condition):
             found.append(Difference(condition, values))

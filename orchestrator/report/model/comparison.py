@@ -30,13 +30,15 @@ class WorkloadView:
     """The ok groups of one workload.
 
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
-    workloads, so that this one must be named.
+    workloads, so that this one must be named. staged: whether seeds were added until the choice was
+    decided, so that configurations have different numbers of them.
     """
 
     workload: Workload
     groups: list[Group]
     shape: ClusterShape
     one_of_many: bool
+    staged: bool = False
 
     @property
     def serial(self) -> Group | None:
@@ -173,7 +175,11 @@ class Comparison:
         """The groups of this workload, for findings and figures."""
         planned = self.groups_in(workload)
         return WorkloadView(
-            workload, [group for group in planned if group.ok], _busiest(planned), len(self.workloads) > 1
+            workload,
+            [group for group in planned if group.ok],
+            _busiest(planned),
+            len(self.workloads) > 1,
+            self.record.stages is not None,
         )
 
     def over_links(self) -> dict[Workload, list[WorkloadView]]:

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from orchestrator.report.findings.speed import timed
+from orchestrator.report.findings.speed import MEAN_GRADIENT, timed
 from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.metrics.learning import learned
@@ -30,6 +30,7 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 TOLERATED = Tolerance()
 MOST_NAMED = 3  # in a headline
+LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,21 @@ def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidat
     """The configurations on any number of nodes, and serial: the one that is most probably right first.
 
     Left out are those of which a run failed or did not learn, those without comparable times, and those
-    with fewer than MIN_SEEDS seeds. If all have fewer, chances are 1 and 0: those of the means as measured.
+    with too few seeds. If all have too few, chances are 1 and 0: those of the means as measured.
 
     Args:
         unlearned: keys of the runs that have not learned.
     """
+    least_seeds = LEAST_SEEDS if view.staged else MIN_SEEDS
     usable = [group for group in timed(view.line_groups) if not why_not(view, group, unlearned)]
-    usable = [group for group in usable if len(group.ok_rows) >= MIN_SEEDS] or usable
+    usable = [group for group in usable if len(group.ok_rows) >= least_seeds] or usable
     if not usable:
         return []
     rng = np.random.default_rng(crc32(usable[0].first.key.encode()))  # the same report again
     errors = {view.workload: error_of_difference(view)}
-    times = _means(TRAIN_S, usable, same_work, rng, errors)
-    accuracies = _means(ACCURACY, usable, _same_accuracy, rng, errors)
+    measured = max(len(group.ok_rows) for group in usable) < least_seeds
+    times = _means(TRAIN_S, usable, same_work, None if measured else rng, errors)
+    accuracies = _means(ACCURACY, usable, _same_accuracy, None if measured else rng, errors)
     found = [
         Candidate(*each)
         for each in zip(
@@ -100,16 +103,16 @@ def why_not(view: WorkloadView, group: Group, unlearned: AbstractSet[str]) -> st
 
 
 def _same_accuracy(one: Group, other: Group) -> bool:
-    """Whether both are one algorithm over two transports: equal in every seed, within the tolerance."""
-    if (one.strategy_label, one.partitioner_label, one.shape) != (
-        other.strategy_label,
-        other.partitioner_label,
-        other.shape,
+    """Whether both are the same mathematics: equal in every seed that both have, within the tolerance."""
+    labels = {one.strategy_label, other.strategy_label}
+    if (one.partitioner_label, one.shape) != (other.partitioner_label, other.shape) or not (
+        len(labels) == 1 or labels <= {*MEAN_GRADIENT}
     ):
         return False
     left, right = ACCURACY.sample(one), ACCURACY.sample(other)
-    return left.keys() == right.keys() and all(
-        abs(left[seed] - right[seed]) <= TOLERATED.accuracy for seed in left
+    common = left.keys() & right.keys()
+    return len(common) >= min(len(left), len(right), LEAST_SEEDS) and all(
+        abs(left[seed] - right[seed]) <= TOLERATED.accuracy for seed in common
     )
 
 
@@ -117,14 +120,20 @@ def _means(
     quantity: Quantity,
     groups: Sequence[Group],
     same: Callable[[Group, Group], bool],
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     errors: Mapping[Workload, float],
 ) -> Draws:
-    """Draws of the true means. Groups that are the same in this quantity have one mean."""
+    """Draws of the true means, or the means as measured. Groups that are the same have one mean."""
     first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
     distinct = sorted(set(first))
-    measured = [groups[at] for at in distinct]
-    if max(len(quantity.sample(group)) for group in measured) < MIN_SEEDS:
+    measured = [
+        max(
+            (group for group, like in zip(groups, first, strict=True) if like == at),
+            key=lambda group: len(group.ok_rows),
+        )
+        for at in distinct
+    ]
+    if rng is None:
         drawn = np.array([[fmean(quantity.sample(group).values()) for group in measured]])
     else:
         drawn = draw_means(estimates(quantity, measured, errors), rng)

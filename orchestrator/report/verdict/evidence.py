@@ -152,9 +152,11 @@ def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     low, high = min(seeds), max(seeds)
     each = count(high, "seed") if low == high else f"{low} to {count(high, 'seed')}"
     parts = [f"{each} per configuration"]
+    if stages := comparison.record.stages:
+        parts[0] += f", added until {stages.ended}"
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
-    enough = low >= MIN_SEEDS
+    enough = (high if comparison.record.stages else low) >= MIN_SEEDS
     for finding in kinds.of("undecided"):
         data = finding.data
         enough = enough and data["undecided"] <= data["decided"]

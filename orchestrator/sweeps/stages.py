@@ -1,0 +1,68 @@
+"""A sweep that adds seeds until its choice is decided: its stages, its budget, and what was left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.errors import InputError
+from trainer.spec.run_spec import RunSpec
+
+DECIDED = "the choice was decided"
+STAGES = (3, 5, 8, 12, 20)  # seeds of each configuration
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+BUDGET_PATTERN = r"^[1-9][0-9]{0,5}[smh]$"
+
+
+class Stages(BaseModel):
+    """How the stages of a sweep ended.
+
+    Attributes:
+        ended: why no more seeds were added.
+        dropped: by the key of a configuration's first run, why it got fewer seeds than others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ended: str = "the sweep is not finished"
+    dropped: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a sweep needs no more seeds for.
+
+    Attributes:
+        decided: whether the choice of every workload is.
+        hopeless: by the key of each run of a configuration that needs no more seeds, why.
+        lines: the most probable configurations of each workload that is open, as text.
+    """
+
+    decided: bool
+    hopeless: Mapping[str, str]
+    lines: tuple[str, ...]
+
+
+def stages(most: int) -> list[int]:
+    """The numbers of seeds after which a sweep looks at what is decided, up to `most`."""
+    return [*(count for count in STAGES if count < most), most]
+
+
+def budget_seconds(text: str, place: str) -> float:
+    """`90s`, `10m` or `2h` in seconds. Raises InputError, which names the place."""
+    if not re.fullmatch(BUDGET_PATTERN, text):
+        raise InputError(f"{place}: {text!r} is not a time such as 90s, 10m or 2h")
+    return float(int(text[:-1]) * SECONDS[text[-1]])
+
+
+def configurations(runs: Sequence[RunSpec]) -> list[list[RunSpec]]:
+    """The runs that differ only in their seed, the smallest seed first."""
+    found: dict[str, list[RunSpec]] = {}
+    for run in runs:
+        fields = {name: value for name, value in run.canonical().items() if name != "seed"}
+        found.setdefault(json.dumps(fields, sort_keys=True), []).append(run)
+    return [sorted(same, key=lambda run: run.seed) for same in found.values()]
