@@ -15,6 +15,7 @@ from typing import Any
 
 from scipy import stats
 
+from orchestrator.report.findings.decide import FALSE_SHOWN, LIKELY_LEVEL
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 CHECKED = (
@@ -80,10 +81,11 @@ def troubles(compared: dict[str, Any], rows: dict[str, dict[str, str]]) -> list[
     if between := compared["between_sessions"]:
         distance = abs(fmean(scaled[0]) - fmean(scaled[1]))
         least = 2 * float(stats.norm.sf(distance / between))
-        if compared["p"] < least * (1 - 1e-6):
+        if compared["p"] < least - 1e-9:
             found.append(f"p is {compared['p']}, and by differences between sessions alone {least}")
     decided = compared["decision"] != "undecided"
-    if (compared["p"] < 0.05) is not decided and (compared["level"] == "likely" or decided):
+    level = LIKELY_LEVEL if compared["level"] == "likely" else FALSE_SHOWN
+    if (compared["p"] < level) is not decided and (compared["level"] == "likely" or decided):
         found.append(f"{compared['decision']} at a corrected p-value of {compared['p']}")
     return found
 

@@ -60,6 +60,7 @@ class PlainProgress:
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
         self._printed_at, self._per_node = time.monotonic(), run.processes_per_node
+        self._time_left.total = total
         left = self._time_left.estimate(number)
         self._line(f"[{number}/{total}] {run.key}: started{', ' + left if left else ''}")
 

@@ -1,67 +1,135 @@
-"""Claims: how often real runs that differ in nothing are said to differ.
+"""Claims: what reports on simulated sweeps claim and choose, whose true times and accuracies are known.
 
-40 serial runs, each with its own seed, are split at random into pairs of groups. Beside the test of the
-report stands the rule that it replaced: a difference is claimed if the ranges over seeds do not overlap.
+Each simulation draws the runs of serial and four strategies on two nodes, and passes them through the whole
+pipeline of a report. Times differ between sessions, spreads over seeds differ between configurations, and
+accuracies are those on 360 images. The noise is that of the quickstart with 5 epochs, as it was, and with
+10 epochs.
 """
 
 from __future__ import annotations
 
-from math import log
-from random import Random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from orchestrator.report.statistics.contrasts import Contrast, Sample, welch
-from orchestrator.report.statistics.power import least_difference
+import numpy as np
+
+from orchestrator.report.findings import asked_by
+from orchestrator.report.findings.compared import Compared
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
+from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.verdict import verdicts
+from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.results.records import RunResult
-from tests.bench.runs import runs_on
-from trainer.spec.run_spec import RunSpec
+from tests.unit.report_support import a_comparison, a_run
 
-SEEDS = 40
-SPLITS = 2000
-LEVEL = 0.05
-RUN = {"strategy": "serial", "dataset": "digits", "model": "lenet", "optimizer": "momentum", "lr": 0.02}
+REPORTS = 300  # of each line
+IMAGES = 360
+STRATEGIES = ("all_reduce", "local_sgd", "gossip", "one_shot")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations over seeds: of accuracies, and of logarithms of times."""
+
+    name: str
+    accuracy: float
+    time: float
+
+
+OLD, NEW = Noise("5 epochs", 0.03, 0.05), Noise("10 epochs", 0.008, 0.04)
+Effects = Mapping[str, tuple[float, float]]  # by strategy: the factor of its time, what its accuracy gains
 
 
 def main() -> None:
-    with runs_on("local") as execute:
-        execute(a_run(SEEDS))  # caches are cold in the first run
-        results = [execute(a_run(seed)) for seed in range(SEEDS)]
-    print(f"{SEEDS} serial runs, split at random into {SPLITS} pairs of groups")
-    print(f"{'quantity':10} {'seeds':>6} {'claimed':>8} {'ranges apart':>13} {'least difference':>17}")
-    for name, values in (("accuracy", accuracies(results)), ("wall time", log_times(results))):
-        for size in (2, 3, 5, 10):
-            report(name, values, size)
+    print(f"{REPORTS} reports a line; shares of reports, or of claims or pairs where stated")
+    print("reports on equals with a false claim: shown, likely")
+    for noise in (OLD, NEW):
+        for seeds in (5, 8, 12, 20):
+            of_equals(noise, seeds)
+    print("reports on differences:  found against serial")
+    of_differences(OLD, 8, {"all_reduce": (0.8, 0.0), "one_shot": (1.0, -0.05)})
+    of_differences(NEW, 6, {"all_reduce": (0.9, 0.0), "one_shot": (1.0, -0.02)})
+    print("reports on random times and accuracies: choices, and those that are wrong")
+    for seeds in (5, 8, 12, 20):
+        of_choices(NEW, seeds)
 
 
-def a_run(seed: int) -> RunSpec:
-    return RunSpec.model_validate({**RUN, "epochs": 2, "seed": seed})
+def of_equals(noise: Noise, seeds: int) -> None:
+    rng, found = np.random.default_rng(seeds), Counter[str]()
+    for _ in range(REPORTS):
+        comparison = a_report(rng, noise, seeds, {})
+        claims = asked_by(comparison).decided()
+        answers = claims.answers
+        found["shown"] += bool(
+            [each for each in claims.all if each.decided and each.level == "shown"]
+            or (answers and (answers.lowest or answers.highest))
+        )
+        found["likely"] += any(each.decided and each.level == "likely" for each in claims.all)
+    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
+    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}")
 
 
-def accuracies(results: list[RunResult]) -> list[float]:
-    return [result.accuracy for result in results if result.accuracy is not None]
+def of_differences(noise: Noise, seeds: int, effects: Effects) -> None:
+    rng, found = np.random.default_rng(seeds), Counter[str]()
+    for _ in range(REPORTS):
+        claims = asked_by(a_report(rng, noise, seeds, effects)).decided()
+        for strategy, (_, gain) in effects.items():
+            quantity = ACCURACY.name if gain else "train_s"
+            found[strategy] += any(is_found(each, strategy, quantity) for each in claims.all)
+    for strategy, (factor, gain) in effects.items():
+        what = f"{gain * 100:+.0f} points" if gain else f"{1 - factor:.0%} of time"
+        print(f"  {noise.name:10} {seeds:2} seeds, {what}: {found[strategy] / REPORTS:.1%}")
 
 
-def log_times(results: list[RunResult]) -> list[float]:
-    return [log(result.train_s) for result in results if result.train_s]
+def is_found(each: Compared, strategy: str, quantity: str) -> bool:
+    """Whether this is the comparison with serial, and the difference is claimed."""
+    sides = {each.left.strategy, each.right.strategy}
+    return each.quantity.name == quantity and sides == {strategy, "serial"} and each.verdict == "less"
 
 
-def report(name: str, values: list[float], size: int) -> None:
-    """Print a line about groups of `size` seeds."""
-    draws, claimed, apart = Random(size), 0, 0
-    contrasts: list[Contrast] = []
-    for _ in range(SPLITS):
-        drawn = draws.sample(values, 2 * size)
-        left, right = drawn[:size], drawn[size:]
-        apart += max(left) < min(right) or max(right) < min(left)
-        if contrast := welch(sample(left), sample(right)):
-            contrasts.append(contrast)
-            claimed += contrast.p < LEVEL
-    share = f"{claimed / SPLITS:.1%}" if contrasts else "none"
-    least = ""
-    if contrasts:
-        variance = sum(contrast.variances[0] for contrast in contrasts) / len(contrasts)
-        least = f"{least_difference((variance, variance), size, LEVEL):.2%}"
-    print(f"{name:10} {size:6} {share:>8} {apart / SPLITS:13.1%} {least:>17}")
+def of_choices(noise: Noise, seeds: int) -> None:
+    rng, chosen = np.random.default_rng(seeds), {"Choose": list[bool](), "Probably": list[bool]()}
+    for _ in range(REPORTS):
+        effects = {
+            name: (float(np.exp(rng.normal(0, 0.15))), float(rng.normal(0, 0.015)))
+            for name in ("serial", *STRATEGIES)
+        }
+        comparison = a_report(rng, noise, seeds, effects)
+        (verdict,) = verdicts(comparison, [])
+        kind = verdict.headline.split()[0].replace("Stay", "Choose")
+        if kind in chosen:
+            chosen[kind].append(is_right(verdict.options[0].name.split()[0], effects))
+    parts = [
+        f"{kind.lower()} {len(right) / REPORTS:.0%}, wrong {right.count(False) / max(1, len(right)):.1%}"
+        for kind, right in chosen.items()
+    ]
+    print(f"  {noise.name:10} {seeds:2} seeds: {'; '.join(parts)}")
 
 
-def sample(values: list[float]) -> Sample:
-    return dict(enumerate(values))
+def is_right(name: str, effects: Effects) -> bool:
+    """Whether a choice is within the tolerance of the best."""
+    best = max(gain for _, gain in effects.values())
+    accurate = {each: time for each, (time, gain) in effects.items() if best - gain <= TOLERATED.accuracy}
+    return name in accurate and accurate[name] <= min(accurate.values()) * (1 + TOLERATED.time)
+
+
+def a_report(rng: np.random.Generator, noise: Noise, seeds: int, effects: Effects) -> Comparison:
+    """A sweep with these differences from 4 s and 93 %."""
+    results: list[RunResult] = []
+    for strategy in ("serial", *STRATEGIES):
+        factor, gain = effects.get(strategy, (1.0, 0.0))
+        spread, session = np.exp(rng.normal(0, 0.3)), np.exp(BETWEEN_SESSIONS * rng.normal())
+        for seed in range(seeds):
+            accuracy = 0.93 + gain + noise.accuracy * spread * rng.normal()
+            run = a_run(
+                strategy,
+                nodes=1 if strategy == "serial" else 2,
+                seed=seed,
+                train_s=float(4 * factor * session * np.exp(noise.time * spread * rng.normal())),
+                accuracy=round(IMAGES * float(np.clip(accuracy, 0, 1))) / IMAGES,
+            )
+            ranks = [rank.model_copy(update={"test_samples": IMAGES}) for rank in run.ranks]
+            results.append(run.model_copy(update={"ranks": ranks}))
+    return a_comparison(*results)

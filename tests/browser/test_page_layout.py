@@ -57,6 +57,7 @@ def test_the_page_is_complete_without_scripts(
 ) -> None:
     page = reader.open(request.getfixturevalue(name), scripts=False)
     assert page.locator("#verdict .headline").first.is_visible()
+    page.locator("#evidence summary").click()
     assert page.locator("#evidence li").first.is_visible()
     figures, tables = page.locator("figure[data-figure]"), page.locator("table[data-sortable]")
     assert figures.count() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -66,3 +67,22 @@ def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
     assert "warm-up run" not in done.stdout
     assert {key: second[key]["order"] for key in first} == {key: first[key]["order"] for key in first}
     assert {key: (out / key / "result.json").read_bytes() for key in first} == results
+
+
+def test_sweep_adds_seeds_in_stages_and_resumes(tmp_path: Path) -> None:
+    file, out = tmp_path / "repeated.yml", tmp_path / "out"
+    file.write_text(SWEEP)
+    command = ("sweep", file, "--out", out, "--until-decided", "--repeat", "5", "--no-warm-up-run")
+    done = run_cli(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^after (\d) seeds: ", done.stdout, re.MULTILINE) == ["3", "5"]
+    record = json.loads((out / "sweep.json").read_text())
+    assert record["stages"]["ended"] == "every configuration left has 5 seeds"
+    assert {*record["keys"]} == {*executed(done.stdout)} == {*rows(out)}
+    seeds = [int(row["seed"]) for row in rows(out).values() if row["strategy"] == "serial"]
+    assert seeds == [*range(5)]
+
+    again = run_cli(*command)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert executed(again.stdout) == []
+    assert json.loads((out / "sweep.json").read_text()) == record

@@ -21,6 +21,7 @@ def test_the_questions_are_in_the_order_of_the_report() -> None:
         "source",
         "links",
         "partitioners",
+        "choice",
         "scale",
         "accuracy",
         "time",

@@ -198,7 +198,8 @@ def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False)
     inside = ndtr((centre + reach) / rest)
     if not one_sided:
         inside = inside - ndtr((centre - reach) / rest)
-    return float(1 - densities @ inside.prod(axis=0) @ weights / weights.sum())
+    # Rounding may exceed 1.
+    return max(0.0, float(1 - densities @ inside.prod(axis=0) @ weights / weights.sum()))
 
 
 @lru_cache
