@@ -1,0 +1,128 @@
+"""Claims: each pair is compared once, corrections, and what is said of a loss of accuracy."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import inf
+
+import pytest
+from scipy import stats
+
+from orchestrator.report.findings import asked_by
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.statistics.contrasts import Contrast
+from orchestrator.report.statistics.families import benjamini_hochberg, dunnett, holm, is_extreme
+from orchestrator.report.statistics.moderated import Estimate
+from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
+from tests.unit.report_support import a_comparison, around, finding_of, repeated
+
+LEVEL = 0.05
+
+
+def estimate(mean: float, between: float = 0.0, variance: float = 1.0, seeds: int = 5) -> Estimate:
+    return Estimate(mean, variance, seeds, prior_dof=4.0, between=between)
+
+
+CONTRASTS = [Contrast(estimate(mean), estimate(0.0)) for mean in (0.1, 0.9, 1.7, 2.1, 3.0, -2.4)]
+
+
+@pytest.mark.parametrize("correct", [holm, dunnett, benjamini_hochberg])
+def test_an_interval_excludes_0_exactly_if_the_difference_is_decided(correct: object) -> None:
+    decisions = correct(CONTRASTS, LEVEL)  # type: ignore[operator]
+    assert {each.decided for each in decisions} == {True, False}
+    for each in decisions:
+        assert (each.low > 0 or each.high < 0) is each.decided
+        assert (each.p < LEVEL) is each.decided
+        assert each.p >= each.contrast.p
+
+
+def test_likely_claims_are_those_of_the_false_discovery_rate() -> None:
+    corrected = stats.false_discovery_control([each.p for each in CONTRASTS])
+    assert [each.p for each in benjamini_hochberg(CONTRASTS, LEVEL)] == pytest.approx(corrected)
+    assert benjamini_hochberg([], LEVEL) == []
+    once, thrice = (benjamini_hochberg(CONTRASTS[3:4], LEVEL, [count])[0] for count in (1, 3))
+    assert thrice.p == pytest.approx(3 * once.p)
+    assert thrice.critical > once.critical
+
+
+def test_the_smallest_is_shown_if_it_is_far_from_each_other_one() -> None:
+    others = [Contrast(estimate(mean), estimate(0.0)) for mean in (3.0, 4.0, 5.0)]
+    assert is_extreme(others, LEVEL, smallest=True)
+    assert not is_extreme(others, LEVEL, smallest=False)
+    assert not is_extreme([*others, Contrast(estimate(0.5), estimate(0.0))], LEVEL, smallest=True)
+    assert is_extreme([each.swapped for each in others], LEVEL, smallest=False)
+
+
+def test_more_seeds_decide_what_sessions_do_not_hide() -> None:
+    contrast = Contrast(estimate(1.0), estimate(0.0))
+    chances = [decided_with(contrast, seeds, LEVEL) for seeds in (6, 10, 20, 50)]
+    assert chances == sorted(chances)
+    needed = seeds_to_decide(contrast, LEVEL)
+    assert needed is not None
+    assert decided_with(contrast, needed - 1, LEVEL) < 0.85 <= decided_with(contrast, needed, LEVEL)
+    hidden = Contrast(estimate(1.0, between=1.0), estimate(0.0, between=1.0))
+    assert not can_be_decided(hidden, LEVEL)
+    assert seeds_to_decide(hidden, LEVEL) is None
+    assert decided_with(contrast, inf, LEVEL) > chances[-1]
+
+
+def test_a_pair_is_compared_once_whichever_rules_ask_and_in_which_order() -> None:
+    runs = [
+        *repeated("serial", around(8, 0.2)),
+        *repeated("all_reduce", around(5, 0.2), nodes=2),
+        *repeated("ddp", around(6, 0.2), nodes=2),
+    ]
+    comparison = a_comparison(*runs)
+    serial, ours, ddp = comparison.groups
+    claims = Claims()
+
+    def ask(claims: Claims) -> list[tuple[float, float] | None]:
+        (first,) = claims.pairs(TRAIN_S, [(serial, ours)])
+        (second, _) = claims.with_reference(TRAIN_S, serial, [ours, ddp])
+        third = claims.all_pairs(TRAIN_S, [ours, serial, ddp]).between(ours, serial)
+        assert (first.level, second.level, third.level) == ("shown",) * 3 or claims.answers is None
+        return [first.swapped.interval, second.interval, third.interval]
+
+    assert ask(claims) == [None] * 3
+    intervals = ask(claims.decided())
+    assert len({*intervals}) == 1
+    assert intervals[0] is not None
+    asked = asked_by(comparison).asked
+    assert len(asked.questions) == len({(name[0], frozenset(name[1:])) for name in asked.questions})
+
+
+def test_what_is_asked_is_decided_even_if_rules_ask_alone() -> None:
+    groups = a_comparison(
+        *repeated("all_reduce", around(0.9, 0.01), "accuracy", nodes=2),
+        *repeated("gossip", around(0.8, 0.01), "accuracy", nodes=2),
+    ).groups
+    claims = Claims()
+    claims.all_pairs(ACCURACY, groups)
+    ranking = claims.decided().all_pairs(ACCURACY, groups)
+    assert (ranking.best, ranking.worst) == (groups[0], groups[1])
+    assert [each.level for each in ranking.comparisons] == ["likely"]
+    with pytest.raises(KeyError):
+        claims.decided().pairs(TRAIN_S, [*combinations(groups, 2)])
+
+
+def test_accuracy_against_serial_is_kept_lost_or_unknown() -> None:
+    runs = [
+        *repeated("serial", around(0.95, 0.001), "accuracy"),
+        *repeated("all_reduce", around(0.949, 0.001)[::-1], "accuracy", nodes=2),
+        *repeated("ddp", around(0.85, 0.001), "accuracy", nodes=2),
+        *repeated("gossip", around(0.88, 0.05)[::-1], "accuracy", nodes=2),
+    ]
+    finding = finding_of(a_comparison(*runs), "best_accuracy")
+    states = {
+        compared["left"][0].split("-")[0]: (compared["keeps"], compared["decision"])
+        for compared in finding.data["compared"]
+        if compared["right"][0].startswith("serial")
+    }
+    assert states["all_reduce"][0]
+    assert states["ddp"] == (False, "less")
+    assert states["gossip"] == (False, "undecided")
+    text = finding.text.replace("\u00a0", " ")
+    assert "Shown to lose accuracy: ddp" in text
+    assert "Shown to keep it within the tolerance: all_reduce" in text
+    assert "Whether accuracy is lost is unknown for gossip" in text
