@@ -177,6 +177,12 @@ def sweep(
         str | None,
         typer.Option(metavar="TIME", help="Of --until-decided: no more runs after 90s, 10m or 2h."),
     ] = None,
+    tolerance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS", help="Differences that do not matter. Default: accuracy=1pt,time=5%."
+        ),
+    ] = None,
     dry_run: DryRun = False,
     verbose: Verbose = False,
     fail_fast: FailFast = False,
@@ -207,6 +213,7 @@ def sweep(
         ),
         until_decided=until_decided,
         budget=budget,
+        tolerance=tolerance,
     )
     directory = out or Path("results") / loaded.spec.name
     selected = select()

@@ -117,6 +117,7 @@ class SweepRunner:
             lab=sweep.spec.lab,
             blocks=sweep.blocks,
             equal_cpus=sweep.equal_cpus,
+            tolerance=sweep.tolerance,
             stages=stages,
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))

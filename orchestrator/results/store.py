@@ -19,6 +19,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.sweeps.equal import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from orchestrator.sweeps.stages import Stages
+from orchestrator.sweeps.tolerance import DEFAULT, Tolerances
 from trainer.core.cgroup import NodeUsage
 from trainer.core.record import checked, first_error, parse_object
 from trainer.core.registry import IMPORTED
@@ -54,6 +55,7 @@ class SweepRecord(BaseModel):
     lab: Lab | None = None
     blocks: list[BlockRecord] = []
     equal_cpus: EqualShare | None = None  # what `cpus: equal` of the source was replaced by
+    tolerance: Tolerances = DEFAULT  # differences that do not matter
     stages: Stages | None = None  # of a sweep that adds seeds until its choice is decided
 
 

@@ -22,6 +22,7 @@ from orchestrator.sweeps.requirements import read_requirements
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.stages import BUDGET_PATTERN, STAGES, budget_seconds
 from orchestrator.sweeps.swarm import SwarmOptions
+from orchestrator.sweeps.tolerance import DEFAULT, Tolerances, parse_tolerances
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.spec.registries import REGISTRIES
@@ -88,6 +89,9 @@ class SweepSpec(BaseModel):
         description="the time of all runs after which `until_decided` adds no more, as 90s, 10m or 2h",
         json_schema_extra={"pattern": BUDGET_PATTERN},
     )
+    tolerance: Tolerances = Field(
+        DEFAULT, description="differences that do not matter when a report decides what to choose"
+    )
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
     requirements: str | None = Field(
         None,
@@ -121,6 +125,7 @@ class Sweep:
     imports: Imports | None = None  # holds the files of users' components
     until_decided: bool = False  # whether it adds seeds in stages
     budget_s: float | None = None  # of all its runs, if it adds seeds in stages
+    tolerance: Tolerances = DEFAULT
 
 
 def load_sweep(
@@ -135,6 +140,7 @@ def load_sweep(
     places: Mapping[str, str] | None = None,
     until_decided: bool | None = None,
     budget: str | None = None,
+    tolerance: str | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -148,6 +154,7 @@ def load_sweep(
         imports: finds users' components; None: tries them in processes of this machine.
         places: of the fields of a sweep that is in no file, where its user has written them.
         until_decided, budget: as in the file, which they replace; None: the file's.
+        tolerance: `accuracy=0.5pt,time=10%`, which replaces the file's.
 
     Raises:
         InputError: names file, key, value and what is allowed.
@@ -188,6 +195,8 @@ def load_sweep(
     if until_decided is not None:
         overrides.append("--until-decided" if until_decided else "--no-until-decided")
     overrides += [f"--budget {budget}"] if budget else []
+    tolerances = spec.tolerance if tolerance is None else parse_tolerances(tolerance, spec.tolerance)
+    overrides += [f"--tolerance {tolerance}"] if tolerance else []
     left_out = [quick and block.quick is None for block in spec.blocks]
     _check_combinations(all_fields, path)
 
@@ -218,7 +227,16 @@ def load_sweep(
     if staged:
         _check_stages(spec, runs, path)
     return Sweep(
-        spec, text, overrides, runs, _named(spec.blocks, expanded), share, imports, staged, budget_s
+        spec,
+        text,
+        overrides,
+        runs,
+        _named(spec.blocks, expanded),
+        share,
+        imports,
+        staged,
+        budget_s,
+        tolerances,
     )
 
 

@@ -19,13 +19,14 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.metrics.quantities import ACCURACY
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.verdict import verdicts
-from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 
 REPORTS = 300  # of each line
 IMAGES = 360
+TOLERANCE = Tolerance()
 STRATEGIES = ("all_reduce", "local_sgd", "gossip", "one_shot")
 
 
@@ -111,8 +112,8 @@ def of_choices(noise: Noise, seeds: int) -> None:
 def is_right(name: str, effects: Effects) -> bool:
     """Whether a choice is within the tolerance of the best."""
     best = max(gain for _, gain in effects.values())
-    accurate = {each: time for each, (time, gain) in effects.items() if best - gain <= TOLERATED.accuracy}
-    return name in accurate and accurate[name] <= min(accurate.values()) * (1 + TOLERATED.time)
+    accurate = {each: time for each, (time, gain) in effects.items() if best - gain <= TOLERANCE.accuracy}
+    return name in accurate and accurate[name] <= min(accurate.values()) * (1 + TOLERANCE.time)
 
 
 def a_report(rng: np.random.Generator, noise: Noise, seeds: int, effects: Effects) -> Comparison:

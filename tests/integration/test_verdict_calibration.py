@@ -9,13 +9,14 @@ import pytest
 
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.verdict import Verdict, verdicts
-from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 
 SIMULATED = 200
 IMAGES = 360
+TOLERANCE = Tolerance()
 STRATEGIES = ("all_reduce", "ddp", "gossip", "local_sgd")
 Truth = Mapping[str, tuple[float, float]]  # time and accuracy
 
@@ -45,9 +46,9 @@ def simulated(rng: np.random.Generator, effect: float, seeds: int) -> tuple[Comp
 def is_right(name: str, truth: Truth) -> bool:
     """Whether a choice is within the tolerance of the best."""
     best = max(accuracy for _, accuracy in truth.values())
-    accurate = {each for each, (_, accuracy) in truth.items() if best - accuracy <= TOLERATED.accuracy}
+    accurate = {each for each, (_, accuracy) in truth.items() if best - accuracy <= TOLERANCE.accuracy}
     fastest = min(truth[each][0] for each in accurate)
-    return name in accurate and truth[name][0] <= fastest * (1 + TOLERATED.time)
+    return name in accurate and truth[name][0] <= fastest * (1 + TOLERANCE.time)
 
 
 def chosen(verdict: Verdict) -> str:

@@ -33,7 +33,8 @@ def path(tmp_path: Path) -> Path:
 
 
 KEYS = (
-    "name, description, lab, base, repeat, until_decided, budget, quick, requirements, slurm, swarm, blocks"
+    "name, description, lab, base, repeat, until_decided, budget, tolerance, quick, requirements, slurm, "
+    "swarm, blocks"
 )
 NO_MAPPING = f": must be a mapping with the keys {KEYS}"
 
@@ -135,11 +136,7 @@ def test_long_values_are_shortened(path: Path) -> None:
         ("name: s\nblocks: [3]", ["blocks[0]: 3 is not allowed; it must be"]),
         (
             "name: s\nblock: [{}]",
-            [
-                "block: unknown key (did you mean 'blocks'?); "
-                "allowed: name, description, lab, base, repeat, until_decided, budget, quick, "
-                "requirements, slurm, swarm, blocks"
-            ],
+            [f"block: unknown key (did you mean 'blocks'?); allowed: {KEYS}"],
         ),
         (
             "name: s\nblocks: [{}, {axis: {}}]",

@@ -101,7 +101,7 @@ def find(comparison: Comparison) -> list[Finding]:
 
 def asked_by(comparison: Comparison) -> Claims:
     """The comparisons of all findings, undecided: they are decided together."""
-    claims = Claims(clock_errors(comparison))
+    claims = Claims(clock_errors(comparison), comparison.tolerance)
     _apply_rules(comparison, claims)
     return claims
 

@@ -17,6 +17,7 @@ from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
+from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
 
@@ -31,7 +32,8 @@ class WorkloadView:
 
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
     workloads, so that this one must be named. staged: whether seeds were added until the choice was
-    decided, so that configurations have different numbers of them.
+    decided, so that configurations have different numbers of them. tolerance: differences that do not
+    matter.
     """
 
     workload: Workload
@@ -39,6 +41,7 @@ class WorkloadView:
     shape: ClusterShape
     one_of_many: bool
     staged: bool = False
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
     @property
     def serial(self) -> Group | None:
@@ -138,6 +141,12 @@ class Comparison:
     clusters: Mapping[str, ClusterTime | NoClusterTime] = field(default_factory=dict)
     windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
 
+    @property
+    def tolerance(self) -> Tolerance:
+        """Differences that do not matter to whom the sweep is for."""
+        stated = self.record.tolerance
+        return Tolerance(stated.accuracy_share, stated.time_share)
+
     @cached_property
     def groups(self) -> list[Group]:
         return groups_of(self.rows)
@@ -180,6 +189,7 @@ class Comparison:
             _busiest(planned),
             len(self.workloads) > 1,
             self.record.stages is not None,
+            self.tolerance,
         )
 
     def over_links(self) -> dict[Workload, list[WorkloadView]]:

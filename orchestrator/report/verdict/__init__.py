@@ -25,10 +25,10 @@ __all__ = ["RULE", "Evidence", "Option", "Verdict", "evidence", "verdicts"]
 RULE = (
     "Only configurations whose runs all finished and learned can be chosen, on any number of nodes, and "
     "serial. A configuration is right if its accuracy is within one point of the most accurate one and "
-    "its time within 5% of the fastest of those. How probable that is follows from the spread over seeds; "
-    "for times also from how much they differ if a sweep is repeated later, and from the error of cluster "
-    "time. From 80% on, with five seeds, a choice is called probable; from 95% on, with eight seeds, it is "
-    "stated."
+    "its time within 5% of the fastest of those, or within the tolerance that the sweep states. How "
+    "probable that is follows from the spread over seeds; for times also from how much they differ if a "
+    "sweep is repeated later, and from the error of cluster time. From 80% on, with five seeds, a choice "
+    "is called probable; from 95% on, with eight seeds, it is stated."
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from zlib import crc32
 
@@ -28,7 +29,6 @@ from orchestrator.report.statistics.chances import (
 )
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
-TOLERATED = Tolerance()
 MOST_NAMED = 3  # in a headline
 LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
@@ -40,16 +40,13 @@ class Candidate:
     Attributes:
         speed: its chance to be the right choice where time counts, and accuracy must be kept.
         accuracy: the probability that it is as accurate as the best, within the tolerance.
+        regret: the most that it may cost, in tolerances.
     """
 
     group: Group
     speed: Chance
     accuracy: float
-
-    @property
-    def regret(self) -> float:
-        """The most that it may cost, in tolerances."""
-        return max(self.speed.longer / TOLERATED.time, self.speed.loses / TOLERATED.accuracy)
+    regret: float
 
     @property
     def seeds(self) -> int:
@@ -73,14 +70,15 @@ def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidat
     rng = np.random.default_rng(crc32(usable[0].first.key.encode()))  # the same report again
     errors = {view.workload: error_of_difference(view)}
     measured = max(len(group.ok_rows) for group in usable) < least_seeds
-    times = _means(TRAIN_S, usable, same_work, None if measured else rng, errors)
-    accuracies = _means(ACCURACY, usable, _same_accuracy, None if measured else rng, errors)
+    tolerance, draws = view.tolerance, None if measured else rng
+    times = _means(TRAIN_S, usable, same_work, draws, errors)
+    accuracies = _means(ACCURACY, usable, partial(_same_accuracy, tolerance), draws, errors)
     found = [
-        Candidate(*each)
-        for each in zip(
+        Candidate(group, speed, accuracy, _regret(speed, tolerance))
+        for group, speed, accuracy in zip(
             usable,
-            for_speed(times, accuracies, TOLERATED),
-            for_accuracy(accuracies, TOLERATED),
+            for_speed(times, accuracies, tolerance),
+            for_accuracy(accuracies, tolerance),
             strict=True,
         )
     ]
@@ -102,7 +100,12 @@ def why_not(view: WorkloadView, group: Group, unlearned: AbstractSet[str]) -> st
     return ""
 
 
-def _same_accuracy(one: Group, other: Group) -> bool:
+def _regret(chance: Chance, tolerance: Tolerance) -> float:
+    """In tolerances; a difference of which none is tolerated counts as many."""
+    return max(chance.longer / max(tolerance.time, 1e-3), chance.loses / max(tolerance.accuracy, 1e-3))
+
+
+def _same_accuracy(tolerance: Tolerance, one: Group, other: Group) -> bool:
     """Whether both are the same mathematics: equal in every seed that both have, within the tolerance."""
     labels = {one.strategy_label, other.strategy_label}
     if (one.partitioner_label, one.shape) != (other.partitioner_label, other.shape) or not (
@@ -112,7 +115,7 @@ def _same_accuracy(one: Group, other: Group) -> bool:
     left, right = ACCURACY.sample(one), ACCURACY.sample(other)
     common = left.keys() & right.keys()
     return len(common) >= min(len(left), len(right), LEAST_SEEDS) and all(
-        abs(left[seed] - right[seed]) <= TOLERATED.accuracy for seed in common
+        abs(left[seed] - right[seed]) <= tolerance.accuracy for seed in common
     )
 
 

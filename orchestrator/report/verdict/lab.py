@@ -13,8 +13,9 @@ from orchestrator.report.metrics.published import PublishedLine, overrides, publ
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.candidates import TOLERATED
 from orchestrator.report.verdict.options import MOST, measured_difference, option
+
+REPRODUCED = 0.01  # how far an accuracy may be off the published one
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class _Reproduced:
     @property
     def same(self) -> bool:
         within = self.interval is not None and self.interval[0] <= self.published <= self.interval[1]
-        return within or self.off <= TOLERATED.accuracy
+        return within or self.off <= REPRODUCED
 
     @property
     def text(self) -> str:

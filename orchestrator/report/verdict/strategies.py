@@ -25,7 +25,6 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
     MOST_NAMED,
-    TOLERATED,
     Candidate,
     candidates,
     why_not,
@@ -154,11 +153,12 @@ class Wording:
 
     def chance(self, chosen: Candidate) -> str:
         """How sure the choice is, and the most that it may cost."""
-        speed = chosen.speed
+        speed, tolerance = chosen.speed, self._view.tolerance
+        more = f"{tolerance.accuracy * 100:.3g} point{'' if tolerance.accuracy == 0.01 else 's'}"
         text = (
             f"With a probability of {probability(speed.probability)} ({count(chosen.seeds, 'seed')}), "
-            f"nothing here is over {TOLERATED.accuracy * 100:.3g} point more accurate, or as accurate and "
-            f"over {TOLERATED.time:.0%} faster."
+            f"nothing here is over {more} more accurate, or as accurate and over "
+            f"{tolerance.time * 100:.3g}% faster."
         )
         costs = [f"{speed.longer:.0%} more time"] if speed.longer >= LEAST_TIME else []
         costs += [f"{points(speed.loses)[1:]} of accuracy"] if speed.loses >= LEAST_POINTS else []
