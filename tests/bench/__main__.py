@@ -18,6 +18,7 @@ from tests.bench import (
     partitioners,
     replay,
     report,
+    sessions,
     step,
     traffic,
 )
@@ -41,6 +42,7 @@ PARTS = {
 ON_REQUEST = {
     "flower": flower.main,  # installs another package
     "allocation": engines.many,  # takes minutes
+    "sessions": sessions.main,  # rests between its runs
 }
 
 if __name__ == "__main__":
