@@ -157,6 +157,37 @@ TERMS = (
         ),
     ),
     Term(
+        "Waiting",
+        "The time of a rank in exchanges before the rank that enters last, or before a message arrives.",
+        ("waiting", "waited", "wait"),
+    ),
+    Term(
+        "Straggler",
+        (
+            "The rank that the others wait for. It is reported if it causes more than an even share of the "
+            "waiting in all likelihood, and at least 5% of the training time."
+        ),
+        ("stragglers?",),
+    ),
+    Term(
+        "Payload",
+        "The bytes of gradients, weights and activations that are sent, without headers of the network.",
+        ("payload",),
+    ),
+    Term(
+        "Peak memory",
+        (
+            "Of a rank: the most memory that its process had, with the interpreter, torch and the samples. "
+            "Of a container: what counts against its limit, with cached files."
+        ),
+        ("peak memory",),
+    ),
+    Term(
+        "Throttled",
+        "The seconds in which the CPU quota stopped a container, summed over cores.",
+        ("throttled",),
+    ),
+    Term(
         "Range over seeds",
         (
             "From the lowest to the highest seed. A range says how far the seeds lie apart, and nothing"
