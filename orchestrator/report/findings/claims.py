@@ -78,6 +78,10 @@ class Claims:
             if quantity.sample(one) and quantity.sample(other)
         ]
 
+    def among(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
+        """Compare each group with every other."""
+        return Ranking(groups, self.pairs(quantity, [*combinations(groups, 2)]))
+
     def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
         """Compare each group with every other, and ask which one is the best and which the worst."""
         compared = self.pairs(quantity, [*combinations(groups, 2)])

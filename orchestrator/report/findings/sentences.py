@@ -194,20 +194,17 @@ def _time(shown: _Shown) -> str:
     found = shown.of("more_nodes")
     if not found:
         return _fastest(shown)
-    gained = sum(set(data["steps"]) == {"less"} for data in found)
-    slower = sum("more" in data["steps"] for data in found)
-    if gained:
-        number = f"All {gained}" if gained == len(found) else f"{gained} of {len(found)}"
-        which = (
-            found[0]["strategy"] if len(found) == 1 else f"{number} that ran on several numbers of nodes"
-        )
-        of = "" if len(found) == 1 else shown.view.of_ranked
-        text = (
-            f"{which}{of} {_be(gained)} shown to become faster{shown.clock} with every step to more nodes"
-        )
-    else:
-        text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
-    return text + (f"; {slower} {_be(slower)} shown to become slower at a step." if slower else ".")
+    if len(found) == 1:
+        (data,) = found
+        change = {"less": "became faster", "more": "became slower"}.get(data["whole"])
+        first, last = seconds(data["train_s"][0]), seconds(data["train_s"][-1])
+        if change is None:
+            return f"Whether {data['strategy']} becomes faster{shown.clock} with more nodes is undecided."
+        return f"{data['strategy']} {change}{shown.clock} with more nodes: {first}, then {last}."
+    faster, slower = (sum(data["whole"] == verdict for data in found) for verdict in ("less", "more"))
+    text = f"{faster} of {count(len(found), 'configuration')}{shown.view.of_ranked} became faster"
+    text += f"{shown.clock} with more nodes"
+    return text + (f", {slower} slower." if slower else ".")
 
 
 def _fastest(shown: _Shown) -> str:
@@ -427,7 +424,7 @@ def _partitioners(shown: _Shown) -> str:
     if losses:
         most = max(losses, key=lambda data: data["loss"])
         return (
-            f"{most['strategy']} is shown to lose accuracy with {most['partitioner']}: "
+            f"{most['strategy']} is likely to lose accuracy with {most['partitioner']}: "
             f"{points(-most['loss'])} from {reference}."
         )
     effects = [each for data in shown.of("partitioner_effect") for each in data["compared"]]
@@ -435,7 +432,7 @@ def _partitioners(shown: _Shown) -> str:
         return ""
     gains = sum(each["decision"] == "more" for each in effects)
     if gains:
-        return f"No partitioner is shown to cost accuracy against {reference}, {gains} to gain some."
+        return f"No partitioner is likely to cost accuracy against {reference}, {gains} to gain some."
     return _undecided_effects(shown, reference)
 
 

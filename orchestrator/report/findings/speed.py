@@ -158,7 +158,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if len({group.transport for group in groups}) < 2:
             continue
         first, *others = groups
-        ranking = claims.all_pairs(TRAIN_S, groups)
+        ranking = claims.among(TRAIN_S, groups)
         parts = [
             f"{seconds(TRAIN_S.mean_of(group))} over {group.transport}{_communication(group)}, "
             f"{ranking.between(group, first).written}"
@@ -227,7 +227,7 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if len(ways) < 2 or {group.strategy for group in ways} <= {"all_reduce", "ddp"}:
             continue  # see all_reduce_and_ddp
         first, *others = sorted(ways, key=EXCHANGE_S_PER_STEP.mean_of)
-        ranking = claims.all_pairs(EXCHANGE_S_PER_STEP, ways)
+        ranking = claims.among(EXCHANGE_S_PER_STEP, ways)
         parts = [
             f"{seconds(EXCHANGE_S_PER_STEP.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
             f"{ranking.between(group, first).written}"

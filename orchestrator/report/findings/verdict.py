@@ -20,7 +20,7 @@ LEVELS = ("shown", "likely")
 
 
 def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """The Pareto front of accuracy and wall time.
+    """The Pareto front of accuracy and wall time, serial included.
 
     A strategy is on the front if each other one is claimed to be less accurate or slower. It is off the
     front if another is claimed to be better in one, and is at least as good in the other as measured.
@@ -28,14 +28,13 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """
     groups = [
         group
-        for group in timed(view.ranked_candidates)
+        for group in timed([*view.ranked_candidates, *([view.serial] if view.serial else [])])
         if ACCURACY.sample(group) and not any(map(target_reached, group.ok_rows))
     ]
-    if len(groups) < 2:
+    if len(groups) < 2 or all(group.serial for group in groups):
         return
-    accuracies = claims.all_pairs(ACCURACY, groups)
-    works = one_per_work([group for group in view.ranked_candidates if group in groups])
-    times = claims.all_pairs(TRAIN_S, works)
+    accuracies = claims.among(ACCURACY, groups)
+    times = claims.among(TRAIN_S, one_per_work(groups))
     on, off, unknown = [], [], []
     for group in groups:
         better = _dominating(group, groups, times, accuracies)
@@ -69,8 +68,8 @@ def _positions(
     view: WorkloadView, on: Sequence[Group], off: Sequence[tuple[Group, Group]], unknown: Sequence[Group]
 ) -> str:
     """Which groups are on the front, which are not, and which may be."""
-    shown = f"{_described(view, on)} {_be(on)}" if on else "no configuration is shown to be"
-    parts = [f"{shown} on the front of accuracy and time"]
+    likely = f"{_described(view, on)} {_be(on)} likely to be" if on else "no configuration is likely to be"
+    parts = [f"{likely} on the front of accuracy and time"]
     by_better: dict[int, list[tuple[Group, Group]]] = {}
     for pair in off:
         by_better.setdefault(id(pair[1]), []).append(pair)

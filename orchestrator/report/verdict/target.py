@@ -77,9 +77,9 @@ def _worded(
         times = ratio(found.values[0] / found.values[1])
         by = f"; {_named(view, reference)} takes {times} times as long ({low} to {high})"
     verb = "Stay with" if first.serial else "Choose"
-    headline = f"{verb} {_named(view, first)}: it is shown to reach {target} first{by}."
+    headline = f"{verb} {_named(view, first)}: it is likely to reach {target} first{by}."
     number = "the other one" if len(others) == 1 else f"all {len(others)} others"
-    return headline, [f"Shown to be later: {number} that always reached it.", rest], True
+    return headline, [f"Likely to be later: {number} that always reached it.", rest], True
 
 
 def _named(view: WorkloadView, group: Group) -> str:
