@@ -118,11 +118,13 @@ def _causes(ablations: Sequence[Finding]) -> str:
                 else f"{ratio(after / before)} times as long without"
             )
             decided.append(f"{step['fixes']} ({effect})")
-    open_ = len(data["steps"]) - len(decided)
-    undecided = f"; {open_} of {len(data['steps'])} undecided" if open_ else ""
+    changes = len(data["steps"])
     if not decided:
-        return f"No cause is shown on {nodes}{undecided}."
-    return f"Shown causes on {nodes}, fixed one after the other: {listed(decided)}{undecided}."
+        which = "the change" if changes == 1 else f"none of the {changes} changes"
+        verb = "is not" if changes == 1 else "is"
+        return f"On {nodes}, {which} {verb} shown to have an effect."
+    open_ = f"; {changes - len(decided)} of {changes} are undecided" if len(decided) < changes else ""
+    return f"Shown causes on {nodes}, fixed one after the other: {listed(decided)}{open_}."
 
 
 def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) -> Verdict | None:
