@@ -173,6 +173,17 @@ def contended(run: RunResult) -> RunResult:
     return run.model_copy(update={"ranks": ranks})
 
 
+@pytest.mark.parametrize(("disturbed", "clock"), [(3, "cluster"), (2, "wall")])
+def test_times_are_cluster_times_where_other_load_took_the_cores(disturbed: int, clock: str) -> None:
+    """Two cores for two ranks: of five seeds, most or a few had to wait for them."""
+    runs = [*map(contended, ON_TWO[:disturbed]), *ON_TWO[disturbed:]]
+    clusters = [*times(SERIAL, 8.0), *times(ON_TWO, 4.0)]
+    comparison = a_comparison(*SERIAL, *runs, clusters=clusters)
+    assert {row.clock for row in comparison.rows} == {clock}
+    if clock == "cluster":
+        assert "Other load took the cores" in finding_of(comparison, "cluster_time").text
+
+
 def test_a_report_says_by_how_much_the_cpu_time_of_shared_cores_was_corrected(
     comparison: Comparison,
 ) -> None:

@@ -97,6 +97,8 @@ def _reason(rows: Sequence[Row]) -> str:
         return "Nodes of this machine share cores"
     if any(row.link_not_enforced for row in rows):
         return links.capitalize()
+    if any(row.without_core > MAX_CONTENTION for row in rows):
+        return "Other load took the cores of ranks that had work"
     return "Other runs of this workload are over links that make wall times incomparable"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
+from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.groups import Group, groups_of
@@ -21,9 +22,9 @@ def rows_of(
 ) -> list[Row]:
     """One row per (key, result, spec), in the same order, each with its baseline.
 
-    Rows of a workload whose nodes share cores, or whose links were requested and not enforced, are on the
-    cluster clock, if their runs have cluster times. So are those of the same workload over other links,
-    since they have the serial runs in common.
+    Rows of a workload whose nodes share cores or wait for them, or whose links were requested and not
+    enforced, are on the cluster clock, if their runs have cluster times. So are those of the same workload
+    over other links, since they have the serial runs in common.
 
     Args:
         clusters: by key, the cluster times of runs, or why they have none.
@@ -46,10 +47,17 @@ def rows_of(
 
 def _compared_in_cluster_time(walls: Sequence[Row], clusters: Mapping[str, ClusterTime]) -> set[Workload]:
     """The workloads, without links, whose wall times mislead and whose runs have cluster times."""
-    misleading = [row for row in walls if row.ok and (row.shares_cores or row.link_not_enforced)]
+    ok = [row for row in walls if row.ok]
+    misleading = [row for row in ok if row.shares_cores or row.link_not_enforced]
+    misleading += [row for group in groups_of(ok) if waits_for_cores(group) for row in group.rows]
     found = {row.workload.without_links for row in misleading if row.key in clusters}
     serial = [row for row in walls if row.ok and row.strategy == SERIAL]
     return found - {row.workload for row in serial if row.key not in clusters}
+
+
+def waits_for_cores(group: Group) -> bool:
+    """Whether other load took the cores of a configuration, so that its wall times are not its own."""
+    return median(row.without_core for row in group.ok_rows) > MAX_CONTENTION
 
 
 def _rows_on(

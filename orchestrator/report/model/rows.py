@@ -419,6 +419,12 @@ class Row:
         return shares_cores(self.run, self.result.runtime_info, self.result.cores)
 
     @property
+    def without_core(self) -> float:
+        """The share of its wall time in which a rank had work but no core, 0 … 1; of the rank with most."""
+        ranks = [rank for rank in self.wall.result.ranks if rank.train_s > 0]
+        return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
+
+    @property
     def speedup_limit(self) -> float:
         """The largest wall-clock speedup that the shared cores allow."""
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)

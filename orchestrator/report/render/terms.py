@@ -102,8 +102,8 @@ TERMS = (
         "Cluster time",
         (
             "The time that training takes if every rank has a core of its own, replayed from the trace "
-            "of its work and exchanges. It replaces wall time where nodes share cores, and where links "
-            "were requested and not enforced."
+            "of its work and exchanges. It replaces wall time where nodes share or lack cores, and where "
+            "links were requested and not enforced."
         ),
         ("cluster times?",),
     ),

@@ -9,7 +9,6 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent, ratio
 from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Evidence
 
@@ -121,7 +120,9 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             parts.append(f"{wall} on shared cores, where no speedup can exceed {limit:.3g}")
             ok = False
         elif lost := {
-            row.key: share for row in comparison.rows if (share := _without_core(row)) > MAX_CONTENTION
+            row.key: row.without_core
+            for row in comparison.rows
+            if row.ok and row.clock == "wall" and row.without_core > MAX_CONTENTION
         }:
             run, share = max(lost.items(), key=lambda item: item[1])
             most = f"{percent(share)} of the time in {run}"
@@ -135,14 +136,6 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         "cluster_time_uncalibrated", "cluster_time", "shared_cores", "no_cluster_time", "thread_ranks"
     )
     return Evidence("Clock", "; ".join(parts), ok, anchor)
-
-
-def _without_core(row: Row) -> float:
-    """The share of its time in which a rank compared by wall time had work but no core, 0 … 1."""
-    if row.clock != "wall" or not row.ok:
-        return 0.0
-    ranks = [rank for rank in row.result.ranks if rank.train_s > 0]
-    return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
 
 
 def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
