@@ -96,7 +96,7 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         return
     everything = len(few) == len(view.groups)
     which = "every configuration" if everything else _names(view, few)
-    why = " Seeds were added only to what may be the choice." if view.staged else ""
+    why = " Seeds were added only to what might be the choice at that time." if view.staged else ""
     yield Finding(
         "too_few_seeds",
         f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.{why}",

@@ -226,17 +226,14 @@ def _range(what: str, ranked: list[tuple[float, Group]], shown: _Shown) -> str:
 
 
 def _speedup(shown: _Shown) -> str:
-    if not shown.fastest or "speedup" not in shown.fastest[0]:
+    if not shown.fastest or shown.fastest[0].get("speedup_interval") is None:
         ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup, geometric=True)
         if not ranked:
             return "No speedup was measured."
         best, group = ranked[-1]
         return f"The largest speedup measured is {ratio(best)}, of {shown.with_accuracy(group)}."
     found, group = shown.fastest
-    interval, name = found["speedup_interval"], shown.with_accuracy(group)
-    if interval is None:
-        return f"A speedup of {ratio(found['speedup'])}{shown.clock} was measured for {name} {shown.at}."
-    low, high = interval
+    name, (low, high) = shown.with_accuracy(group), found["speedup_interval"]
     side = "faster" if found["faster"] else "slower" if found["slower"] else "not shown to be faster"
     return (
         f"The speedup of {name} {shown.at} is {ratio(found['speedup'])} ({ratio(low)} to {ratio(high)}): "

@@ -68,8 +68,12 @@ def _positions(
     view: WorkloadView, on: Sequence[Group], off: Sequence[tuple[Group, Group]], unknown: Sequence[Group]
 ) -> str:
     """Which groups are on the front, which are not, and which may be."""
-    likely = f"{_described(view, on)} {_be(on)} likely to be" if on else "no configuration is likely to be"
-    parts = [f"{likely} on the front of accuracy and time"]
+    parts = []
+    if on:
+        parts.append(f"{_described(view, on)} {_be(on)} likely to be on the front of accuracy and time")
+    if unknown:
+        whether = f"{'W' if on else 'w'}hether {_described(view, unknown)} {_be(unknown)}"
+        parts.append(f"{whether} on the front of accuracy and time is undecided")
     by_better: dict[int, list[tuple[Group, Group]]] = {}
     for pair in off:
         by_better.setdefault(id(pair[1]), []).append(pair)
@@ -79,8 +83,6 @@ def _positions(
             f"Off it {_be(worse)} {_described(view, worse)}: {view.name(pairs[0][1])} is better in one, "
             f"and {_no_worse(pairs)} in the other"
         )
-    if unknown:
-        parts.append(f"Undecided {_be(unknown)} {_described(view, unknown)}")
     return ". ".join(parts)
 
 
@@ -230,7 +232,7 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
             "between two sessions, or than the error of cluster time."
         )
     if many := len(open_) - len(needed) - hopeless:
-        text += f" More than {MOST_SEEDS} would be needed for {many}."
+        text += f" {many} would need more than {MOST_SEEDS} seeds each."
     data = {
         "undecided": len(open_),
         "decided": sum(decided.values()),

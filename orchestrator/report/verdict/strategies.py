@@ -60,7 +60,7 @@ def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions:
     certainty = [TOO_FEW if few else wording.chance(first)]
     if sure:
         headline = wording.choice(first, serial)
-        certainty += [wording.seeds_won(first.group, serial), wording.as_good(found)]
+        certainty += [wording.seeds_won(first.group, serial), wording.as_good(found), wording.surer(first)]
     else:
         headline = wording.toss_up(named, serial, few)
     certainty.append(wording.sooner(first.group))
@@ -160,9 +160,20 @@ class Wording:
             f"nothing here is over {more} more accurate, or as accurate and over "
             f"{tolerance.time * 100:.3g}% faster."
         )
-        costs = [f"{speed.longer:.0%} more time"] if speed.longer >= LEAST_TIME else []
-        costs += [f"{points(speed.loses)[1:]} of accuracy"] if speed.loses >= LEAST_POINTS else []
-        return f"{text} It costs at most {listed(costs)} (95%)." if costs else text
+        worst = (
+            [f"takes {speed.longer:.0%} more time than the best here"] if speed.longer >= LEAST_TIME else []
+        )
+        if speed.loses >= LEAST_POINTS:
+            worst.append(f"is {points(speed.loses)[1:]} less accurate than the most accurate")
+        return f"{text} At worst, it {listed(worst)} (95%)." if worst else text
+
+    def surer(self, chosen: Candidate) -> str:
+        """What would make a probable choice surer."""
+        if chosen.speed.probability >= SURE and chosen.seeds >= SURE_SEEDS:
+            return ""
+        if self._view.staged:
+            return "A larger --budget adds seeds."
+        return f"To be surer, run it again with --repeat {max(SURE_SEEDS, chosen.seeds + 4)}."
 
     def seeds_won(self, group: Group, serial: Group | None) -> str:
         """`It was faster than serial in 5 of 5 seeds.`"""
