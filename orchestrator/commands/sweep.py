@@ -114,15 +114,19 @@ def _run_sweep(
             runner.prepare(loaded)
             if warm_up_run:
                 runner.warm_up(loaded)
-            executed = runner.results(loaded)
-            if loaded.until_decided:
-                executed = results_until_decided(runner, loaded, display, lambda: _standing(paths))
-            for result in executed:
+            staged = (
+                results_until_decided(runner, loaded, display, lambda: _standing(paths))
+                if loaded.until_decided
+                else None
+            )
+            for result in staged or runner.results(loaded):
                 results.append(result)
                 if fail_fast and result.status != "ok":
                     break
                 if len(results) < total:
                     after_run()
+            if staged:
+                staged.close()  # records what was executed, also if it was left early
     except KeyboardInterrupt:
         console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
         console.print("run the same command to resume")

@@ -7,7 +7,7 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ INTERRUPTED = "it was interrupted"
 
 def results_until_decided(
     runner: SweepRunner, sweep: Sweep, progress: Progress, judge: Callable[[], Standing]
-) -> Iterator[RunResult]:
+) -> Generator[RunResult, None, None]:
     """Execute the runs that are not done yet, in stages; yields one result per run.
 
     The record of the directory has the runs of the stages so far, and at the end those that were executed.
