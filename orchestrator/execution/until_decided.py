@@ -65,7 +65,7 @@ def results_until_decided(
 
 
 def _after(count: int, standing: Standing, dropped: Mapping[str, str]) -> str:
-    """What a stage has shown, for people who wait."""
+    """The state after a stage, as lines of progress."""
     lines = [f"after {counted(count, 'seed')}: {'; '.join(standing.lines) or DECIDED}"]
     if not standing.decided:
         lines += [f"  no more seeds for {first}: {why}" for first, why in sorted(dropped.items())]

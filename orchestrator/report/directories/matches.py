@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.errors import InputError
 from orchestrator.report.formats import first_few, listed
-from orchestrator.report.metrics.clock import error_of_difference
+from orchestrator.report.metrics.estimates import clock_errors
 from orchestrator.report.model.comparison import Comparison, read_comparison
 from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.labels import Workload
@@ -191,9 +191,9 @@ def _on_one_clock(one: Group, other: Group) -> tuple[Group, Group]:
 
 def _errors(comparisons: Sequence[Comparison]) -> dict[Workload, float]:
     found: dict[Workload, float] = {}
-    for comparison in comparisons:
-        for view in map(comparison.view, comparison.workloads):
-            found[view.workload] = max(found.get(view.workload, 0.0), error_of_difference(view))
+    for errors in map(clock_errors, comparisons):
+        for workload, error in errors.items():
+            found[workload] = max(found.get(workload, 0.0), error)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -83,14 +83,16 @@ class Claims:
         return Ranking(groups, self.pairs(quantity, [*combinations(groups, 2)]))
 
     def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
-        """Compare each group with every other, and ask which one is the best and which the worst."""
-        compared = self.pairs(quantity, [*combinations(groups, 2)])
+        """As `among`, and ask which one is the best and which the worst."""
+        ranking = self.among(quantity, groups)
         contest = quantity.name, frozenset(map(id, groups))
         if self.answers is None:
             self.asked.contests.setdefault(contest, (quantity, groups))
-            return Ranking(groups, compared)
-        ends = self.answers.highest.get(contest), self.answers.lowest.get(contest)
-        return Ranking(groups, compared, *(ends[::-1] if quantity.lower_is_better else ends))
+            return ranking
+        worst, best = self.answers.lowest.get(contest), self.answers.highest.get(contest)
+        if quantity.lower_is_better:
+            worst, best = best, worst
+        return replace(ranking, best=best, worst=worst)
 
     def with_zero(
         self, quantity: Quantity, groups: Sequence[Group], chosen_from: int = 1

@@ -29,6 +29,7 @@ from orchestrator.report.statistics.chances import (
 )
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
+SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
 MOST_NAMED = 3  # in a headline
 LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
@@ -51,6 +52,11 @@ class Candidate:
     @property
     def seeds(self) -> int:
         return len(self.group.ok_rows)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the choice can be stated, rather than called probable."""
+        return self.speed.probability >= SURE and self.seeds >= SURE_SEEDS
 
 
 def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidate]:

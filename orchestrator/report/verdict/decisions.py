@@ -22,8 +22,7 @@ class Decision:
 
     values: the two means. interval: of the ratio or difference left to right, at the corrected level; None
     with too few seeds. verdict: `more` if the left value is claimed to be larger. seeds: that would
-    probably decide it. hopeless: whether no number of seeds would. keeps: whether the left one is shown to
-    be at most so much worse that it does not matter.
+    probably decide it. hopeless: whether no number of seeds would.
     """
 
     values: tuple[float, float]
@@ -32,7 +31,6 @@ class Decision:
     verdict: str
     seeds: int | None
     hopeless: bool
-    keeps: bool
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Decision:
@@ -43,7 +41,6 @@ class Decision:
             data["decision"],
             data["seeds_to_decide"],
             data["hopeless"],
-            data["keeps"],
         )
 
     @property
@@ -85,19 +82,16 @@ class Decisions:
                         self._add(data)
 
     def _add(self, data: dict[str, Any]) -> None:
-        """Several findings may compare a pair: what one of them decides is decided."""
+        """Several findings may tell of a pair, which is compared once."""
         name = (data["quantity"], frozenset(data["left"]), frozenset(data["right"]))
-        new, known = Decision.of(data), self._found.get(name)
-        if known is None or (new.decided and not known.decided):
-            self._found[name] = new
+        self._found[name] = Decision.of(data)
 
     def between(self, quantity: Quantity, one: Group, other: Group) -> Decision | None:
         """The comparison of two groups, `one` on the left; None if no finding compares them."""
         left, right = (frozenset(row.key for row in group.ok_rows) for group in (one, other))
         as_asked = self._found.get((quantity.name, left, right))
         reverse = self._found.get((quantity.name, right, left))
-        found = [*([as_asked] if as_asked else []), *([reverse.swapped] if reverse else [])]
-        return next((each for each in found if each.decided), found[0] if found else None)
+        return as_asked or (reverse.swapped if reverse else None)
 
 
 def seeds_needed(comparisons: Iterable[Decision | None], question: str) -> str:

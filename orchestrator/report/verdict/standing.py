@@ -12,7 +12,6 @@ from orchestrator.report.verdict.candidates import (
     candidates,
     why_not,
 )
-from orchestrator.report.verdict.strategies import SURE, SURE_SEEDS
 from orchestrator.sweeps.stages import DECIDED, Standing
 
 NO_CHANCE = 0.01  # below which a configuration gets no more seeds
@@ -29,7 +28,7 @@ def standing(comparison: Comparison) -> Standing:
     for view in map(comparison.view, comparison.workloads):
         found = candidates(view, frozenset())
         first = found[0] if found else None
-        if first and first.speed.probability >= SURE and first.seeds >= SURE_SEEDS:
+        if first and first.sure:
             hopeless |= {row.key: DECIDED for group in view.groups for row in group.rows}
             continue
         for group in view.line_groups:

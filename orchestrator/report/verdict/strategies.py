@@ -25,6 +25,7 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
     MOST_NAMED,
+    SURE_SEEDS,
     Candidate,
     candidates,
     why_not,
@@ -32,7 +33,6 @@ from orchestrator.report.verdict.candidates import (
 from orchestrator.report.verdict.decisions import Decisions
 from orchestrator.report.verdict.options import options
 
-SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
 PROBABLE = 0.8  # from which it is called probable
 POSSIBLE = 0.1  # below which a configuration is no longer named
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
@@ -118,9 +118,8 @@ class Wording:
     def choice(self, chosen: Candidate, serial: Group | None) -> str:
         """What to choose, and what it gains."""
         group = chosen.group
-        certain = chosen.speed.probability >= SURE and chosen.seeds >= SURE_SEEDS
         verb = "stay with" if group.serial else "choose"
-        verb = verb.capitalize() if certain else f"Probably {verb}"
+        verb = verb.capitalize() if chosen.sure else f"Probably {verb}"
         reached = percent(ACCURACY.mean_of(group))
         if serial is None or group.serial:
             text = f"{seconds(TRAIN_S.mean_of(group))}{self._clock}, {reached} accuracy"
@@ -169,10 +168,10 @@ class Wording:
 
     def surer(self, chosen: Candidate) -> str:
         """What would make a probable choice surer."""
-        if chosen.speed.probability >= SURE and chosen.seeds >= SURE_SEEDS:
+        if chosen.sure:
             return ""
         if self._view.staged:
-            return "A larger --budget adds seeds."
+            return "A larger --budget or --repeat adds seeds."
         return f"To be surer, run it again with --repeat {max(SURE_SEEDS, chosen.seeds + 4)}."
 
     def seeds_won(self, group: Group, serial: Group | None) -> str:
