@@ -143,7 +143,7 @@ class Comparison:
 
     @property
     def tolerance(self) -> Tolerance:
-        """Differences that do not matter to whom the sweep is for."""
+        """Differences that do not matter."""
         stated = self.record.tolerance
         return Tolerance(stated.accuracy_share, stated.time_share)
 

@@ -63,6 +63,7 @@ def render(
     chapters = chapters_of(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
+        better=comparison.tolerance.better,
         summary=one_line(comparison),
         seeds=seeds_line(comparison),
         verdicts=verdicts(comparison, findings),

@@ -28,6 +28,15 @@ class Tolerance:
     accuracy: float = 0.01
     time: float = 0.05
 
+    @property
+    def better(self) -> str:
+        """What matters, as text: `over 1 point more accurate, or as accurate and over 5% faster`."""
+        plural = "" if self.accuracy == 0.01 else "s"
+        return (
+            f"over {self.accuracy * 100:.3g} point{plural} more accurate, or as accurate and over "
+            f"{self.time * 100:.3g}% faster"
+        )
+
 
 @dataclass(frozen=True)
 class Chance:

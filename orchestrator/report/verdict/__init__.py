@@ -38,15 +38,13 @@ def verdicts(comparison: Comparison, findings: Sequence[Finding]) -> list[Verdic
     if lab:
         return [lab]
     decisions = Decisions(findings)
-    return [_of_workload(comparison, workload, findings, decisions) for workload in comparison.workloads]
+    return [_of_workload(comparison, workload, decisions) for workload in comparison.workloads]
 
 
-def _of_workload(
-    comparison: Comparison, workload: Workload, findings: Sequence[Finding], decisions: Decisions
-) -> Verdict:
+def _of_workload(comparison: Comparison, workload: Workload, decisions: Decisions) -> Verdict:
     view = comparison.view(workload)
     if workload.faults:
         return under_faults(view, comparison, decisions)
     if workload.target_accuracy is not None:
         return to_target(view, decisions)
-    return among_strategies(view, findings, decisions)
+    return among_strategies(view, decisions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -59,17 +58,14 @@ class Candidate:
         return self.speed.probability >= SURE and self.seeds >= SURE_SEEDS
 
 
-def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidate]:
+def candidates(view: WorkloadView) -> list[Candidate]:
     """The configurations on any number of nodes, and serial: the one that is most probably right first.
 
     Left out are those of which a run failed or did not learn, those without comparable times, and those
     with too few seeds. If all have too few, chances are 1 and 0: those of the means as measured.
-
-    Args:
-        unlearned: keys of the runs that have not learned.
     """
     least_seeds = LEAST_SEEDS if view.staged else MIN_SEEDS
-    usable = [group for group in timed(view.line_groups) if not why_not(view, group, unlearned)]
+    usable = [group for group in timed(view.line_groups) if not why_not(view, group)]
     usable = [group for group in usable if len(group.ok_rows) >= least_seeds] or usable
     if not usable:
         return []
@@ -91,13 +87,13 @@ def candidates(view: WorkloadView, unlearned: AbstractSet[str]) -> list[Candidat
     return sorted(found, key=lambda each: (-each.speed.probability, each.regret))
 
 
-def why_not(view: WorkloadView, group: Group, unlearned: AbstractSet[str]) -> str:
+def why_not(view: WorkloadView, group: Group) -> str:
     """Why a configuration cannot be chosen; empty if it can."""
     if len(group.ok_rows) < len(group.rows):
         return "not every run finished"
     if not (group.first.times_compare and TRAIN_S.sample(group)):
         return f"no {view.clock} time that compares"
-    if unlearned & {row.key for row in group.rows} or any(learned(row) is False for row in group.ok_rows):
+    if any(learned(row) is False for row in group.ok_rows):
         return "not every run learned"
     if not ACCURACY.sample(group):
         return "no accuracy"

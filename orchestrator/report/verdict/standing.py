@@ -26,13 +26,13 @@ def standing(comparison: Comparison) -> Standing:
     hopeless: dict[str, str] = {}
     lines = []
     for view in map(comparison.view, comparison.workloads):
-        found = candidates(view, frozenset())
+        found = candidates(view)
         first = found[0] if found else None
         if first and first.sure:
             hopeless |= {row.key: DECIDED for group in view.groups for row in group.rows}
             continue
         for group in view.line_groups:
-            if not group.serial and (reason := why_not(view, group, frozenset())):
+            if not group.serial and (reason := why_not(view, group)):
                 hopeless |= {row.key: reason for row in group.rows}
         for each in found:
             chance = each.speed.probability

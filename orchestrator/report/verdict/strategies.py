@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
-from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import (
     count,
     first_few,
@@ -39,12 +37,11 @@ LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
 TOO_FEW = f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with --repeat {MIN_SEEDS}."
 
 
-def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions: Decisions) -> Verdict:
+def among_strategies(view: WorkloadView, decisions: Decisions) -> Verdict:
     """What to choose among the strategies of a workload without a target accuracy and faults."""
-    unlearned = {row.key for finding in findings if finding.kind == "not_learned" for row in finding.rows}
-    found = candidates(view, unlearned)
+    found = candidates(view)
     wording = Wording(view, found)
-    left_out = wording.left_out(unlearned)
+    left_out = wording.left_out()
     if all(each.group.serial for each in found):
         return Verdict(view.workload, _nothing(view), f"No choice is claimed. {left_out}".strip(), False)
     serial = next((each.group for each in found if each.group.serial), None)
@@ -153,11 +150,9 @@ class Wording:
     def chance(self, chosen: Candidate) -> str:
         """How sure the choice is, and the most that it may cost."""
         speed, tolerance = chosen.speed, self._view.tolerance
-        more = f"{tolerance.accuracy * 100:.3g} point{'' if tolerance.accuracy == 0.01 else 's'}"
         text = (
             f"With a probability of {probability(speed.probability)} ({count(chosen.seeds, 'seed')}), "
-            f"nothing here is over {more} more accurate, or as accurate and over "
-            f"{tolerance.time * 100:.3g}% faster."
+            f"nothing here is {tolerance.better}."
         )
         worst = (
             [f"takes {speed.longer:.0%} more time than the best here"] if speed.longer >= LEAST_TIME else []
@@ -225,12 +220,12 @@ class Wording:
                 parts.append(f"Least traffic at that accuracy: {name} ({size(amount)} per rank).")
         return " ".join(parts)
 
-    def left_out(self, unlearned: AbstractSet[str]) -> str:
+    def left_out(self) -> str:
         """The configurations that cannot be chosen, and why."""
         reasons: dict[str, list[str]] = {}
         for group in self._view.line_groups:
             if not any(group is each for each in self._groups):
-                reason = why_not(self._view, group, unlearned) or "too few seeds"
+                reason = why_not(self._view, group) or "too few seeds"
                 reasons.setdefault(reason, []).append(self.name(group))
         parts = [f"{first_few(names, 2)} ({reason})" for reason, names in reasons.items()]
         return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
