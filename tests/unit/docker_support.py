@@ -57,7 +57,8 @@ class Api:
     def inspect_container(self, identifier: str) -> Row:
         self.inspected.append(identifier)
         health = {"FailingStreak": self.failing_streak}
-        return {"State": {"ExitCode": self.codes.get(identifier, 0), "Health": health}}
+        state = {"ExitCode": self.codes.get(identifier, 0), "Health": health}
+        return {"State": state, "Config": {"Healthcheck": {"Retries": 2}}}
 
     def logs(self, identifier: str, **options: Any) -> list[bytes]:
         self.asked.append(options)

@@ -190,8 +190,8 @@ def test_unhealthy_node_is_stuck(fake: FakeRun) -> None:
     fake.assign_ranks("ddp", 3, 4)
     fake.api.rows = [container("node", 3), container("node", 4, health="unhealthy")]
     assert fake.run.wait(5).error == "node 1 is stuck: its health check fails"
-    fake.api.failing_streak = 0  # it was paused, and goes on
-    assert fake.run.wait(0).error is None
+    for fake.api.failing_streak in (0, 1):  # it was paused, and goes on
+        assert fake.run.wait(0).error is None
     fake.api.rows = [container("node", 3), container("node", 4, health="health: starting")]
     assert fake.run.wait(0).error is None
 

@@ -88,15 +88,16 @@ class Project(Containers):
         return self._codes[identifier]
 
     def is_stuck(self, container: Container) -> bool:
-        """Whether its health checks fail.
+        """Whether as many of its health checks failed in a row as make it unhealthy.
 
-        For a moment, the engine also calls a container unhealthy that was paused and goes on: it counts no
-        failed check of it.
+        For a moment, the engine also calls a container unhealthy that was paused and goes on. The pause can
+        make one check fail.
         """
         if not container.unhealthy:
             return False
-        health = self.engine.client.api.inspect_container(container.identifier)["State"].get("Health") or {}
-        return bool(health.get("FailingStreak"))
+        found = self.engine.client.api.inspect_container(container.identifier)
+        failed = (found["State"].get("Health") or {}).get("FailingStreak", 0)
+        return bool(failed >= found["Config"]["Healthcheck"]["Retries"])
 
     def apply_quotas(self) -> str | None:
         nodes = nodes_of(self.containers())
