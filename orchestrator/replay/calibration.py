@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, median
+from statistics import fmean
+
+import numpy as np
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANSWER, ANY_COLLECTIVE, Cluster, SoftwareCost
@@ -25,6 +27,9 @@ Place = tuple[str, str]  # runtime and transport
 Sized = tuple[str, int]  # kind of exchange and bytes
 MOST_S = 3600.0  # of an exchange; no trace that is true has more
 DIGITS = 3  # of a cost: more are noise
+# Of the exchanges of a run beside other load: the fastest ones had to wait for no core. Of several
+# quantiles this one predicted best what the same exchanges cost without the load.
+UNDISTURBED_SHARE = 0.25
 
 
 class Calibration:
@@ -50,8 +55,8 @@ class Calibration:
 
         Args:
             cluster: that of the run, without software costs.
-            loaded: whether other load disturbed the run. Then the median of the exchanges shows their cost,
-                otherwise their mean.
+            loaded: whether other load took cores from the ranks. Then the lower quartile of the exchanges
+                shows their cost, otherwise their mean.
         """
         if place[1] not in TRANSPORTS:
             return
@@ -62,7 +67,8 @@ class Calibration:
         network = Network(cluster, place[1])
         found: defaultdict[Sized, list[float]] = defaultdict(list)
         for exchange, seconds in durations(traces, network.transport.sleeps).items():
-            typical_s = max(median(seconds) if loaded else fmean(seconds), 0.0)
+            typical_s = float(np.quantile(seconds, UNDISTURBED_SHARE)) if loaded else fmean(seconds)
+            typical_s = max(typical_s, 0.0)
             found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
         means = {what: fmean(seconds) for what, seconds in found.items()}
         costs = {
