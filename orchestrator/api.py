@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from orchestrator.report.figures import Plot
     from orchestrator.report.findings.base import Finding
+    from orchestrator.report.findings.claims import Claims
     from orchestrator.report.model.comparison import Comparison
 
 Value = str | int | float | bool | None
@@ -125,7 +126,9 @@ class Results:
         """What to choose, a sentence for each workload; empty if nothing has finished."""
         from orchestrator.report.verdict import verdicts
 
-        return tuple(_plain(each.headline) for each in verdicts(self._comparison, self._found))
+        return tuple(
+            _plain(each.headline) for each in verdicts(self._comparison, self._found, self._claims)
+        )
 
     @cached_property
     def findings(self) -> tuple[dict[str, Any], ...]:
@@ -175,10 +178,16 @@ class Results:
         return read_comparison(SweepPaths(self.directory))
 
     @cached_property
+    def _claims(self) -> Claims:
+        from orchestrator.report.findings import asked_by
+
+        return asked_by(self._comparison).decided()
+
+    @cached_property
     def _found(self) -> Sequence[Finding]:
         from orchestrator.report.findings import find
 
-        return find(self._comparison)
+        return find(self._comparison, self._claims)
 
     def _repr_html_(self) -> str:
         paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.verdict)

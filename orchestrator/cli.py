@@ -535,6 +535,8 @@ def replay(
     console = text_console()
     if any(command.has_time(row) for row in found):
         console.print(command.table(found), soft_wrap=False)
+        for line in command.conclusions(SweepPaths(directory), found):
+            console.print(f"With links of {link}: {line}")
     for line in command.reasons(found):
         console.print(line)
     if not found:

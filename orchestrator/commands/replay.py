@@ -146,6 +146,25 @@ def _replay(
     return time
 
 
+def conclusions(paths: SweepPaths, found: Sequence[Row]) -> list[str]:
+    """What to choose on this cluster, a sentence for each workload, as a report has it of its own.
+
+    Workloads over links of their own are left out, since their links are replaced.
+    """
+    # Imported here: only this part of the command compares runs.
+    from orchestrator.report.findings import asked_by, find
+    from orchestrator.report.model.comparison import read_comparison
+    from orchestrator.report.verdict import verdicts
+
+    comparison = read_comparison(paths, {row.key: row.time for row in found})
+    claims = asked_by(comparison).decided()
+    return [
+        verdict.headline.replace(formats.JOIN, " ")
+        for verdict in verdicts(comparison, find(comparison, claims), claims)
+        if len(verdict.options) > 1 and not verdict.workload.link
+    ]
+
+
 def as_json(found: Sequence[Row]) -> str:
     """All that was computed, as a JSON array with one object per run."""
     return json.dumps(

@@ -184,6 +184,8 @@ def publish_report(paths: SweepPaths, console: Console) -> Sequence[str]:
     from orchestrator.report import write_report
 
     written = write_report(paths)
+    if written.disturbed:
+        console.print(written.disturbed)
     for headline in written.verdicts[:MOST_VERDICTS]:
         console.print(headline)
     if (more := len(written.verdicts) - MOST_VERDICTS) > 0:

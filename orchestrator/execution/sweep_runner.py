@@ -118,6 +118,7 @@ class SweepRunner:
             blocks=sweep.blocks,
             equal_cpus=sweep.equal_cpus,
             tolerance=sweep.tolerance,
+            questions=sweep.spec.questions,
             stages=stages,
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))

@@ -14,10 +14,12 @@ class Written:
     """What a report says in short.
 
     Attributes:
+        disturbed: that other processes used the machine, as a sentence; empty if they did not.
         verdicts: what to choose, a sentence for each workload.
         unequal: a line for each condition in which compared configurations differ.
     """
 
+    disturbed: str
     verdicts: Sequence[str]
     unequal: Sequence[str]
 
@@ -39,30 +41,32 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     # Imported here, since Altair is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
     from orchestrator.report.figures.vega import svg_file
-    from orchestrator.report.findings import find, findings_json
+    from orchestrator.report.findings import asked_by, find, findings_json
     from orchestrator.report.metrics.fairness import unequal_conditions
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.model.timelines import with_timelines
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
+    from orchestrator.report.render.summary import disturbance
     from orchestrator.report.verdict import verdicts
 
     check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
     plots = draw(comparison)
     drawn = renderer.draw([plot.spec for plot in plots])
-    findings = find(comparison)
+    claims = asked_by(comparison).decided()
+    findings = find(comparison, claims)
+    found = verdicts(comparison, findings, claims)
     write_atomic(paths.summary, summary_csv(comparison))
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
     write_atomic(paths.columns, columns_csv())
     write_atomic(paths.findings, findings_json(findings))
-    write_atomic(paths.markdown, markdown.render(comparison, findings, plots))
+    write_atomic(paths.markdown, markdown.render(comparison, findings, found, plots))
     drawings = drawn.result()
     for plot, svg in zip(plots, drawings.svgs, strict=True):
         write_atomic(paths.plots / f"{plot.name}.svg", svg_file(svg, plot.heading))
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
-    write_atomic(paths.html, html.render(comparison, findings, plots, drawings))
-    headlines = [each.headline for each in verdicts(comparison, findings)]
-    return Written(headlines, unequal_conditions(comparison))
+    write_atomic(paths.html, html.render(comparison, findings, found, plots, drawings))
+    return Written(disturbance(findings), [each.headline for each in found], unequal_conditions(comparison))

@@ -18,6 +18,7 @@ from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.equal import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
+from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.stages import Stages
 from orchestrator.sweeps.tolerance import DEFAULT, Tolerances
 from trainer.core.cgroup import NodeUsage
@@ -56,6 +57,7 @@ class SweepRecord(BaseModel):
     blocks: list[BlockRecord] = []
     equal_cpus: EqualShare | None = None  # what `cpus: equal` of the source was replaced by
     tolerance: Tolerances = DEFAULT  # differences that do not matter
+    questions: list[Question] = []  # that the report answers first
     stages: Stages | None = None  # of a sweep that adds seeds until its choice is decided
 
 

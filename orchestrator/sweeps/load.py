@@ -18,6 +18,7 @@ from orchestrator.sweeps.equal import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
+from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.requirements import read_requirements
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.stages import BUDGET_PATTERN, STAGES, budget_seconds
@@ -91,6 +92,9 @@ class SweepSpec(BaseModel):
     )
     tolerance: Tolerances = Field(
         DEFAULT, description="differences that do not matter when a report decides what to choose"
+    )
+    questions: list[Question] = Field(
+        default=[], description="comparisons that the report answers first, beside those with serial"
     )
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
     requirements: str | None = Field(
@@ -213,6 +217,7 @@ def load_sweep(
         raise InputError(f"{path}: no runs; skip excludes every combination")
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
+    _check_questions(spec, None if overrides else runs, path)
     imports.close()
     if spec.requirements is not None and imports.code is None:
         raise InputError(
@@ -325,6 +330,24 @@ def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]] | None, 
                 _check_selection(selection, known[step.block] if expanded else None, f"{at}.runs")
 
 
+def _check_questions(spec: SweepSpec, runs: Sequence[RunSpec] | None, path: Path) -> None:
+    """Raise InputError unless each question selects two configurations. runs: None: check only fields."""
+    for number, question in enumerate(spec.questions):
+        at = f"{path}: questions[{number}]"
+        sides = {"compare": question.compare, "against": question.against}
+        for side, selection in sides.items():
+            _check_selection(selection, runs, f"{at}.{side}")
+        selected = [
+            {configuration(run) for run in runs or () if matches(run, selection)}
+            for selection in sides.values()
+        ]
+        if runs is not None and selected[0] == selected[1]:
+            raise InputError(
+                f"{at}: compare {json.dumps(question.compare)} and against {json.dumps(question.against)} "
+                "select the same runs"
+            )
+
+
 def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> None:
     for field in entry:
         check_field(field, place)
@@ -332,7 +355,7 @@ def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) 
         return
     configurations = {configuration(run) for run in runs if matches(run, entry)}
     if not configurations:
-        raise InputError(f"{place}: no run of the block matches {json.dumps(entry)}")
+        raise InputError(f"{place}: no run matches {json.dumps(entry)}")
     if len(configurations) > 1:
         raise InputError(
             f"{place}: {json.dumps(entry)} matches runs that differ in more than the seed; add fields "
@@ -360,6 +383,7 @@ def _keys_at(location: Location) -> Sequence[str]:
         "blocks": Block,
         "lab": Lab,
         "published": Published,
+        "questions": Question,
         "ablations": Ablation,
         "steps": AblationStep,
         "slurm": SlurmOptions,

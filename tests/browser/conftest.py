@@ -17,7 +17,7 @@ from orchestrator.report.render.questions import kind_of
 from orchestrator.report.renderer import Renderer
 from tests.browser.reader import Reader
 from tests.support.command_line import run_cli
-from tests.unit.report_support import a_run, repeated, write_sweep
+from tests.unit.report_support import a_run, repeated, verdicts_of, write_sweep
 from tests.unit.test_report_golden import golden_comparison
 
 SMALL_SWEEP = """
@@ -73,7 +73,9 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
         with Renderer() as renderer:
             drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
-        file.write_text(html.render(comparison, find(comparison), plots, drawings))
+        findings = find(comparison)
+        found = verdicts_of(comparison)
+        file.write_text(html.render(comparison, findings, found, plots, drawings))
         return file
 
     return written_once(shared_folder / "golden-report", write)

@@ -78,6 +78,7 @@ def test_the_page_is_complete_without_scripts(
 def test_print(name: str, reader: Reader, request: pytest.FixtureRequest) -> None:
     page = reader.open(request.getfixturevalue(name), width=PAPER)
     page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(OVERFLOWING) == []
     assert page.locator("#tools").is_hidden()
     assert page.locator("button.scale:visible, button.all-columns:visible").count() == 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.statistics.chances import Tolerance
@@ -64,7 +65,7 @@ def test_choices_are_as_often_right_as_they_say(
     rng, right = np.random.default_rng(3), list[bool]()
     for at in range(SIMULATED):
         comparison, truth = simulated(rng, 0.05 * (at % 5), seeds)
-        (verdict,) = verdicts(comparison, [])
+        (verdict,) = verdicts(comparison, [], Claims())
         if verdict.headline.startswith(begins):
             right.append(is_right(chosen(verdict), truth))
     print(f"{seeds} seeds: {len(right)} of {SIMULATED} chosen, {right.count(False)} wrong")

@@ -19,15 +19,16 @@ from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures import Plot, draw
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.findings import find
+from orchestrator.report.findings import asked_by, find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
-from orchestrator.report.render import html
+from orchestrator.report.render import html, markdown
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.report.renderer import Drawings, Renderer
+from orchestrator.report.verdict import Verdict, verdicts
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -383,12 +384,25 @@ def unrendered_figures() -> Iterator[None]:
         yield
 
 
+def verdicts_of(comparison: Comparison) -> list[Verdict]:
+    claims = asked_by(comparison).decided()
+    return verdicts(comparison, find(comparison, claims), claims)
+
+
 def page_of(
     comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
 ) -> str:
     """The page with empty figures; plots: all of the comparison if not given."""
     shown = draw(comparison) if plots is None else plots
-    return html.render(comparison, findings, shown, undrawn(shown))
+    return html.render(comparison, findings, verdicts_of(comparison), shown, undrawn(shown))
+
+
+def text_of(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
+) -> str:
+    """report.md; plots: all of the comparison if not given."""
+    shown = draw(comparison) if plots is None else plots
+    return markdown.render(comparison, findings, verdicts_of(comparison), shown)
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:

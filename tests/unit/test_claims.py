@@ -8,14 +8,14 @@ from math import inf
 import pytest
 from scipy import stats
 
-from orchestrator.report.findings import asked_by
+from orchestrator.report.findings import asked_by, find
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.contrasts import Contrast
 from orchestrator.report.statistics.families import benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
-from tests.unit.report_support import a_comparison, around, finding_of, repeated
+from tests.unit.report_support import a_comparison, a_run, around, finding_of, repeated
 
 LEVEL = 0.05
 
@@ -126,3 +126,31 @@ def test_accuracy_against_serial_is_kept_lost_or_unknown() -> None:
     assert "Shown to lose accuracy: ddp" in text
     assert "Shown to keep it within the tolerance: all_reduce" in text
     assert "Whether accuracy is lost is unknown for gossip" in text
+
+
+def test_what_the_sweep_asks_is_shown() -> None:
+    question = {
+        "measure": "accuracy",
+        "compare": {"strategy": "ddp", "nodes": 2},
+        "against": {"strategy": "ddp", "nodes": 4},
+    }
+    runs = [
+        a_run("ddp", nodes=nodes, seed=seed, accuracy=reached)
+        for nodes, mean in ((2, 0.96), (4, 0.9))
+        for seed, reached in enumerate(around(mean, 0.01))
+    ]
+    comparison = a_comparison(*runs, questions=[question])
+    claims = asked_by(comparison).decided()
+    findings = find(comparison, claims)
+    (answer,) = [finding for finding in findings if finding.kind == "asked"]
+    (data,) = answer.data["compared"]
+    assert (data["decision"], data["level"]) == ("more", "shown")
+    assert findings[0].topic == answer.topic
+    assert sum(each.left.shape.ranks == 2 and each.quantity is ACCURACY for each in claims.all) == 1
+
+
+def test_a_question_without_two_results_is_not_answered() -> None:
+    question = {"measure": "accuracy", "compare": {"strategy": "ddp"}, "against": {"strategy": "gossip"}}
+    comparison = a_comparison(*repeated("ddp", around(2.0), nodes=2), questions=[question])
+    (finding,) = [finding for finding in find(comparison) if finding.kind == "asked_unanswered"]
+    assert "gossip" in finding.text

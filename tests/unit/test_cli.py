@@ -245,7 +245,7 @@ def test_image_without_an_engine_or_wheels_is_an_input_error(
 def test_verdicts_and_the_path_of_a_report_are_printed_verbatim(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    written = Written([f"Choose {name}."] * 5, [])
+    written = Written("", [f"Choose {name}."] * 5, [])
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: written)
     file = io.StringIO()
     run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))

@@ -149,14 +149,14 @@ def test_listing_and_page_of_a_lab_name_what_differs(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("was", "wrong", "message"),
     [
-        ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run of the block matches {"nodes": 4}'),
+        ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run matches {"nodes": 4}'),
         ("{nodes: 3}, time_s", "{node: 3}, time_s", "blocks[1].published[1].runs: unknown key 'node'"),
         ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
         ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
         ("time_s: 30, accuracy: 0.9", "", "published[0]: "),
         ("{block: fixed", "{block: fix", "steps[1].block: 'fix' is not the name of a block; allowed: "),
         ("{block: fixed, fixes: \"{nodes} different beginnings\"}", "{block: fixed}", "ablations[0]: "),
-        ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run of the block"),
+        ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run matches"),
         ("name: as published\n    base", "base", "blocks[1]: has published figures and needs a name"),
         ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "differ in more than the seed"),
         ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),

@@ -259,7 +259,7 @@ def test_the_command_prints_a_table_of_80_columns(
     assert code == 0
     lines = out.splitlines()
     assert "cluster" in lines[0]
-    assert max(map(len, lines[:-1])) <= 80
+    assert max(len(line) for line in lines[:-1]) <= 80
     [line] = [line for line in lines if line.startswith("all_reduce-gloo")]
     # Wall time, cluster time, then shares: work of 2 and 4 s, waiting of one rank for 2 s.
     assert line.split()[1:] == ["8.00", "s", "4.00", "s", "75.0%", "0.0%", "25.0%", "–"]

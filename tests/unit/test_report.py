@@ -65,7 +65,6 @@ def test_serial_has_speedup_one() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"lr": 0.01},
         {"batch_size": 16},
         {"epochs": 3},
         {"threads": 2},

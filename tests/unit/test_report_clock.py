@@ -13,7 +13,6 @@ from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, wall_by_cl
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     a_comparison,
@@ -24,8 +23,10 @@ from tests.unit.report_support import (
     finding_of,
     findings_of,
     in_cluster_time,
+    page_of,
     repeated,
     row_of,
+    verdicts_of,
 )
 
 # Two cores: 2 ranks have one each, 4 ranks share them. In cluster time 4 nodes are four times as fast.
@@ -142,7 +143,7 @@ def test_a_difference_within_the_error_of_cluster_time_is_not_claimed(
     error = math.hypot(0.4 / 4.4, math.sqrt(2) * BETWEEN_SESSIONS)
     assert compared["between_sessions"] == pytest.approx(error, rel=0.02)
     assert (compared["hopeless"], compared["seeds_to_decide"]) == (open_, None)
-    (verdict,) = verdicts(comparison, find(comparison))
+    (verdict,) = verdicts_of(comparison)
     assert (verdict.options[0].chance == "over 99%") is not open_
 
 
@@ -180,8 +181,14 @@ def test_times_are_cluster_times_where_other_load_took_the_cores(disturbed: int,
     clusters = [*times(SERIAL, 8.0), *times(ON_TWO, 4.0)]
     comparison = a_comparison(*SERIAL, *runs, clusters=clusters)
     assert {row.clock for row in comparison.rows} == {clock}
+    busy = findings_of(comparison, "disturbed")
     if clock == "cluster":
         assert "Other load took the cores" in finding_of(comparison, "cluster_time").text
+        assert [(finding.data["disturbed"], finding.data["of"]) for finding in busy] == [(3, 10)]
+        before_the_verdict, _, _ = page_of(comparison, find(comparison)).partition('id="verdict"')
+        assert busy[0].text in before_the_verdict
+    else:
+        assert busy == []
 
 
 def test_a_report_says_by_how_much_the_cpu_time_of_shared_cores_was_corrected(

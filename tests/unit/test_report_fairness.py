@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report import figures
 from orchestrator.report.metrics.fairness import (
     CONDITIONS,
-    FIGURE_CONDITIONS,
     compared_groups,
     described,
     differences,
-    figure_note,
     global_batch,
     scales_beyond_the_rule,
     stated_conditions,
@@ -31,7 +28,6 @@ from tests.unit.report_support import (
     a_comparison,
     a_run,
     findings_of,
-    unrendered_figures,
     write_page,
 )
 from trainer.core.rng import SOURCES
@@ -245,38 +241,14 @@ def test_strategies_of_one_label_are_named_with_what_distinguishes_them() -> Non
     assert "70.0% (ddp over gloo with contiguous)" in text
 
 
-def test_figures_name_the_conditions_that_their_quantity_depends_on() -> None:
-    view = view_of(a_run(), a_run(ONE_SHOT_ALONE, nodes=2))
-    assert "global batch" in figure_note(view, "time")
-    assert "initial weights" not in figure_note(view, "time")
-    assert "initial weights" in figure_note(view, "accuracy")
-    assert "after epochs" not in figure_note(view, "accuracy")
-    assert "after epochs" in figure_note(view, "accuracy_over_time")
-    assert figure_note(view, "labels") == ""
-    assert figure_note(view_of(*EQUAL), "accuracy") == ""
-
-
-def test_conditions_of_figures_exist() -> None:
-    assert set(FIGURE_CONDITIONS) <= set(figures.CAPTIONS)
-    assert {name for names in FIGURE_CONDITIONS.values() for name in names} == set(CONDITIONS)
-
-
-def test_plots_carry_the_note_of_their_figure() -> None:
-    comparison = a_comparison(a_run(), a_run("ddp", nodes=2))
-    with unrendered_figures():
-        notes = {plot.name: plot.note for plot in figures.draw(comparison)}
-    view = comparison.view(comparison.workloads[0])
-    assert notes["time"] == figure_note(view, "time") != ""
-    assert notes["labels"] == ""
-
-
 def test_both_pages_name_differences_and_state_conditions(tmp_path: Path) -> None:
     runs = a_run(), a_run("ddp", nodes=2)
     paths = write_page(tmp_path, *runs)
     view = view_of(*runs)
     comparison = a_comparison(*runs)
+    (caution,) = findings_of(comparison, "conditions_unequal")
     for page in (re.sub("<[^>]+>", "", paths.html.read_text()), paths.markdown.read_text()):
-        assert page.count(figure_note(view, "time")) >= 3
+        assert page.count(caution.text) == 1
         assert page.count(stated_conditions(view)) == 1
         assert page.count(seeds_line(comparison)) == 1
 

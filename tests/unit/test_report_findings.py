@@ -482,9 +482,9 @@ def test_failures_with_one_cause_are_one_finding() -> None:
 
 
 def test_workloads_have_separate_findings() -> None:
-    comparison = a_comparison(SERIAL, FAST, a_run("ddp", nodes=2, lr=0.01, train_s=1.0))
+    comparison = a_comparison(SERIAL, FAST, a_run("ddp", nodes=2, batch_size=16, train_s=1.0))
     first, second = findings_of(comparison, "fastest")
-    assert [finding.workload.lr for finding in (first, second) if finding.workload] == [0.05, 0.01]
+    assert [finding.workload.batch_size for finding in (first, second) if finding.workload] == [32, 16]
     assert "speedup" in first.data
     assert "speedup" not in second.data
 

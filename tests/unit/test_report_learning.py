@@ -12,13 +12,22 @@ from orchestrator.report import formats
 from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
 from orchestrator.report.metrics.curves import reached_sooner
+from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import OTHER_EPOCHS
 from orchestrator.report.render.columns import GROUPS, NOT_REACHED, RUNS
 from orchestrator.report.render.csv_tables import epochs_csv
-from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import Certificate, EpochPoint, RunResult
-from tests.unit.report_support import a_comparison, a_run, cells, csv_lines, finding_of, findings_of, row_of
+from tests.unit.report_support import (
+    a_comparison,
+    a_run,
+    cells,
+    csv_lines,
+    finding_of,
+    findings_of,
+    row_of,
+    verdicts_of,
+)
 
 EPOCH_S = 2.0
 
@@ -288,6 +297,32 @@ def test_who_reaches_an_accuracy_after_fewer_epochs_is_in_the_verdict() -> None:
     found = reached_sooner(group, [group, view.serial])
     assert found is not None
     assert (found[0], found[1].epoch) == (view.serial, 1)
-    (verdict,) = verdicts(comparison, find(comparison))
+    (verdict,) = verdicts_of(comparison)
     assert f"serial reached {formats.percent(0.935)} in " in verdict.certainty
     assert reached_sooner(view.serial, [group, view.serial]) is None
+
+
+def test_a_strategy_may_have_a_learning_rate_of_its_own() -> None:
+    """It compares with the serial run, unless there is a serial run of its rate."""
+    serial = a_run("serial", lr=0.05)
+    same = a_run("all_reduce", nodes=2, lr=0.05)
+    signs = {"name": "all_reduce", "compression": "sign"}
+    own = [a_run(signs, nodes=2, lr=lr) for lr in (0.001, 0.002)]
+    comparison = a_comparison(serial, same, *own)
+    (workload,) = comparison.workloads
+    assert workload.lr == 0.05
+    assert [row.strategy_label for row in comparison.rows[1:]] == [
+        "all_reduce",
+        "all_reduce compression=sign lr=0.001",
+        "all_reduce compression=sign lr=0.002",
+    ]
+    assert all(row.speedup for row in comparison.rows)
+    found = finding_of(comparison, "conditions_unequal").data["differences"]["learning rate"]
+    assert [*found] == ["0.05", "0.001", "0.002"]
+    assert "all_reduce compression=sign was tried with 2" in stated_conditions(comparison.view(workload))
+
+    of_one_rate = a_run("serial", lr=0.001)
+    separate = a_comparison(serial, of_one_rate, same, *own)
+    assert [workload.lr for workload in separate.workloads] == [0.05, 0.001, 0.002]
+    assert {row.strategy_label for row in separate.rows[3:]} == {"all_reduce compression=sign"}
+    assert [row.speedup is None for row in separate.rows[2:]] == [False, False, True]

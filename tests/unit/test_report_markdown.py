@@ -14,10 +14,9 @@ from orchestrator.report import figures
 from orchestrator.report.findings import find
 from orchestrator.report.findings.questions import QUESTIONS
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.render import markdown
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.tables import AT_FIRST
-from tests.unit.report_support import FAST, SERIAL, a_run, unrendered_figures, write_page
+from tests.unit.report_support import FAST, SERIAL, a_run, text_of, unrendered_figures, write_page
 from tests.unit.test_report_golden import golden_comparison
 
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
@@ -40,7 +39,7 @@ def plots(comparison: Comparison) -> list[figures.Plot]:
 
 @pytest.fixture(scope="module")
 def text(comparison: Comparison, plots: list[figures.Plot]) -> str:
-    return markdown.render(comparison, find(comparison), plots)
+    return text_of(comparison, find(comparison), plots)
 
 
 def headings(text: str, level: str = "h2") -> list[str]:

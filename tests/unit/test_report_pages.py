@@ -224,7 +224,7 @@ def test_the_page_is_self_contained(report: SweepPaths) -> None:
     assert all(source.startswith("#") for source in page.sources)
     assert not re.search(r"@import|url\((?!#)", text.partition("</style>")[0])
     assert "default-src 'none'" in text
-    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 7
+    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 8
 
 
 def test_links_have_targets_and_ids_are_unique(report: SweepPaths) -> None:

@@ -11,7 +11,6 @@ from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.render import markdown
 from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
@@ -23,6 +22,7 @@ from tests.unit.report_support import (
     finding_of,
     findings_of,
     page_of,
+    text_of,
 )
 
 LAB = {
@@ -181,7 +181,7 @@ def test_overridden_runs_are_not_compared_with_published_times() -> None:
 def test_both_pages_escape_lab_metadata() -> None:
     comparison = a_lab()
     findings, plots = find(comparison), draw(comparison)
-    page, text = page_of(comparison, findings, plots), markdown.render(comparison, findings, plots)
+    page, text = page_of(comparison, findings, plots), text_of(comparison, findings, plots)
     assert '<section id="published">' in page
     assert "About &lt;averaging&gt;" in page
     for fact in ("an old laptop", "they counted evaluation"):
@@ -213,7 +213,7 @@ def test_a_lab_without_published_results_still_names_its_source() -> None:
     record = a_record([ALONE], lab=Lab.model_validate({**LAB, "ablations": []}))
     comparison = compare(record, [(ALONE.key, ALONE)])
     assert "a lab sheet" in page_of(comparison, find(comparison))
-    assert "a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))
+    assert "a lab sheet" in text_of(comparison, find(comparison))
 
 
 def test_an_ablation_step_selects_runs_of_its_block() -> None:

@@ -18,6 +18,7 @@ from orchestrator.report.findings.questions import (
 
 def test_the_questions_are_in_the_order_of_the_report() -> None:
     assert list(QUESTIONS) == [
+        "asked",
         "source",
         "links",
         "partitioners",

@@ -19,7 +19,6 @@ from orchestrator.report.figures.timelines import MOST_RANKS, _exchange, small_t
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
-from orchestrator.report.render import markdown
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format
@@ -31,6 +30,7 @@ from tests.unit.report_support import (
     page_of,
     records_of,
     repeated,
+    text_of,
     unrendered_figures,
     windowed,
     write_page,
@@ -256,4 +256,4 @@ def test_reasons_are_escaped() -> None:
     plots = draw(comparison)
     assert any(EVIL in plot.note for plot in plots)
     assert EVIL not in page_of(comparison, [], plots)
-    assert EVIL not in markdown.render(comparison, [], plots)
+    assert EVIL not in text_of(comparison, [], plots)

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings import find
 from orchestrator.report.formats import ABSENT
-from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.verdict import Verdict, verdicts
+from orchestrator.report.model.comparison import compare
+from orchestrator.report.verdict import Verdict
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.report_support import ONE_SHOT_ALONE, a_comparison, a_record, a_run, around
+from tests.unit.report_support import ONE_SHOT_ALONE, a_comparison, a_record, a_run, around, verdicts_of
 from tests.unit.test_report_faults import with_and_without
 
 
@@ -46,10 +45,6 @@ SERIAL_RUNS = runs("serial", 8.0, 0.90)
 def the_verdict(*results: RunResult, **fields: Any) -> Verdict:
     (verdict,) = verdicts_of(a_comparison(*results, **fields))
     return verdict
-
-
-def verdicts_of(comparison: Comparison) -> list[Verdict]:
-    return verdicts(comparison, find(comparison))
 
 
 def chances(verdict: Verdict) -> dict[str, str]:
@@ -249,9 +244,10 @@ def test_with_a_target_the_time_to_it_counts() -> None:
     assert verdict.decided
     assert "all_reduce over mpi on 2\N{NO-BREAK SPACE}nodes" in verdict.headline
     assert "ddp over gloo" in verdict.certainty
-    assert [(option.name, option.best_time) for option in verdict.options] == [
-        ("all_reduce over mpi", True),
-        ("serial", False),
+    assert [(option.name, option.shape[0], option.chance) for option in verdict.options] == [
+        ("all_reduce over mpi", "2", "over 99%"),
+        ("serial", "1", "under 1%"),
+        ("all_reduce over mpi", "4", "under 1%"),
     ]
 
 

@@ -33,8 +33,8 @@ def path(tmp_path: Path) -> Path:
 
 
 KEYS = (
-    "name, description, lab, base, repeat, until_decided, budget, tolerance, quick, requirements, slurm, "
-    "swarm, blocks"
+    "name, description, lab, base, repeat, until_decided, budget, tolerance, questions, quick, "
+    "requirements, slurm, swarm, blocks"
 )
 NO_MAPPING = f": must be a mapping with the keys {KEYS}"
 
@@ -473,3 +473,24 @@ def test_error_in_the_file_does_not_name_the_nodes_option(path: Path) -> None:
     assert load_error(path, text, nodes="1").startswith(
         f"{path}: blocks[1].base.nodes: serial cannot run on 2"
     )
+
+
+@pytest.mark.parametrize(
+    ("selections", "message"),
+    [
+        ("compare: {nodes: 2}, against: {node: 4}", "questions[0].against: unknown key 'node'"),
+        ("compare: {nodes: 2}, against: {nodes: 8}", 'questions[0].against: no run matches {"nodes": 8}'),
+        ("compare: {strategy: ddp}, against: {nodes: 2}", "differ in more than the seed"),
+        ("compare: {nodes: 2}, against: {nodes: 2}", "select the same runs"),
+        ("compare: {nodes: 2}", "questions[0].against: is missing"),
+    ],
+)
+def test_questions_select_two_configurations(path: Path, selections: str, message: str) -> None:
+    text = f"""
+name: s
+questions: [{{measure: accuracy, {selections}}}]
+blocks:
+  - base: {{strategy: ddp}}
+    axes: {{nodes: [2, 4], seed: [0, 1]}}
+"""
+    assert message in load_error(path, text)

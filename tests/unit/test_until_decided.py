@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.execution.until_decided import results_until_decided
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import JOIN
 from orchestrator.report.verdict import verdicts
 from orchestrator.report.verdict.evidence import evidence
@@ -156,7 +157,7 @@ def test_it_is_decided_from_eight_seeds_on() -> None:
 
 def test_the_report_says_why_no_more_seeds_were_added_and_keeps_what_was_left_out() -> None:
     comparison = staged(*a_race(8, 3))
-    (verdict,) = verdicts(comparison, [])
+    (verdict,) = verdicts(comparison, [], Claims())
     assert [option.chance for option in verdict.options] == ["over 99%", "under 1%", "under 1%"]
     (line,) = [line for line in evidence(comparison, []) if line.topic == "Seeds"]
     assert line.text.replace(JOIN, " ").startswith(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.report.figures.bars import time_by_phase
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
+from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time, loss_curves
 from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.figures.links import time_by_link
@@ -22,7 +22,6 @@ from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.figures.vega import Spec, heading_of, without_heading
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
-from orchestrator.report.metrics.fairness import figure_note
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
@@ -73,6 +72,10 @@ CAPTIONS = {
     "staleness": (
         "Updates by other workers between a worker's pull of the weights and its push of a gradient, mean "
         "over all gradients. The number of nodes includes the server."
+    ),
+    "choice": (
+        "A point for each configuration, with its number of nodes (ranks, if nodes have several); a line "
+        "joins those that differ in nothing else. The bars are ranges over seeds."
     ),
     "accuracy_over_time": (
         "One point for each epoch that all seeds trained. If nodes train local models, points are their "
@@ -126,6 +129,7 @@ WITH_ONE_PARTITIONER = ("stragglers", "memory")
 WITH_FEW_PARTITIONERS = (
     *(quantity.name for quantity in QUANTITIES),
     "time_to_target",
+    "choice",
     "accuracy_over_time",
     "phases",
 )
@@ -135,8 +139,8 @@ WITH_FEW_PARTITIONERS = (
 class Plot:
     """A figure.
 
-    name: its file name without .svg. note: conditions in which the compared configurations differ; may be
-    empty. timelines: those drawn, to link their files. spec: for a page, which shows the heading above it.
+    name: its file name without .svg. note: what it leaves out; may be empty. timelines: those drawn, to
+    link their files. spec: for a page, which shows the heading above it.
     """
 
     name: str
@@ -212,7 +216,7 @@ def _partitioner_note(view: WorkloadView, figure: str) -> str:
 def _note(view: WorkloadView, figure: str, missing: Mapping[str, Sequence[str]]) -> str:
     """What follows the caption of a figure. missing: by reason, the strategies without a timeline."""
     if figure != "timelines":
-        return " ".join(filter(None, (_partitioner_note(view, figure), figure_note(view, figure))))
+        return _partitioner_note(view, figure)
     notes = [f"Without a timeline: {listed([*names])} ({reason})." for reason, names in missing.items()]
     if faster := strategies_of(view) - len(slowest_runs(view)):
         notes.append(f"Faster strategies that are not shown: {faster}.")
@@ -229,6 +233,10 @@ def _figures(
 ) -> Iterator[tuple[str, str, Chart]]:
     """Name, title and figure of each."""
     figure: Chart | None
+    # Faults cost more than the time of training; a target is the end of a run.
+    ends_alike = not view.workload.faults and view.workload.target_accuracy is None
+    if ends_alike and (figure := accuracy_and_time(view.line_groups, style)):
+        yield "choice", f"Accuracy and {view.clock} time", figure
     overview = strategies_at_a_glance(view, style)
     if overview:
         yield "strategies", "Strategies at a glance", overview

@@ -1,4 +1,4 @@
-"""Curves over training: accuracy against wall time, and loss of textbook and library optimizers."""
+"""Accuracy against time: of each configuration, and over training; loss curves of optimizers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,47 @@ from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
+
+LEAST_CONFIGURATIONS = 2  # on several nodes
+
+
+def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
+    """A point for each configuration; a line joins those that differ in their number of nodes.
+
+    None with fewer than two configurations on several nodes.
+    """
+    points = [
+        (group, group.accuracy, took.mean)
+        for group in groups
+        if group.accuracy
+        and group.first.times_compare
+        and (took := group.over(lambda row: row.train_s, geometric=True))
+    ]
+    if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
+        return None
+    order = style.order(groups)
+    points.sort(key=lambda each: (order.index(series_name(each[0])), each[0].line, each[0].shape.ranks))
+    shown = [group for group, _, _ in points]
+    records = [
+        {**record(group, reached, "share", shown), "train_s": took, "when": seconds(took)}
+        for group, reached, took in points
+    ]
+    clock = shown[0].first.clock
+    ranges = [(point["low"], point["high"]) for point in records]
+    x = amount_axis([point["train_s"] for point in records], "train_s", f"{clock} time, s")
+    y = share_axis([point["mean"] for point in records], "mean", "test accuracy", ranges)
+    numbers = chart_of([point for point in records if not point["serial"]]).encode(x=x.x, y=y.y)
+    return Lines(
+        title=f"Accuracy and {clock} time of each configuration",
+        records=records,
+        groups=shown,
+        style=style,
+        x=x,
+        y=y,
+        tooltip=tooltip("test accuracy", ("when", f"{clock} time")),
+        remarks=[numbers.mark_text(dy=-10, color=colour("soft"), aria=False).encode(text="nodes:N")],
+        log_axis="x",
+    ).chart()
 
 
 def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Chart | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from orchestrator.report.findings import (
     accuracy,
+    asked,
     cautions,
     clock,
     data_partition,
@@ -29,6 +30,7 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # The rules, in the order in which a report shows their findings.
 OPENING_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
+    asked.questions,
     published.ablations,
     published.times,
     textbook_optimizers.loss_curves,
@@ -87,6 +89,7 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     cautions.thread_ranks,
     cautions.no_common_clock,
     links.not_enforced,
+    clock.disturbed,
     clock.cpu_inflation,
     clock.no_cluster_time,
     cautions.strategy_caveats,
@@ -94,9 +97,12 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
 )
 
 
-def find(comparison: Comparison) -> list[Finding]:
-    """All findings: on published results and links, on each workload, and then on the sweep as a whole."""
-    return _apply_rules(comparison, asked_by(comparison).decided())
+def find(comparison: Comparison, claims: Claims | None = None) -> list[Finding]:
+    """All findings: on published results and links, on each workload, and then on the sweep as a whole.
+
+    claims: what is decided, if that is known already.
+    """
+    return _apply_rules(comparison, claims or asked_by(comparison).decided())
 
 
 def asked_by(comparison: Comparison) -> Claims:

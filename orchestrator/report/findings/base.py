@@ -20,6 +20,8 @@ class Kind:
 
 
 KINDS = {
+    "asked": Kind("Question of the sweep"),
+    "asked_unanswered": Kind("Question of the sweep"),
     "ablation": Kind("Ablation"),
     "ablation_incomplete": Kind("Ablation"),
     "published_time": Kind("Published"),
@@ -54,6 +56,7 @@ KINDS = {
     "cluster_time": Kind("Cluster time"),
     "cluster_time_uncalibrated": Kind("Cluster time", caution=True),
     "cpu_inflation": Kind("Cluster time", caution=True),
+    "disturbed": Kind("Other load", caution=True),
     "no_cluster_time": Kind("Cluster time", caution=True),
     "link_not_enforced": Kind("Links", caution=True),
     "shared_cores": Kind("Shared cores", caution=True),

@@ -100,6 +100,11 @@ class Claims:
         """Compare the mean of a difference with 0. chosen_from: it is the largest of so many."""
         return [self._compared(Question(quantity, group, group, chosen_from)) for group in groups]
 
+    def between(self, quantity: Quantity, one: Group, other: Group) -> Compared | None:
+        """The comparison of two groups, `one` on the left, if a rule asks for it and it is decided."""
+        found = self.answers.compared.get(name_of(quantity, one, other)) if self.answers else None
+        return found.swapped if found and found.left is not one else found
+
     def _compared(self, question: Question) -> Compared:
         """The comparison of a pair, whichever rules ask for it, with the sides as in the question."""
         if self.answers is None:

@@ -10,9 +10,26 @@ from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, percent
-from orchestrator.report.metrics.clock import MAX_ERROR, clock_error
+from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, lost_cores, may_have_cores
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
+
+MOST_DISTURBED = 0.25  # of the runs that show it
+
+
+def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """That other processes used the machine during the sweep: a report opens with it."""
+    rows = [row for row in comparison.rows if row.ok and may_have_cores(row)]
+    lost = tuple(row for row in rows if lost_cores(row))
+    if len(lost) > MOST_DISTURBED * len(rows):
+        yield Finding(
+            "disturbed",
+            f"The machine was busy: other processes took cores from {len(lost)} of the "
+            f"{count(len(rows), 'run')} whose ranks could have had a core each. Stop them, and run the "
+            "sweep again with another --out.",
+            lost,
+            {"disturbed": len(lost), "of": len(rows)},
+        )
 
 
 def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:

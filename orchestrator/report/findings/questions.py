@@ -6,6 +6,7 @@ FURTHER = "further"
 
 # Key and heading, in the order of a report.
 QUESTIONS = {
+    "asked": "What the sweep asks",
     "source": "How does it compare with its reference?",
     "links": "Which strategy suits which link?",
     "partitioners": "Which partitioner costs accuracy?",
@@ -19,6 +20,7 @@ QUESTIONS = {
     FURTHER: "Further comparisons",
 }
 TOPICS = {
+    "asked": ("Question of the sweep",),
     "source": ("Published", "Ablation", "Textbook optimizer"),
     "links": ("Links",),
     "scale": ("Speed", "More nodes", "Target accuracy"),
@@ -34,7 +36,7 @@ FIGURES = {
     "source": ("textbook_optimizers",),
     "links": ("links",),
     "scale": ("time", "speedup", "cpu_time_speedup", "time_to_target"),
-    "choice": ("accuracy_over_time",),
+    "choice": ("choice", "accuracy_over_time"),
     "accuracy": ("strategies", "accuracy", "staleness"),
     "time": ("phases", "timelines", "exchange"),
     "waiting": ("stragglers",),

@@ -264,6 +264,21 @@ def _staleness(shown: _Shown) -> str:
     )
 
 
+def _choice(shown: _Shown) -> str:
+    groups = [
+        group
+        for group in shown.learned(shown.view.line_groups)
+        if ACCURACY.sample(group) and TRAIN_S.sample(group)
+    ]
+    if not groups:
+        return ""
+    first, highest = min(groups, key=TRAIN_S.mean_of), max(groups, key=ACCURACY.mean_of)
+    named = [f"{shown.name(each)} on {each.shape.label}, {_finish(each)}" for each in (first, highest)]
+    if percent(ACCURACY.mean_of(first)) == percent(ACCURACY.mean_of(highest)):
+        return f"Measured to be the fastest{shown.of_learned}, at the highest accuracy: {named[0]}."
+    return f"Measured fastest{shown.of_learned}: {named[0]}; most accurate: {named[1]}."
+
+
 def _accuracy_over_time(shown: _Shown) -> str:
     compared = [*shown.view.ranked_candidates, *([shown.view.serial] if shown.view.serial else [])]
     groups = [
@@ -514,6 +529,7 @@ _RULES: dict[str, Callable[[_Shown], str]] = {
     "cpu_time_speedup": _cpu_time_speedup,
     "accuracy": _accuracy,
     "staleness": _staleness,
+    "choice": _choice,
     "accuracy_over_time": _accuracy_over_time,
     "phases": _phases,
     "stragglers": _stragglers,

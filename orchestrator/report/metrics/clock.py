@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.replay.described import has_cores
+from orchestrator.replay.described import MAX_CONTENTION, has_cores
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
+from orchestrator.results.limits import rank_quota
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
 
@@ -60,6 +61,17 @@ def error_of_difference(view: WorkloadView) -> float:
         return 0.0
     error = clock_error([row for group in view.groups for row in group.ok_rows])
     return error.of_configuration if error else MAX_ERROR
+
+
+def may_have_cores(row: Row) -> bool:
+    """Whether each rank of a run, one or several, could have a core to itself."""
+    run, runtime = row.run, row.wall.result.runtime_info
+    return not (row.wall.shares_cores or run.slower_nodes or run.on_gpu) and rank_quota(run, runtime) >= 1
+
+
+def lost_cores(row: Row) -> bool:
+    """Whether other processes took the cores of a run that could have had them to itself."""
+    return may_have_cores(row) and row.without_core > MAX_CONTENTION
 
 
 def calibrates(row: Row) -> bool:

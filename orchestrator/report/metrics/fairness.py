@@ -1,23 +1,24 @@
 """Conditions under which compared configurations were trained, and where they differ.
 
-Groups of one workload have the same dataset, model, learning rate, epochs and limits of a node. Their other
-conditions follow from the strategy, the number of replicas and what happened in the runs.
+Groups of one workload have the same dataset, model, epochs and limits of a node. Their other conditions
+follow from the strategy, the number of replicas and what happened in the runs. A strategy may also have a
+learning rate of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.formats import JOIN, count, listed, percent, whole
 from orchestrator.report.metrics.learning import updates
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
 from trainer.spec.run_spec import RunSpec
 
 MAX_NAMED = 3  # configurations with one value, in a sentence
-MAX_NAMED_IN_CAPTION = 1
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,10 @@ def _updates(group: Group) -> str | None:
     return found.range(whole) if found else None
 
 
+def _lr(group: Group) -> str:
+    return f"{group.first.run.lr:g}"
+
+
 def _lr_rule(group: Group) -> str | None:
     """None with one batch per step, whose rate no rule changes."""
     run = group.first.run
@@ -135,6 +140,7 @@ def _lr_rule(group: Group) -> str | None:
 CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "global batch": _global_batch,
     "updates of the model": _updates,
+    "learning rate": _lr,
     "learning-rate scaling": _lr_rule,
     "samples per epoch": _samples,
     "coverage": _coverage,
@@ -155,20 +161,6 @@ _PLURALS = {
 }
 # What follows from another condition, and so is stated only where groups that share the latter differ.
 _IMPLIED_BY = {"updates of the model": "global batch"}
-TIME_CONDITIONS = ("samples per epoch", "node limits", "global batch", "updates of the model")
-ACCURACY_CONDITIONS = tuple(name for name in CONDITIONS if name != "model evaluated after epochs")
-# The figures that compare strategies, with the conditions that their quantities depend on.
-FIGURE_CONDITIONS = {
-    "strategies": ACCURACY_CONDITIONS,
-    "partitioners": ACCURACY_CONDITIONS,
-    "accuracy": ACCURACY_CONDITIONS,
-    "time_to_target": tuple(CONDITIONS),
-    "accuracy_over_time": tuple(CONDITIONS),
-    "time": TIME_CONDITIONS,
-    "speedup": TIME_CONDITIONS,
-    "cpu_time_speedup": TIME_CONDITIONS,
-    "phases": TIME_CONDITIONS,
-}
 
 
 def compared_groups(view: WorkloadView) -> list[Group]:
@@ -196,21 +188,10 @@ def _implied(groups: Sequence[Group], condition: str) -> bool:
     return all(len(_values(each, condition)) < 2 for each in alike)
 
 
-def described(view: WorkloadView, difference: Difference, max_named: int = MAX_NAMED) -> str:
+def described(view: WorkloadView, difference: Difference) -> str:
     """`global batch differs: 32 (serial), 96 (all others)`."""
-    values = _described_values(view, difference.values, max_named)
+    values = _described_values(view, difference.values, MAX_NAMED)
     return f"{difference.condition} {'differ' if difference.condition in _PLURALS else 'differs'}: {values}"
-
-
-def figure_note(view: WorkloadView, figure: str) -> str:
-    """What a figure's caption says about differing conditions; empty if there is nothing to say."""
-    relevant: Collection[str] = FIGURE_CONDITIONS.get(figure, ())
-    found = [
-        described(view, each, MAX_NAMED_IN_CAPTION)
-        for each in differences(view)
-        if each.condition in relevant
-    ]
-    return f"At {view.shape.label}, {'; '.join(found)}." if found else ""
 
 
 def stated_conditions(view: WorkloadView) -> str:
@@ -221,10 +202,20 @@ def stated_conditions(view: WorkloadView) -> str:
     batch = _described_values(view, _values(groups, "global batch"))
     rules = _values(groups, "learning-rate scaling")
     scaling = _described_values(view, rules) if len(rules) > 1 else next(iter(rules), "none")
-    return (
-        f"Global batch at {view.shape.label}: {batch}. Learning rate: {view.workload.lr:g} for all, "
-        f"not tuned per strategy; scaling: {scaling}."
-    )
+    rates = _values(groups, "learning rate")
+    rate = f"{view.workload.lr:g} for all, not tuned per strategy"
+    if len(rates) > 1:
+        rate = f"{_described_values(view, rates)}{_tuned(groups)}"
+    return f"Global batch at {view.shape.label}: {batch}. Learning rate: {rate}; scaling: {scaling}."
+
+
+def _tuned(groups: Sequence[Group]) -> str:
+    """`; sign_sgd was tried with 3`: what a comparison with the best of several rates does not show."""
+    tried: dict[str, set[float]] = {}
+    for group in groups:
+        tried.setdefault(component_label(group.first.run, "strategy"), set()).add(group.first.run.lr)
+    several = [f"{name} was tried with {len(rates)}" for name, rates in tried.items() if len(rates) > 1]
+    return f"; {listed(several)}" if several else ""
 
 
 def unequal_conditions(comparison: Comparison) -> list[str]:

@@ -18,7 +18,9 @@ from trainer.spec.run_spec import RunSpec
 
 
 def rows_of(
-    results: Sequence[tuple[str, RunResult, RunSpec]], clusters: Mapping[str, ClusterTime | NoClusterTime]
+    results: Sequence[tuple[str, RunResult, RunSpec]],
+    clusters: Mapping[str, ClusterTime | NoClusterTime],
+    elsewhere: bool = False,
 ) -> list[Row]:
     """One row per (key, result, spec), in the same order, each with its baseline.
 
@@ -28,15 +30,23 @@ def rows_of(
 
     Args:
         clusters: by key, the cluster times of runs, or why they have none.
+        elsewhere: whether these are times on another cluster, on which all runs are compared. Wall times
+            say nothing about it.
     """
     walls = _rows_on("wall", results)
+    if elsewhere:
+        walls = [replace(wall, timed=False) for wall in walls]
     known = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
     replayed = [
         (key, on_cluster(result, known[key]) if key in known else result, run)
         for key, result, run in results
     ]
     twins = _rows_on("cluster", replayed, known)
-    by_cluster_time = _compared_in_cluster_time(walls, known)
+    by_cluster_time = (
+        {wall.workload.without_links for wall in walls}
+        if elsewhere
+        else _compared_in_cluster_time(walls, known)
+    )
     return [
         replace(twin, twin=wall)
         if wall.workload.without_links in by_cluster_time
@@ -67,7 +77,12 @@ def _rows_on(
 ) -> list[Row]:
     """Rows whose times are all on one clock. clusters: the runs that have a time on it; None: all."""
     locations = location_names([result for _, result, _ in results])
-    schedules = lr_schedule_labels([run for _, _, run in results])
+    runs = [run for _, _, run in results]
+    rates = workload_rates(runs)
+    schedules = [
+        " ".join(filter(None, [schedule, "" if rate == run.lr else f"lr={run.lr:g}"]))
+        for run, schedule, rate in zip(runs, lr_schedule_labels(runs), rates, strict=True)
+    ]
     plain = [
         Row(
             key,
@@ -76,10 +91,13 @@ def _rows_on(
             None,
             location,
             schedule,
+            rate,
             clock,
             timed=clusters is None or key in clusters,
         )
-        for (key, result, run), location, schedule in zip(results, locations, schedules, strict=True)
+        for (key, result, run), location, schedule, rate in zip(
+            results, locations, schedules, rates, strict=True
+        )
     ]
     serial: dict[Workload, list[Row]] = {}
     for row in plain:
@@ -91,6 +109,22 @@ def _rows_on(
     # If one seed has no speedup, a mean over the others would not be that of the configuration.
     untimed = {row.key for group in groups_of(rows) if not _timed(group) for row in group.rows}
     return [replace(row, baseline=_untimed(row.baseline)) if row.key in untimed else row for row in rows]
+
+
+def workload_rates(runs: Sequence[RunSpec]) -> list[float]:
+    """The learning rate of the workload of each run: that of its serial runs.
+
+    A strategy may need a rate of its own, as signSGD does. If all serial runs of otherwise equal workloads
+    have one rate, runs with other rates compare with them. If serial runs have several, a run compares with
+    those of its rate.
+    """
+    others = [replace(Workload.of(run), lr=0.0, link="") for run in runs]
+    serial: dict[Workload, set[float]] = {}
+    for run, workload in zip(runs, others, strict=True):
+        if run.name_of("strategy") == SERIAL:
+            serial.setdefault(workload, set()).add(run.lr)
+    rates = [serial.get(workload, set()) for workload in others]
+    return [min(known) if len(known) == 1 else run.lr for run, known in zip(runs, rates, strict=True)]
 
 
 def _timed(group: Group) -> bool:

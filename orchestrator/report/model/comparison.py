@@ -213,8 +213,13 @@ def _busiest(planned: Sequence[Group]) -> ClusterShape:
     return max(size, key=lambda shape: (size[shape], shape.ranks, shape.nodes), default=ClusterShape(1))
 
 
-def read_comparison(paths: SweepPaths) -> Comparison:
-    """Read sweep.json and the results of its runs. Raises InputError if sweep.json is invalid."""
+def read_comparison(
+    paths: SweepPaths, elsewhere: Mapping[str, ClusterTime | NoClusterTime] | None = None
+) -> Comparison:
+    """Read sweep.json and the results of its runs. Raises InputError if sweep.json is invalid.
+
+    elsewhere: by key, the times of runs on another cluster, on which they are compared instead.
+    """
     record, results, unusable = read_record(paths), [], {}
     with _all_objects_stay():
         for key in record.keys:
@@ -224,6 +229,8 @@ def read_comparison(paths: SweepPaths) -> Comparison:
                 unusable[key] = f"{key}/{paths.run(key).result.name} {error.reason}"
             else:
                 results += [(key, result)] if result else []
+        if elsewhere is not None:
+            return compare(record, results, unusable, elsewhere, elsewhere=True)
         return compare(record, results, unusable, cluster_times(paths, results))
 
 
@@ -249,6 +256,7 @@ def compare(
     results: Sequence[tuple[str, RunResult]],
     unusable: Mapping[str, str] | None = None,
     clusters: Mapping[str, ClusterTime | NoClusterTime] | None = None,
+    elsewhere: bool = False,
 ) -> Comparison:
     """Group results.
 
@@ -256,12 +264,13 @@ def compare(
         results: by key, in the order of the sweep.
         unusable: by key, why other results cannot be used.
         clusters: by key, the cluster times of runs, or why they have none.
+        elsewhere: whether these are times on another cluster than the one that wall times are of.
     """
     done = {key for key, _ in results}
     clusters = clusters or {}
     return Comparison(
         record,
-        tuple(rows_of([(key, result, result.run) for key, result in results], clusters)),
+        tuple(rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)),
         tuple(key for key in record.keys if key not in done),
         unusable or {},
         clusters,

@@ -79,10 +79,10 @@ class Group:
     def work(self) -> str:
         """What a step computes and where, as text: equal for groups whose times differ only by chance.
 
-        Initial weights and the schedule of the learning rate change accuracy, but no operation of a step.
+        Initial weights and the learning rate change accuracy, but no operation of a step.
         """
         fields = config_of(self.first)
-        config = {name: value for name, value in fields.items() if name not in LR_SCHEDULE_FIELDS}
+        config = {name: value for name, value in fields.items() if name not in ("lr", *LR_SCHEDULE_FIELDS)}
         config["strategy"] = {name: value for name, value in config["strategy"].items() if name != "init"}
         return json.dumps([config, self.first.location], sort_keys=True)
 

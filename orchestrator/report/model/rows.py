@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
@@ -54,9 +54,10 @@ class Baseline:
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    location: where its nodes ran. lr_schedule: its learning-rate schedule. Both are named only if the runs
-    of the directory differ in them. Measured quantities are None unless the run is ok, since an unfinished
-    run compares with nothing.
+    location: where its nodes ran. lr_schedule: its learning-rate schedule, and its rate if that is not the
+    one of its workload. Both are named only if the runs of the directory differ in them. workload_lr: the
+    learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
+    an unfinished run compares with nothing.
 
     clock: of all times in this row. The runs of a workload are compared on one clock. twin: the same run on
     the other clock. timed: False if the run has no time on this clock.
@@ -68,6 +69,7 @@ class Row:
     baseline: Baseline | None
     location: str = ""
     lr_schedule: str = ""
+    workload_lr: float | None = None
     clock: Clock = "wall"
     twin: Row | None = None
     timed: bool = True
@@ -139,7 +141,8 @@ class Row:
 
     @cached_property
     def workload(self) -> Workload:
-        return Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
+        found = Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
+        return found if self.workload_lr is None else replace(found, lr=self.workload_lr)
 
     @cached_property
     def strategy(self) -> str:

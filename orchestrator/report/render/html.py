@@ -30,20 +30,24 @@ from orchestrator.report.render.filters import chips, filters
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.questions import interactive, parts, questions
 from orchestrator.report.render.runs import runs
-from orchestrator.report.render.summary import HOW_TO_OPEN, one_line, seeds_line
+from orchestrator.report.render.summary import HOW_TO_OPEN, disturbance, one_line, seeds_line
 from orchestrator.report.render.tables import table_of
 from orchestrator.report.render.terms import TERMS, SectionTerms
 from orchestrator.report.render.workloads import AS_STATED, workload_names
 from orchestrator.report.renderer import Drawings
-from orchestrator.report.verdict import evidence, verdicts
+from orchestrator.report.verdict import Verdict, evidence
 from orchestrator.results.times import time_line
 
-FEW_RUNS = 20  # whose table is open at first
+FEW_RUNS = 10  # whose table is open at first
 SOURCES = Path(__file__).parent
 
 
 def render(
-    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], drawings: Drawings
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    plots: Sequence[Plot],
+    drawings: Drawings,
 ) -> str:
     """The page's text. Everything that comes from files is escaped.
 
@@ -63,10 +67,10 @@ def render(
     chapters = chapters_of(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
-        better=comparison.tolerance.better,
         summary=one_line(comparison),
         seeds=seeds_line(comparison),
-        verdicts=verdicts(comparison, findings),
+        disturbance=disturbance(findings),
+        verdicts=verdicts,
         evidence=evidence(comparison, findings),
         chips=chips(comparison.groups),
         filters=filters(comparison),

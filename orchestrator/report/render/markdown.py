@@ -19,10 +19,10 @@ from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_
 from orchestrator.report.render.columns import PUBLISHED, Cell
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.questions import Figure, Part, Question, parts, questions
-from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, one_line, seeds_line
+from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, disturbance, one_line, seeds_line
 from orchestrator.report.render.tables import AT_FIRST, Head, Table, table_of
 from orchestrator.report.render.workloads import WorkloadNames, workload_names
-from orchestrator.report.verdict import Evidence, Option, Verdict, evidence, verdicts
+from orchestrator.report.verdict import Evidence, Option, Verdict, evidence
 from orchestrator.results.times import time_line
 
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
@@ -39,13 +39,19 @@ _ESCAPES = str.maketrans(
 _BLOCK_MARKER = re.compile(r"^(\d*)([#+=:.)-])")  # begins a heading, a list, a table or a rule
 
 
-def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
+def render(
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    plots: Sequence[Plot],
+) -> str:
     """The file's text. plots: linked as plots/<name>.svg."""
     names, anchors = workload_names(comparison.workloads), FirstOfKind()
     cautions = parts([finding for finding in findings if finding.caution], names)
     parts_of_report = [
         *_opening(comparison),
-        *_verdicts(verdicts(comparison, findings), names),
+        *filter(None, [_paragraph(disturbance(findings))]),
+        *_verdicts(verdicts, names),
         *_evidence(evidence(comparison, findings)),
         *(
             text
@@ -89,19 +95,17 @@ def _options(options: Sequence[Option]) -> str:
     last = "Chance" if chances else "Sent per rank"
     titles = ("Option", "Accuracy", "Accuracy − serial", "Time", "Speedup", last)
     heads = [Head(title, number=title != "Option", first=True) for title in titles]
-    lines = []
-    for option in options:
-        accuracy, time = plain(option.accuracy), plain(option.time)
-        lines.append(
-            [
-                plain(f"{option.name}, {option.shape}"),
-                accuracy,
-                plain(option.difference),
-                f"**{time}** (best)" if option.best_time else time,
-                plain(option.speedup),
-                plain(option.chance if chances else option.sent),
-            ]
-        )
+    lines = [
+        [
+            plain(f"{option.name}, {option.shape}"),
+            plain(option.accuracy),
+            plain(option.difference),
+            plain(option.time),
+            plain(option.speedup),
+            plain(option.chance if chances else option.sent),
+        ]
+        for option in options
+    ]
     return _lines_of_table(heads, lines)
 
 

@@ -479,7 +479,7 @@
   function setUpPrinting() {
     let opened = [];
     addEventListener("beforeprint", () => {
-      opened = all("details.reasons:not([open]), figcaption details:not([open]), .all-findings:not([open]), .verdict details:not([open])");
+      opened = all("details.reasons:not([open]), figcaption details:not([open]), .all-findings:not([open]), .verdict details:not([open]), .terms:not([open])");
       for (const details of opened) details.open = true;
     });
     addEventListener("afterprint", () => {

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.verdict.base import Evidence, Option, Verdict
-from orchestrator.report.verdict.decisions import Decisions
 from orchestrator.report.verdict.evidence import evidence
 from orchestrator.report.verdict.lab import of_lab, of_textbook_optimizers
 from orchestrator.report.verdict.strategies import among_strategies
@@ -32,19 +32,21 @@ RULE = (
 )
 
 
-def verdicts(comparison: Comparison, findings: Sequence[Finding]) -> list[Verdict]:
-    """What to choose, for each workload; of a lab, one verdict on whether it reproduces."""
+def verdicts(comparison: Comparison, findings: Sequence[Finding], claims: Claims) -> list[Verdict]:
+    """What to choose, for each workload; of a lab, one verdict on whether it reproduces.
+
+    claims: those of the findings, decided.
+    """
     lab = of_lab(comparison, findings) or of_textbook_optimizers(comparison, findings)
     if lab:
         return [lab]
-    decisions = Decisions(findings)
-    return [_of_workload(comparison, workload, decisions) for workload in comparison.workloads]
+    return [_of_workload(comparison, workload, claims) for workload in comparison.workloads]
 
 
-def _of_workload(comparison: Comparison, workload: Workload, decisions: Decisions) -> Verdict:
+def _of_workload(comparison: Comparison, workload: Workload, claims: Claims) -> Verdict:
     view = comparison.view(workload)
     if workload.faults:
-        return under_faults(view, comparison, decisions)
+        return under_faults(view, comparison, claims)
     if workload.target_accuracy is not None:
-        return to_target(view, decisions)
-    return among_strategies(view, decisions)
+        return to_target(view)
+    return among_strategies(view, claims)

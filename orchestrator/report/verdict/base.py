@@ -14,9 +14,8 @@ class Option:
 
     name: as in findings. shape: its nodes. accuracy, time, speedup: with 95% intervals; that of a speedup
     is the one by which it was compared with serial. difference: of its accuracy from serial's, with the
-    interval by which the two were compared, if they were. sent: bytes that a rank sent. best_time: whether
-    it is claimed to be faster than every other option. chance: the probability that it is within the
-    tolerance of the best.
+    interval by which the two were compared, if they were. sent: bytes that a rank sent. chance: the
+    probability that it is within the tolerance of the best.
     """
 
     name: str
@@ -26,7 +25,6 @@ class Option:
     time: str
     speedup: str
     sent: str
-    best_time: bool = False
     chance: str = ABSENT
 
 
@@ -36,7 +34,8 @@ class Verdict:
 
     headline: one sentence. certainty: how sure it is, and what it may cost. decided: whether it chooses.
     options: what the reader chooses between. shown: how sure the first option is, `97% sure`; empty if that
-    is only whether it is decided.
+    is only whether it is decided. better: what an option is that is better than another by more than the
+    tolerance, `over 5% faster`.
     """
 
     workload: Workload
@@ -45,6 +44,7 @@ class Verdict:
     decided: bool
     options: tuple[Option, ...] = ()
     shown: str = ""
+    better: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -13,11 +13,10 @@ import numpy as np
 from orchestrator.report.findings.speed import MEAN_GRADIENT, timed
 from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import estimates
-from orchestrator.report.metrics.learning import learned
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S, Quantity
+from orchestrator.report.metrics.learning import learned, seeds_at_target
+from orchestrator.report.metrics.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S, Quantity
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
-from orchestrator.report.model.labels import Workload
 from orchestrator.report.statistics.chances import (
     Chance,
     Draws,
@@ -29,6 +28,8 @@ from orchestrator.report.statistics.chances import (
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
+PROBABLE = 0.8  # from which it is called probable
+POSSIBLE = 0.1  # below which a configuration is no longer named
 MOST_NAMED = 3  # in a headline
 LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
@@ -64,23 +65,58 @@ def candidates(view: WorkloadView) -> list[Candidate]:
     Left out are those of which a run failed or did not learn, those without comparable times, and those
     with too few seeds. If all have too few, chances are 1 and 0: those of the means as measured.
     """
-    least_seeds = LEAST_SEEDS if view.staged else MIN_SEEDS
-    usable = [group for group in timed(view.line_groups) if not why_not(view, group)]
-    usable = [group for group in usable if len(group.ok_rows) >= least_seeds] or usable
+    usable = _repeated(view, [group for group in timed(view.line_groups) if not why_not(view, group)])
     if not usable:
         return []
-    rng = np.random.default_rng(crc32(usable[0].first.key.encode()))  # the same report again
-    errors = {view.workload: error_of_difference(view)}
-    measured = max(len(group.ok_rows) for group in usable) < least_seeds
-    tolerance, draws = view.tolerance, None if measured else rng
-    times = _means(TRAIN_S, usable, same_work, draws, errors)
-    accuracies = _means(ACCURACY, usable, partial(_same_accuracy, tolerance), draws, errors)
+    draws = _Draws(view, usable)
+    same_accuracy = partial(_same_accuracy, view.tolerance)
+    return _ranked(view, usable, draws.means(TRAIN_S, same_work), draws.means(ACCURACY, same_accuracy))
+
+
+def at_target(view: WorkloadView) -> list[Candidate]:
+    """As `candidates`, those that reach the target accuracy with every seed: the time to it counts."""
+    usable = _repeated(view, [group for group in view.line_groups if always_reaches(group)])
+    if not usable:
+        return []
+    times = _Draws(view, usable).means(TIME_TO_TARGET_S, lambda one, other: one is other)
+    return _ranked(view, usable, times, np.zeros_like(times))
+
+
+def in_question(found: Sequence[Candidate], few: bool) -> list[Candidate]:
+    """The choice; if none is probable, what may be it, the least that it may cost first.
+
+    few: whether all have too few seeds.
+    """
+    if few or found[0].speed.probability >= PROBABLE:
+        return [found[0]]
+    possible = [each for each in found if each.speed.probability >= POSSIBLE] or [*found[:2]]
+    return sorted(possible, key=lambda each: each.regret)
+
+
+def always_reaches(group: Group) -> bool:
+    """Whether every seed reached the target, and the times compare."""
+    reached, _ = seeds_at_target(group)
+    return 0 < reached == len(group.rows) and group.first.times_compare
+
+
+def _least_seeds(view: WorkloadView) -> int:
+    return LEAST_SEEDS if view.staged else MIN_SEEDS
+
+
+def _repeated(view: WorkloadView, usable: list[Group]) -> list[Group]:
+    """The groups with enough seeds; all of them if none has."""
+    return [group for group in usable if len(group.ok_rows) >= _least_seeds(view)] or usable
+
+
+def _ranked(
+    view: WorkloadView, usable: Sequence[Group], times: Draws, accuracies: Draws
+) -> list[Candidate]:
     found = [
-        Candidate(group, speed, accuracy, _regret(speed, tolerance))
+        Candidate(group, speed, accuracy, _regret(speed, view.tolerance))
         for group, speed, accuracy in zip(
             usable,
-            for_speed(times, accuracies, tolerance),
-            for_accuracy(accuracies, tolerance),
+            for_speed(times, accuracies, view.tolerance),
+            for_accuracy(accuracies, view.tolerance),
             strict=True,
         )
     ]
@@ -121,25 +157,31 @@ def _same_accuracy(tolerance: Tolerance, one: Group, other: Group) -> bool:
     )
 
 
-def _means(
-    quantity: Quantity,
-    groups: Sequence[Group],
-    same: Callable[[Group, Group], bool],
-    rng: np.random.Generator | None,
-    errors: Mapping[Workload, float],
-) -> Draws:
-    """Draws of the true means, or the means as measured. Groups that are the same have one mean."""
-    first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
-    distinct = sorted(set(first))
-    measured = [
-        max(
-            (group for group, like in zip(groups, first, strict=True) if like == at),
-            key=lambda group: len(group.ok_rows),
-        )
-        for at in distinct
-    ]
-    if rng is None:
-        drawn = np.array([[fmean(quantity.sample(group).values()) for group in measured]])
-    else:
-        drawn = draw_means(estimates(quantity, measured, errors), rng)
-    return drawn[:, [distinct.index(at) for at in first]]
+class _Draws:
+    """Draws of the true means of these groups, the same in every report; with too few seeds, the means as
+    measured.
+    """
+
+    def __init__(self, view: WorkloadView, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._errors = {view.workload: error_of_difference(view)}
+        self._measured = max(len(group.ok_rows) for group in groups) < _least_seeds(view)
+        self._rng = np.random.default_rng(crc32(groups[0].first.key.encode()))
+
+    def means(self, quantity: Quantity, same: Callable[[Group, Group], bool]) -> Draws:
+        """On the scale of the comparison. Groups that are the same have one mean."""
+        groups = self._groups
+        first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
+        distinct = sorted(set(first))
+        longest = [
+            max(
+                (group for group, like in zip(groups, first, strict=True) if like == at),
+                key=lambda group: len(group.ok_rows),
+            )
+            for at in distinct
+        ]
+        if self._measured:
+            drawn = np.array([[fmean(quantity.sample(group).values()) for group in longest]])
+        else:
+            drawn = draw_means(estimates(quantity, longest, self._errors), self._rng)
+        return drawn[:, [distinct.index(at) for at in first]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.formats import count, first_few, listed, percent, ratio
+from orchestrator.report.formats import count, first_few, listed, percent
 from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
@@ -188,13 +188,14 @@ def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     changed = [each for each in found if not each[0][0] <= 1 <= each[0][1]]
     (low, high), factor = max(changed or found, key=lambda each: abs(each[1] - 1))
-    interval = f"{ratio(factor)} times ({ratio(low)} to {ratio(high)})"
+    by = f"{factor - 1:+.0%} from the first run to the last ({low - 1:+.0%} to {high - 1:+.0%})"
+    by = by.replace("-", "−")
     if not changed:
-        text = f"{'undecided' if cautions else 'none is shown in times'}: {interval} from first run to last"
+        text = f"{'undecided' if cautions else 'none shown'}: times changed by {by}"
         return Evidence("Drift", text, not cautions, kinds.anchor("drift", "no_drift"))
     where = f"in {len(changed)} of {len(found)} workloads, times" if len(found) > 1 else "times"
-    most = ", most in one" if len(changed) > 1 else ""
-    text = f"{where} {'rose' if factor > 1 else 'fell'} from first run to last{most}: {interval}"
+    most = "; the largest change is " if len(changed) > 1 else " by "
+    text = f"{where} changed{most}{by}"
     return Evidence("Drift", text, False, kinds.anchor("drift"))
 
 

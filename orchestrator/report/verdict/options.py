@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import ABSENT, percent, points, probability, ratio, seconds, size
 from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
@@ -13,7 +14,6 @@ from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
 from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate
-from orchestrator.report.verdict.decisions import Decisions, interval_in_points
 
 MOST = 5  # configurations
 
@@ -23,7 +23,7 @@ def options(
     found: Sequence[Candidate],
     named: Sequence[Candidate],
     serial: Group | None,
-    decisions: Decisions,
+    claims: Claims,
     chances: bool = False,
 ) -> tuple[Option, ...]:
     """The configurations that the headline names, serial, and the next most probable ones.
@@ -36,29 +36,28 @@ def options(
         option(
             view,
             each.group,
-            speedup=_compared_speedup(each.group, serial, decisions),
-            difference=_difference_from_serial(each.group, serial, decisions),
+            speedup=_compared_speedup(each.group, serial, claims),
+            difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
         for each in distinct
     )
 
 
-def _difference_from_serial(group: Group, serial: Group | None, decisions: Decisions) -> str:
+def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
     """`−8.8 points (−24.8 to +2.8)`, with the interval of the comparison in findings, if there is one."""
     if serial is None or group.serial:
         return ABSENT
-    found = decisions.between(ACCURACY, group, serial)
+    found = claims.between(ACCURACY, group, serial)
     if found is None:
         return measured_difference(serial, group)
-    return points(found.difference) + (f" ({interval_in_points(found)})" if found.interval else "")
+    interval = " to ".join(map(ACCURACY.write_bound, found.interval or ()))
+    return ACCURACY.write_difference(*found.values) + (f" ({interval})" if interval else "")
 
 
-def _compared_speedup(
-    group: Group, serial: Group | None, decisions: Decisions
-) -> tuple[float, float] | None:
+def _compared_speedup(group: Group, serial: Group | None, claims: Claims) -> tuple[float, float] | None:
     """The interval of the comparison with serial in findings; None without one."""
-    found = None if serial is None else decisions.between(TRAIN_S, serial, group)
+    found = None if serial is None else claims.between(TRAIN_S, serial, group)
     return found.interval if found else None
 
 
@@ -73,7 +72,6 @@ def option(
     view: WorkloadView,
     group: Group,
     time: Metric = lambda row: row.train_s,
-    best_time: bool = False,
     speedup: tuple[float, float] | None = None,
     difference: str = ABSENT,
     chance: str = ABSENT,
@@ -96,7 +94,6 @@ def option(
         _time(group, time),
         ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
         _mean(group, lambda row: row.bytes_sent_per_rank, size),
-        best_time,
         chance,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import (
     count,
     first_few,
@@ -23,21 +24,20 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
     MOST_NAMED,
+    PROBABLE,
     SURE_SEEDS,
     Candidate,
     candidates,
+    in_question,
     why_not,
 )
-from orchestrator.report.verdict.decisions import Decisions
 from orchestrator.report.verdict.options import options
 
-PROBABLE = 0.8  # from which it is called probable
-POSSIBLE = 0.1  # below which a configuration is no longer named
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
 TOO_FEW = f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with --repeat {MIN_SEEDS}."
 
 
-def among_strategies(view: WorkloadView, decisions: Decisions) -> Verdict:
+def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     """What to choose among the strategies of a workload without a target accuracy and faults."""
     found = candidates(view)
     wording = Wording(view, found)
@@ -49,9 +49,9 @@ def among_strategies(view: WorkloadView, decisions: Decisions) -> Verdict:
         only = wording.numbered(found[0].group)
         headline = f"There is nothing to choose between: only {only} was compared."
         text = " ".join(filter(None, [left_out, wording.with_partitioner]))
-        return Verdict(view.workload, headline, text, False, options(view, found, found, serial, decisions))
+        return Verdict(view.workload, headline, text, False, options(view, found, found, serial, claims))
     few = max(each.seeds for each in found) < MIN_SEEDS
-    named = _named(found, few)
+    named = in_question(found, few)
     first = named[0]
     sure = not few and first.speed.probability >= PROBABLE
     certainty = [TOO_FEW if few else wording.chance(first)]
@@ -65,16 +65,8 @@ def among_strategies(view: WorkloadView, decisions: Decisions) -> Verdict:
         certainty.append(wording.other_goals(found, first))
     text = " ".join(filter(None, [*certainty, left_out, wording.with_partitioner]))
     shown = "" if few else f"{probability(first.speed.probability)} sure"
-    rows = options(view, found, named, serial, decisions, chances=not few)
-    return Verdict(view.workload, headline, text, sure, rows, shown)
-
-
-def _named(found: Sequence[Candidate], few: bool) -> list[Candidate]:
-    """The choice; if none is probable, what may be it, the least that it may cost first."""
-    if few or found[0].speed.probability >= PROBABLE:
-        return [found[0]]
-    possible = [each for each in found if each.speed.probability >= POSSIBLE] or [*found[:2]]
-    return sorted(possible, key=lambda each: each.regret)
+    rows = options(view, found, named, serial, claims, chances=not few)
+    return Verdict(view.workload, headline, text, sure, rows, shown, view.tolerance.better)
 
 
 def _nothing(view: WorkloadView) -> str:

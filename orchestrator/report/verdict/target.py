@@ -3,83 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
 
-from orchestrator.report.formats import first_few, percent, ratio, seconds
+from orchestrator.report.formats import (
+    ABSENT,
+    count,
+    first_few,
+    listed,
+    percent,
+    probability,
+    ratio,
+    seconds,
+)
 from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
 from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.decisions import Decisions, seeds_needed
+from orchestrator.report.verdict.candidates import (
+    MOST_NAMED,
+    PROBABLE,
+    SURE_SEEDS,
+    Candidate,
+    at_target,
+    in_question,
+)
 from orchestrator.report.verdict.options import MOST, option
 
-MOST_NAMED = 3
 
-
-def to_target(view: WorkloadView, decisions: Decisions) -> Verdict:
+def to_target(view: WorkloadView) -> Verdict:
     """Which configuration reaches the target first, on any number of nodes, among those that always do."""
-    pool = sorted(filter(_always, view.line_groups), key=TIME_TO_TARGET_S.mean_of)
-    pool = [group for group in pool if len(group.ok_rows) >= MIN_SEEDS] or pool
-
-    def first_of(one: Group, other: Group) -> bool:
-        found = decisions.between(TIME_TO_TARGET_S, one, other)
-        return found is not None and found.verdict == "less"
-
-    best = [group for group in pool if not any(first_of(other, group) for other in pool)]
-    headline, certainty, decided = _worded(view, decisions, pool, best)
-    serial = [group for group in pool if group.serial and not any(group is each for each in best)]
-    shown = [*best[: MOST - len(serial)], *serial]
+    found = at_target(view)
+    target = f"{percent(view.workload.target_accuracy)} accuracy"
+    rest = _not_always(view, found)
+    if not found:
+        headline = f"No configuration reached {target} with every seed."
+        return Verdict(view.workload, headline, rest, decided=False)
+    few = max(each.seeds for each in found) < MIN_SEEDS
+    named = in_question(found, few)
+    first = named[0]
+    sure = not few and len(found) > 1 and first.speed.probability >= PROBABLE
+    if len(found) == 1:
+        headline, certainty = f"Only {_named(view, first.group)} reached {target} with every seed.", ""
+    elif few:
+        headline = (
+            f"Too few seeds to choose: {_named(view, first.group)} was measured to reach {target} first."
+        )
+        certainty = f"Run the sweep again with --repeat {MIN_SEEDS}."
+    elif sure:
+        headline, certainty = _choice(view, target, found), _chance(view, first)
+    else:
+        names = listed([_named(view, each.group) for each in named[:MOST_NAMED]])
+        headline, certainty = f"A toss-up which reaches {target} first: {names}.", _chance(view, first)
+    serial = [each for each in found if each.group.serial]
+    shown = list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
+    chances = not few and len(found) > 1
     options = tuple(
         option(
             view,
-            group,
+            each.group,
             time_to_target_s,
-            best_time=len(pool) > 1 and all(first_of(group, other) for other in pool if other is not group),
+            chance=probability(each.speed.probability) if chances else ABSENT,
         )
-        for group in shown
+        for each in shown
     )
-    return Verdict(view.workload, headline, " ".join(filter(None, certainty)), decided, options)
+    surety = f"{probability(first.speed.probability)} sure" if chances else ""
+    text = " ".join(filter(None, [certainty, rest]))
+    better = f"over {view.tolerance.time * 100:.3g}% sooner at the target"
+    return Verdict(view.workload, headline, text, sure, options, surety, better)
 
 
-def _always(group: Group) -> bool:
-    """Whether every seed reached the target, and the times compare."""
-    reached, _ = seeds_at_target(group)
-    return 0 < reached == len(group.rows) and group.first.times_compare
+def _choice(view: WorkloadView, target: str, found: Sequence[Candidate]) -> str:
+    """What to choose, and what it gains over serial, or over the next one."""
+    first = found[0]
+    verb = "stay with" if first.group.serial else "choose"
+    verb = verb.capitalize() if first.sure else f"Probably {verb}"
+    others = [each.group for each in found[1:]]
+    other = next((group for group in others if group.serial), others[0])
+    longer = TIME_TO_TARGET_S.mean_of(other) / TIME_TO_TARGET_S.mean_of(first.group)
+    return (
+        f"{verb} {_named(view, first.group)} to reach {target}: {_named(view, other)} takes "
+        f"{ratio(longer)} times as long."
+    )
 
 
-def _worded(
-    view: WorkloadView, decisions: Decisions, pool: Sequence[Group], best: Sequence[Group]
-) -> tuple[str, list[str], bool]:
-    target = f"{percent(view.workload.target_accuracy)} accuracy"
-    rest = _not_always(view, pool)
-    if not pool:
-        return f"No configuration reached {target} with every seed.", [rest], False
-    first, others = best[0], [group for group in pool if group is not best[0]]
-    if all(len(group.ok_rows) < MIN_SEEDS for group in pool):
-        headline = f"Too few seeds to choose: {_named(view, first)} was measured to reach {target} first."
-        return headline, [rest, "Run the sweep again with --repeat 5."], False
-    if not others:
-        return f"Only {_named(view, first)} reached {target} with every seed.", [rest], False
-    serial = next((group for group in pool if group.serial), None)
-    if len(best) > 1:
-        names = first_few([_named(view, group) for group in best], MOST_NAMED)
-        took = "" if serial is None or any(serial is each for each in best) else f"; {_named(view, serial)}"
-        open_ = [decisions.between(TIME_TO_TARGET_S, other, first) for other in best[1:]]
-        headline = f"This sweep does not decide which reaches {target} first: {names}{took}."
-        return headline, [seeds_needed(open_, "which is first"), rest], False
-    reference = serial if serial is not None and serial is not first else others[0]
-    found = decisions.between(TIME_TO_TARGET_S, reference, first)
-    by = ""
-    if found and found.interval:
-        low, high = (TIME_TO_TARGET_S.write_bound(log(bound)) for bound in found.interval)
-        times = ratio(found.values[0] / found.values[1])
-        by = f"; {_named(view, reference)} takes {times} times as long ({low} to {high})"
-    verb = "Stay with" if first.serial else "Choose"
-    headline = f"{verb} {_named(view, first)}: it is likely to reach {target} first{by}."
-    number = "the other one" if len(others) == 1 else f"all {len(others)} others"
-    return headline, [f"Likely to be later: {number} that always reached it.", rest], True
+def _chance(view: WorkloadView, first: Candidate) -> str:
+    """How sure the choice is, the most that it may cost, and what would make it surer."""
+    seeds = count(first.seeds, "seed")
+    text = (
+        f"With a probability of {probability(first.speed.probability)} ({seeds}), nothing here is over "
+        f"{view.tolerance.time * 100:.3g}% sooner. At worst, {view.name(first.group)} takes "
+        f"{first.speed.longer:.0%} more time than the best here (95%)."
+    )
+    more = max(SURE_SEEDS, first.seeds + 4)
+    return text if first.sure else f"{text} To be surer, run it again with --repeat {more}."
 
 
 def _named(view: WorkloadView, group: Group) -> str:
@@ -89,11 +106,11 @@ def _named(view: WorkloadView, group: Group) -> str:
     return f"{view.name(group)}{on} ({seconds(TIME_TO_TARGET_S.mean_of(group))}{clock})"
 
 
-def _not_always(view: WorkloadView, pool: Sequence[Group]) -> str:
+def _not_always(view: WorkloadView, found: Sequence[Candidate]) -> str:
     """The configurations that did not reach the target with every seed, as a sentence."""
     missed = [
         view.name(group) + ("" if group.serial else f" on {group.shape.label}")
         for group in view.line_groups
-        if not any(group is each for each in pool) and seeds_at_target(group)[0] < len(group.rows)
+        if not any(group is each.group for each in found) and seeds_at_target(group)[0] < len(group.rows)
     ]
     return f"Not with every seed: {first_few(missed, MOST_NAMED)}." if missed else ""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from math import log
 
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, ratio
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.quantities import ACCURACY, ELAPSED_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.decisions import Decision, Decisions
 from orchestrator.report.verdict.options import MOST, option
 
 
-def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decisions) -> Verdict:
+def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> Verdict:
     """What faults cost, the least time first; configurations with faults are not compared."""
     keys = {group.first.key for group in view.groups}
     costs = [
@@ -22,7 +23,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decision
         for cost in fault_costs(comparison)
         if cost.undisturbed
         and cost.group.first.key in keys
-        and (found := decisions.between(ELAPSED_S, cost.group, cost.undisturbed))
+        and (found := claims.between(ELAPSED_S, cost.group, cost.undisturbed))
     ]
     if not costs:
         return Verdict(
@@ -48,7 +49,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decision
     return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
 
 
-def _cost(found: Decision, group: Group, undisturbed: Group) -> str:
+def _cost(found: Compared, group: Group, undisturbed: Group) -> str:
     """`1.52 times as long (1.40 to 1.70), at 88.0% accuracy instead of 89.0%`."""
     bounds = ""
     if found.interval:
