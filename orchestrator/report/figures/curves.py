@@ -56,8 +56,9 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
         x=x,
         y=y,
         tooltip=tooltip("test accuracy", ("when", f"{clock} time")),
-        remarks=[numbers.mark_text(dy=-10, color=colour("soft"), aria=False).encode(text="nodes:N")],
+        remarks=[numbers.mark_text(dx=8, dy=-8, color=colour("soft"), aria=False).encode(text="nodes:N")],
         log_axis="x",
+        band=False,
     ).chart()
 
 

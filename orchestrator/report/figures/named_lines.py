@@ -38,7 +38,8 @@ class Lines:
     records: one per point, ordered along the lines, with the fields `series`, `line` (its identity), `name`
     (the text at its end), `partitioner`, `mean`, `low`, `high`, `written` (the mean as text), and the field
     of the x axis. groups: those drawn. tooltip: what a point shows under the pointer. behind: layers that
-    are drawn first, in each panel. remarks: their texts, for which small multiples have no room.
+    are drawn first, in each panel. remarks: their texts, for which small multiples have no room. band:
+    whether the ranges of a line's points are joined.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Lines:
     remarks: Sequence[alt.Chart] = ()
     log_axis: Literal["x", "y"] | None = None
     subtitle: Sequence[str] = ()
+    band: bool = True
 
     def chart(self) -> Chart:
         """All lines in one plot, or a panel per series."""
@@ -130,8 +132,9 @@ class Lines:
         points = drawn.transform_filter("datum.outside == 0").mark_point(
             filled=True, size=64, opacity=0.95, stroke=colour("paper"), strokeWidth=1
         )
+        band = [spread.mark_area(opacity=0.13, clip=True, aria=False)] if self.band else []
         return [
-            spread.mark_area(opacity=0.13, clip=True, aria=False),
+            *band,
             spread.mark_rule(opacity=0.6, clip=True, aria=False),
             drawn.encode(strokeDash=dash).mark_line(strokeWidth=2, clip=True, aria=False),
             points.encode(shape=shape, tooltip=list(self.tooltip)),
