@@ -183,7 +183,8 @@ def test_times_are_cluster_times_where_other_load_took_the_cores(disturbed: int,
     assert {row.clock for row in comparison.rows} == {clock}
     busy = findings_of(comparison, "disturbed")
     if clock == "cluster":
-        assert "Other load took the cores" in finding_of(comparison, "cluster_time").text
+        found = finding_of(comparison, "cluster_time_uncalibrated")  # two of five runs are few
+        assert "Other load took the cores" in found.text
         assert [(finding.data["disturbed"], finding.data["of"]) for finding in busy] == [(3, 10)]
         before_the_verdict, _, _ = page_of(comparison, find(comparison)).partition('id="verdict"')
         assert busy[0].text in before_the_verdict

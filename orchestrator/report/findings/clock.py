@@ -48,9 +48,9 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if error is None:
         yield Finding(
             "cluster_time_uncalibrated",
-            f"{meaning}. Their error is unknown, because no run had several ranks with a core each all the "
-            "time, and so exchanges may cost more or less than the cluster times include. The intervals of "
-            f"differences contain an error of {percent(MAX_ERROR)}.",
+            f"{meaning}. Their error is unknown, because few or no runs had several ranks with a core each "
+            "all the time, and so exchanges may cost more or less than the cluster times include. The "
+            f"intervals of differences contain an error of {percent(MAX_ERROR)}.",
             evidence(view.groups),
         )
         return

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.replay.described import MAX_CONTENTION, has_cores
+from orchestrator.replay.described import MAX_CONTENTION, fits_cores, has_cores
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.results.limits import rank_quota
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
+LEAST_CALIBRATING = 0.5  # of the runs with as many cores as ranks; beside other load, fewer are lucky ones
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ def wall_by_cluster(row: Row) -> float | None:
 
 
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
-    """The error over the runs that calibrate cluster time; None if there are none."""
-    calibrating = [row for row in rows if calibrates(row)]
+    """The error over the runs that calibrate cluster time; None if there are none or few."""
+    able = [row for row in rows if row.cluster and fits_cores(row.wall.result)]
+    calibrating = [row for row in able if calibrates(row)]
+    if len(calibrating) < LEAST_CALIBRATING * len(able):
+        return None
     errors = [
         [abs(1 / ratio - 1) for row in group.rows if (ratio := wall_by_cluster(row))]
         for group in groups_of(calibrating)
