@@ -53,7 +53,7 @@ labs: venv ## list the published experiments that are reproduced here
 lab-%: venv ## run one of them; ARGS=--quick for a few epochs
 	$(RUN) -m orchestrator lab $* $(ARGS)
 
-labs-quick: venv ## run all labs with a few epochs, as local processes and in containers
+labs-quick: venv ## run small versions of all labs, as local processes and in containers
 	$(RUN) -m orchestrator lab --all --quick --runtime local --out results/labs-quick/local $(ARGS)
 	$(RUN) -m orchestrator lab --all --quick --runtime docker --out results/labs-quick/docker $(ARGS)
 

@@ -317,7 +317,7 @@ def lab(
     ] = None,
     all_labs: Annotated[bool, typer.Option("--all", help="Run all labs.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few epochs; on `digits` if the dataset is not downloaded.")
+        bool, typer.Option("--quick", help="A small version on `digits`, which needs no download.")
     ] = False,
     data_dir: DataDir = Path("data"),
     out: Annotated[
@@ -352,9 +352,7 @@ def lab(
     refused: dict[str, InputError] = {}
     for name in names_wanted(names, all_labs):
         try:
-            wanted.append(
-                load_lab(name, data_dir, sets or (), nodes, quick, repeat, selected.shared_cores, imports)
-            )
+            wanted.append(load_lab(name, sets or (), nodes, quick, repeat, selected.shared_cores, imports))
         except InputError as error:
             if not all_labs:
                 raise

@@ -14,7 +14,6 @@ from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import suggestion
 
 NONE_KNOWN = "nothing is known, apart from the hardware"  # of a lab's runs from the published ones
-IN_THE_BOX = "digits"  # replaces a dataset that is not downloaded in quick runs
 
 
 def names() -> list[str]:
@@ -39,7 +38,6 @@ def names_wanted(asked: Sequence[str] | None, everything: bool) -> list[str]:
 
 def load_lab(
     name: str,
-    data_dir: Path,
     sets: Sequence[str] = (),
     nodes: str | None = None,
     quick: bool = False,
@@ -47,18 +45,8 @@ def load_lab(
     cores: Callable[[], float] | None = None,
     imports: Imports | None = None,
 ) -> Sweep:
-    """The lab's sweep. A quick one downloads nothing: it uses `digits` if its dataset is missing.
-
-    cores, imports: as in `load_sweep`.
-    """
-    path = LABS / f"{name}.yml"
-    sweep = load_sweep(path, sets, nodes, quick, repeat, cores, imports=imports)
-    if quick and (missing := absent(sweep, data_dir)):
-        if any(assignment.startswith("dataset") for assignment in sets):
-            raise InputError(f"--quick: {missing[0]} is not in {data_dir}/, and --quick downloads nothing")
-        fields = [f"dataset={IN_THE_BOX}", *sets]
-        sweep = load_sweep(path, fields, nodes, quick, repeat, cores, imports=imports)
-    return sweep
+    """The lab's sweep. Arguments are as in `load_sweep`."""
+    return load_sweep(LABS / f"{name}.yml", sets, nodes, quick, repeat, cores, imports=imports)
 
 
 def absent(sweep: Sweep, data_dir: Path) -> list[str]:
@@ -74,7 +62,7 @@ def absent(sweep: Sweep, data_dir: Path) -> list[str]:
 def listing(data_dir: Path, width: int) -> Iterator[str]:
     """Every lab with its title, source, number of runs and datasets."""
     for name in names():
-        sweep = load_lab(name, data_dir, cores=machine_cores)
+        sweep = load_lab(name, cores=machine_cores)
         missing = absent(sweep, data_dir)
         data = ", ".join(dict.fromkeys(run.name_of("dataset") for run in sweep.runs))
         there = f"will be downloaded to {data_dir}/" if missing else "downloaded"
@@ -87,4 +75,4 @@ def listing(data_dir: Path, width: int) -> Iterator[str]:
         for fact in facts:
             yield from textwrap.wrap(fact, width, initial_indent="    ", subsequent_indent="    ")
         yield ""
-    yield "python -m orchestrator lab NAME runs one; --quick takes a few minutes."
+    yield "python -m orchestrator lab NAME runs one; --quick takes a few minutes each."

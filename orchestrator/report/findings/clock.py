@@ -10,7 +10,7 @@ from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, percent
-from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, lost_cores, may_have_cores
+from orchestrator.report.metrics.clock import BUSY, MAX_ERROR, clock_error, lost_cores, may_have_cores
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
 
@@ -24,9 +24,9 @@ def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     if len(lost) > MOST_DISTURBED * len(rows):
         yield Finding(
             "disturbed",
-            f"The machine was busy: other processes took cores from {len(lost)} of the "
-            f"{count(len(rows), 'run')} whose ranks could have had a core each. Stop them, and run the "
-            "sweep again with another --out.",
+            f"The machine was busy: of the {count(len(rows), 'run')} whose ranks could have had a core "
+            f"each, {len(lost)} had none for over {BUSY:.0%} of their time. Stop other processes, and run "
+            "the sweep again with another --out.",
             lost,
             {"disturbed": len(lost), "of": len(rows)},
         )

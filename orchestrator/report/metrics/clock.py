@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.replay.described import MAX_CONTENTION, fits_cores, has_cores
+from orchestrator.replay.described import fits_cores, has_cores
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.results.limits import rank_quota
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
+BUSY = 0.1  # share of its time that a rank had no core: the box itself takes less, also with containers
 LEAST_CALIBRATING = 0.5  # of the runs with as many cores as ranks; beside other load, fewer are lucky ones
 
 
@@ -75,7 +76,7 @@ def may_have_cores(row: Row) -> bool:
 
 def lost_cores(row: Row) -> bool:
     """Whether other processes took the cores of a run that could have had them to itself."""
-    return may_have_cores(row) and row.without_core > MAX_CONTENTION
+    return may_have_cores(row) and row.without_core > BUSY
 
 
 def calibrates(row: Row) -> bool:
