@@ -18,6 +18,7 @@ from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.quantities import TRAIN_S
 
 
 def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Chart | None:
@@ -60,12 +61,12 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
         (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
         for point in points
     ]
-    final, train_s = group.accuracy, group.over(lambda row: row.train_s, geometric=True)
+    final, train_s = group.accuracy, TRAIN_S.over(group)
     if local and final and train_s:
         at = max(train_s.mean, points[-1].train_s)
         drawn.append((at, final, f"{seconds(at)}, average of the local models"))
     return [
-        {**record(group, accuracy, "share", shown), "train_s": at, "when": when}
+        {**record(group, accuracy, percent, shown), "train_s": at, "when": when}
         for at, accuracy, when in drawn
     ]
 

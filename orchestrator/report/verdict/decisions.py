@@ -8,8 +8,9 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count
-from orchestrator.report.metrics.quantities import ACCURACY, Quantity
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.power import MOST_SEEDS
 
 Keys = frozenset[str]

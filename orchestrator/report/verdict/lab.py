@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.textbook_optimizers import TOLERANCE
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
-from orchestrator.report.metrics.intervals import interval_of_accuracy
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities.intervals import interval_of_accuracy
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.report.formats import ABSENT, percent, points, probability, ratio, seconds, size
-from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities.intervals import interval_of_accuracy, interval_of_speedup
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
@@ -95,7 +95,7 @@ def option(
         difference,
         _time(group, time),
         ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
-        _mean(group, lambda row: row.bytes_sent_per_rank, size),
+        _mean(group, BYTES_SENT_PER_RANK.of, size),
         best_time,
         chance,
     )

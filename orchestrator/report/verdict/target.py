@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import log
 
 from orchestrator.report.formats import first_few, percent, ratio, seconds
-from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
-from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.decisions import Decisions, seeds_needed
@@ -35,7 +35,7 @@ def to_target(view: WorkloadView, decisions: Decisions) -> Verdict:
         option(
             view,
             group,
-            time_to_target_s,
+            TIME_TO_TARGET_S.of,
             best_time=len(pool) > 1 and all(first_of(group, other) for other in pool if other is not group),
         )
         for group in shown
