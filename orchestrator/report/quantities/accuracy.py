@@ -7,9 +7,9 @@ from statistics import fmean
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.intervals import interval_of_accuracy
 from orchestrator.report.quantities.quantity import NUMBER, POINTS, SHARE, Quantity, Unit, named
 from orchestrator.report.quantities.times import NO_SERIAL_RUN
+from orchestrator.report.statistics.intervals import accuracy_interval
 
 NO_FINAL_AVERAGE = "the strategy does not average at the end"
 
@@ -23,9 +23,16 @@ def _one_image(row: Row) -> float:
     return 1 / images if images else 0.0
 
 
+def _interval(group: Group) -> tuple[float, float] | None:
+    """On new images and with new seeds; None with too few seeds or different test sets."""
+    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
+    images = {row.test_samples for row in group.ok_rows}
+    return accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
+
+
 def _within_accuracies(reference: Group) -> tuple[float, float]:
     """Differences that lead to an accuracy of 0 … 1, from anywhere in the interval of the reference."""
-    low, high = interval_of_accuracy(reference) or (0.0, 1.0)
+    low, high = _interval(reference) or (0.0, 1.0)
     return -high, 1 - low
 
 
@@ -42,7 +49,7 @@ ACCURACIES = named(
         lower_is_better=False,
         resolution=_one_image,
         within=_within_accuracies,
-        interval=interval_of_accuracy,
+        interval=_interval,
     ),
     accuracy_difference=Quantity(
         Unit(POINTS.name, lambda value: formats.points(value).partition(formats.JOIN)[0]),

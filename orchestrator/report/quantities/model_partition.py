@@ -13,7 +13,6 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
 from orchestrator.report.quantities.times import NOT_RECORDED
-from orchestrator.results.records import RankResult
 
 NO_STAGES = "the model is not split into stages"
 BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
@@ -36,7 +35,7 @@ def memory_by_kind(row: Row) -> dict[str, int]:
     """Bytes of weights, gradient, optimizer and activations on the fullest rank; empty if not recorded."""
     kept = [
         {**rank.state_bytes, "activations": rank.activation_bytes or 0}
-        for rank in _ranks(row)
+        for rank in row.result.ranks
         if rank.state_bytes
     ]
     return max(kept, key=lambda each: sum(each.values()), default={})
@@ -49,7 +48,7 @@ def memory_bytes(row: Row) -> int | None:
 
 def busy_s(row: Row) -> list[float]:
     """Busy seconds per step of each training rank, in the order of ranks; of those with blocks, if any."""
-    trains = [r for r in _ranks(row) if r.rank >= row.run.strategy.servers and r.blocks != []]
+    trains = [r for r in row.result.ranks if r.rank >= row.run.strategy.servers and r.blocks != []]
     return [sum(rank.seconds[phase] for phase in BUSY_PHASES) / (row.steps or 1) for rank in trains]
 
 
@@ -64,14 +63,10 @@ def is_partitioned(groups: Sequence[Group]) -> bool:
     held = [
         rank.state_bytes.get("weights", 0) + rank.state_bytes.get("optimizer", 0)
         for row in rows
-        for rank in _ranks(row)
+        for rank in row.result.ranks
         if rank.state_bytes
     ]
     return bool(held) and min(held) < NOTABLY_LESS * max(held)
-
-
-def _ranks(row: Row) -> list[RankResult]:
-    return row.result.ranks if row.ok else []
 
 
 def _bubble(row: Row) -> float | None:

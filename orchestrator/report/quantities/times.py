@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.report import formats
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row, quotient
-from orchestrator.report.quantities.intervals import interval_of_speedup, interval_of_time
 from orchestrator.report.quantities.quantity import NUMBER, RATIO, SECONDS, SHARE, Quantity, Unit, named
+from orchestrator.report.statistics.intervals import ratio_interval
 
 NO_SPEEDUP = "there is none, for the reason in `no_speedup_reason` of results.csv"
 NO_SERIAL_RUN = "the workload has no serial run"
@@ -18,6 +19,19 @@ def _phase(phase: str, meaning: str, title: str = "", empty: str = "") -> Quanti
     return Quantity(
         SECONDS, lambda row: row.seconds.get(phase), title, f"{meaning}, mean over ranks", empty
     )
+
+
+def _interval_of_time(group: Group) -> tuple[float, float] | None:
+    """Of the geometric mean; None with too few seeds."""
+    return ratio_interval([row.train_s for row in group.ok_rows if row.train_s])
+
+
+def _interval_of_speedup(group: Group) -> tuple[float, float] | None:
+    """None if the runs of several seeds were compared with the same serial runs, whose error they share."""
+    compared = [row for row in group.ok_rows if row.speedup is not None]
+    own = all(row.baseline and row.baseline.same_seed for row in compared)
+    known = [row.speedup for row in compared if row.speedup is not None]
+    return ratio_interval(known) if own and not group.serial else None
 
 
 def exchange_s(row: Row) -> float:
@@ -37,7 +51,7 @@ TIMES = named(
         "Training time",
         "training time of the slowest rank, without evaluation",
         ratio=True,
-        interval=interval_of_time,
+        interval=_interval_of_time,
         timed=True,
     ),
     wall_s=Quantity(SECONDS, lambda row: row.wall.train_s, "Wall time", ratio=True),
@@ -59,7 +73,7 @@ TIMES = named(
         "time of the serial run / time of this run",
         NO_SPEEDUP,
         ratio=True,
-        interval=interval_of_speedup,
+        interval=_interval_of_speedup,
     ),
     efficiency=Quantity(
         Unit("", formats.percent),

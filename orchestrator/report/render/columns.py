@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
-from orchestrator.report.formats import ABSENT, JOIN, count
+from orchestrator.report.formats import ABSENT, JOIN, count, percent, points, seconds, short
 from orchestrator.report.metrics.clock import wall_by_cluster
 from orchestrator.report.metrics.faults import FaultCost
 from orchestrator.report.metrics.published import PublishedLine
@@ -96,7 +96,7 @@ def _with_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
 def _over_seeds(
     name: str,
     detail: Callable[[Group], str] | None = None,
-    only: Callable[[Group], bool] = bool,
+    only: Callable[[Group], bool] = lambda group: True,
     shown_for: Callable[[Sequence[Group]], bool] = bool,
 ) -> Column[Group]:
     """The mean of a quantity over a group's seeds.
@@ -135,7 +135,7 @@ def _of_serial(name: str, of: Callable[[Baseline], float | None]) -> Column[Grou
 
     def detail(group: Group) -> str:
         of_serial = group.over(share)
-        return formats.percent(of_serial.mean) if of_serial and not group.serial else ""
+        return percent(of_serial.mean) if of_serial and not group.serial else ""
 
     return _over_seeds(name, detail)
 
@@ -236,11 +236,11 @@ def _time_to_target(group: Group) -> Cell:
     """The mean over the seeds that reached the target, with their number if not all did."""
     if group.first.run.target_accuracy is None or not group.ok:
         return Cell(ABSENT)
-    cell = _with_range(TIME_TO_TARGET_S.over(group), formats.seconds)
-    reached, seeds = seeds_at_target(group)
+    cell = _with_range(TIME_TO_TARGET_S.over(group), seconds)
+    reached, number = seeds_at_target(group)
     if not reached:
         return Cell(NOT_REACHED)
-    some = f"{reached} of {count(seeds, 'seed')}" if reached < seeds else ""
+    some = f"{reached} of {count(number, 'seed')}" if reached < number else ""
     return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])), cell.value)
 
 
@@ -248,7 +248,7 @@ def _local_accuracy(row: Row) -> Cell:
     local, mean = row.local_accuracies, LOCAL_ACCURACY.of(row)
     if mean is None:
         return Cell(ABSENT)
-    return Cell(formats.percent(mean), Spread(mean, min(local), max(local), 1).range(formats.percent), mean)
+    return Cell(percent(mean), Spread(mean, min(local), max(local), 1).range(percent), mean)
 
 
 def _yes_no(value: bool | None) -> Cell:
@@ -385,11 +385,11 @@ def _accuracy_difference(line: PublishedLine) -> Cell:
     measured = line.mean(ACCURACY.of)
     if line.published.accuracy is None or measured is None or line.overridden:
         return Cell(ABSENT)
-    return Cell(formats.points(measured - line.published.accuracy))
+    return Cell(points(measured - line.published.accuracy))
 
 
 def _accuracy_change(line: PublishedLine) -> Cell:
-    return Cell(formats.points(None if line.published.accuracy_change is None else line.accuracy_change))
+    return Cell(points(None if line.published.accuracy_change is None else line.accuracy_change))
 
 
 def _steps_per_epoch(row: Row) -> float | None:
@@ -400,16 +400,16 @@ def _steps_per_epoch(row: Row) -> float | None:
 PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("block", "Block", lambda line: Cell(line.block), number=False),
     Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
-    *_both("time_s", "Time", WALL_S.of, formats.seconds),
+    *_both("time_s", "Time", WALL_S.of, seconds),
     _ratio("speedup_published", "Speedup, published", lambda line: line.published_speedup),
     _ratio("speedup_measured", "Speedup, measured", lambda line: line.measured_speedup),
     _ratio("cpu_time_speedup", "CPU-time speedup", lambda line: line.cpu_time_speedup),
-    *_both("accuracy", "Accuracy", ACCURACY.of, formats.percent),
+    *_both("accuracy", "Accuracy", ACCURACY.of, percent),
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
-    _published("accuracy_change", "Accuracy − one node", formats.points),
+    _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
     *_both("steps_per_epoch", "Steps per epoch", _steps_per_epoch, formats.whole),
-    *_both("coverage", "Coverage", COVERAGE.of, formats.percent),
+    *_both("coverage", "Coverage", COVERAGE.of, percent),
 )
 
 
@@ -418,16 +418,10 @@ def _on_loss(cost: FaultCost) -> Cell:
     return Cell(count(run.restarts, "restart") if run.restarts else run.on_loss)
 
 
-def _without(key: str, title: str, quantity: Quantity) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: _with_range(cost.without_faults(quantity.of), quantity.write))
-
-
-def _with(key: str, title: str, quantity: Quantity) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: _with_range(cost.with_faults(quantity.of), quantity.write))
-
-
-def _change(key: str, title: str, quantity: Quantity, write: Callable[[float], str]) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: _with_range(cost.difference(quantity.of), write))
+def _spread(
+    key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
+) -> Column[FaultCost]:
+    return Column(key, title, lambda cost: _with_range(of(cost), write))
 
 
 FAULTS: tuple[Column[FaultCost], ...] = (
@@ -438,14 +432,16 @@ FAULTS: tuple[Column[FaultCost], ...] = (
     Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
-    _without("time_without", "Time without", ELAPSED_S),
-    _with("time_with", "Time with", ELAPSED_S),
-    _change("extra_time", "Extra time", ELAPSED_S, formats.seconds),
-    _with("repeated_steps", REPEATED_STEPS.title, REPEATED_STEPS),
-    _with("samples_lost", SAMPLES_LOST.title, SAMPLES_LOST),
-    _without("accuracy_without", "Accuracy without", ACCURACY),
-    _with("accuracy_with", "Accuracy with", ACCURACY),
-    _change("accuracy_difference", "Accuracy, difference", ACCURACY, formats.points),
+    _spread("time_without", "Time without", lambda cost: cost.without_faults(ELAPSED_S.of), seconds),
+    _spread("time_with", "Time with", lambda cost: cost.with_faults(ELAPSED_S.of), seconds),
+    _spread("extra_time", "Extra time", lambda cost: cost.difference(ELAPSED_S.of), seconds),
+    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(REPEATED_STEPS.of), short),
+    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(SAMPLES_LOST.of), short),
+    _spread("accuracy_without", "Accuracy without", lambda cost: cost.without_faults(ACCURACY.of), percent),
+    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(ACCURACY.of), percent),
+    _spread(
+        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(ACCURACY.of), points
+    ),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, PEAK_MEMORY_MIB, SPEEDUP, TRAIN_S
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.quantities.times import NO_SPEEDUP
 from orchestrator.report.render.csv_columns import (
     NO_PARTITION,
     TRANSPORT,
@@ -20,12 +19,14 @@ from orchestrator.report.statistics.intervals import MIN_SEEDS
 FEW_SEEDS = f"fewer than {MIN_SEEDS} seeds are ok"
 
 
-def _mean(quantity: Quantity, meaning: str, empty: str = "", name: str = "") -> CsvColumn[Group]:
+def _over_seeds(
+    quantity: Quantity, meaning: str, empty: str = "", name: str = "", largest: bool = False
+) -> CsvColumn[Group]:
     def value(group: Group) -> Value:
         spread = quantity.over(group)
-        return spread.mean if spread else None
+        return (spread.high if largest else spread.mean) if spread else None
 
-    return CsvColumn(name or quantity.name, value, meaning, quantity.unit.name, empty)
+    return CsvColumn(name or quantity.name, value, meaning, quantity.unit.name, empty or quantity.empty)
 
 
 def _interval(quantity: Quantity, empty: str = FEW_SEEDS, name: str = "") -> Iterator[CsvColumn[Group]]:
@@ -45,11 +46,6 @@ def _state(group: Group) -> str:
     return "ok" if ok == len(group.rows) else "partly" if ok else "failed"
 
 
-def _largest_peak(group: Group) -> Value:
-    spread = PEAK_MEMORY_MIB.over(group)
-    return spread.high if spread else None
-
-
 SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
     CsvColumn(
         "workload", lambda group: group.workload.label, "what compares: dataset, model and conditions"
@@ -60,20 +56,14 @@ SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
     CsvColumn("nodes", lambda group: group.shape.nodes, "number of nodes"),
     CsvColumn("ranks", lambda group: group.shape.ranks, "nodes × processes per node"),
     CsvColumn("seeds", lambda group: len(group.ok_rows), "number of ok runs; means are over these"),
-    _mean(ACCURACY, f"{ACCURACY.meaning}, mean"),
+    _over_seeds(ACCURACY, f"{ACCURACY.meaning}, mean"),
     *_interval(ACCURACY),
-    _mean(TRAIN_S, "training time on `clock`, geometric mean", "no run has a time on it", "time_s"),
+    _over_seeds(TRAIN_S, "training time on `clock`, geometric mean", "no run has a time on it", "time_s"),
     *_interval(TRAIN_S, name="time_s"),
     CsvColumn("clock", lambda group: group.first.clock, "of times and speedups: `wall` or `cluster`"),
-    _mean(SPEEDUP, "time of the serial run / time on `clock`, geometric mean", NO_SPEEDUP),
+    _over_seeds(SPEEDUP, "time of the serial run / time on `clock`, geometric mean"),
     *_interval(SPEEDUP, f"{FEW_SEEDS}, seeds share a serial run, or it is serial"),
-    _mean(BYTES_SENT_PER_RANK, f"{BYTES_SENT_PER_RANK.meaning} and seeds"),
-    CsvColumn(
-        PEAK_MEMORY_MIB.name,
-        _largest_peak,
-        f"{PEAK_MEMORY_MIB.meaning} of any seed",
-        PEAK_MEMORY_MIB.unit.name,
-        PEAK_MEMORY_MIB.empty,
-    ),
+    _over_seeds(BYTES_SENT_PER_RANK, f"{BYTES_SENT_PER_RANK.meaning} and seeds"),
+    _over_seeds(PEAK_MEMORY_MIB, f"{PEAK_MEMORY_MIB.meaning} of any seed", largest=True),
     CsvColumn("state", _state, "of its runs with a result: `ok`, `partly` or `failed`"),
 )

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.report.formats import ABSENT, percent, points, probability, ratio, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
-from orchestrator.report.quantities.intervals import interval_of_accuracy, interval_of_speedup
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, SPEEDUP, TRAIN_S
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
@@ -86,8 +85,8 @@ def option(
         difference: of its accuracy from serial's, as text.
         chance: to be the right choice, as text.
     """
-    accuracy = interval_of_accuracy(group)
-    speedup = speedup or interval_of_speedup(group)
+    accuracy = ACCURACY.interval(group)
+    speedup = speedup or SPEEDUP.interval(group)
     return Option(
         view.name(group),
         group.shape.label,
