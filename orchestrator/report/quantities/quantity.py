@@ -50,8 +50,7 @@ class Quantity:
         within: the smallest and the largest difference from a reference that are possible.
         interval: the 95 % interval of a configuration alone; None if it has none.
         timed: whether it is read from a clock, whose error no interval contains.
-        of_failed: whether runs that are not ok have it, too. Most numbers of an unfinished run compare with
-            nothing.
+        of_failed: whether runs that are not ok have it, too. Others of their numbers compare with nothing.
         name: its column in results.csv, and its name in findings.json.
     """
 
@@ -84,7 +83,7 @@ class Quantity:
 
     @property
     def in_cluster_time(self) -> Quantity:
-        """The same of the run in cluster time, as a further column of results.csv."""
+        """The same in cluster time, as a further column of results.csv: `cluster_s`, of `train_s`."""
 
         def read(row: Row) -> float | None:
             return self.of(row.cluster) if row.cluster else None
