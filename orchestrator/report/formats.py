@@ -42,6 +42,11 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def short(value: float) -> str:
+    """A count, or a mean of counts: `12.5`."""
+    return f"{value:.4g}"
+
+
 def percent(value: float | None) -> str:
     """A share or an accuracy between 0 and 1."""
     return ABSENT if value is None else f"{value:.1%}"

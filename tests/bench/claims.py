@@ -18,8 +18,8 @@ from orchestrator.report.findings import asked_by
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
-from orchestrator.report.metrics.quantities import ACCURACY
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities import ACCURACY
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import RunResult

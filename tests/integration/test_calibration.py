@@ -21,9 +21,9 @@ from orchestrator.report.findings import asked_by
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
 from orchestrator.report.metrics.estimates import Sampling
-from orchestrator.report.metrics.quantities import Quantity
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.families import dunnett
 from orchestrator.report.statistics.moderated import Sample, moderated

@@ -24,6 +24,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
+from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import html, markdown
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
@@ -421,6 +422,11 @@ def write_sweep(
         write_atomic(paths.run(result.key).result, result.model_dump_json())
     write_report(paths)
     return paths
+
+
+def value(row: Row, name: str) -> float | None:
+    """A quantity of a run."""
+    return QUANTITIES[name].of(row)
 
 
 SERIAL = a_run(train_s=8.0, accuracy=0.9)

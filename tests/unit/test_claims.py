@@ -10,7 +10,7 @@ from scipy import stats
 
 from orchestrator.report.findings import asked_by, find
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.contrasts import Contrast
 from orchestrator.report.statistics.families import benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.moderated import Estimate

@@ -74,14 +74,15 @@ REPORT: dict[str, str] = {
     "formats": "",
     "statistics": "formats",
     "model": "formats statistics",
-    "metrics": "formats statistics model",
-    "findings": "formats statistics model metrics",
-    "verdict": "formats statistics model metrics findings",
-    "figures": "formats statistics model metrics findings",
+    "quantities": "formats statistics model",
+    "metrics": "formats statistics model quantities",
+    "findings": "formats statistics model quantities metrics",
+    "verdict": "formats statistics model quantities metrics findings",
+    "figures": "formats statistics model quantities metrics findings",
     "renderer": "",
-    "render": "formats statistics model metrics findings verdict figures renderer",
-    "directories": "formats statistics model metrics findings figures render",
-    "__init__": "formats statistics model metrics findings verdict figures renderer render",
+    "render": "formats statistics model quantities metrics findings verdict figures renderer",
+    "directories": "formats statistics model quantities metrics findings figures render",
+    "__init__": "formats statistics model quantities metrics findings verdict figures renderer render",
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
 

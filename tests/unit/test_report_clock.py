@@ -26,6 +26,7 @@ from tests.unit.report_support import (
     page_of,
     repeated,
     row_of,
+    value,
     verdicts_of,
 )
 
@@ -62,7 +63,7 @@ def test_a_workload_whose_nodes_share_cores_is_compared_in_cluster_time(comparis
     assert row.speedup == pytest.approx(7.998 / 1.998)
     assert row.wall.train_s == pytest.approx(5.998)
     assert row.wall.speedup == pytest.approx(7.998 / 5.998)
-    assert row.exchange_share == pytest.approx(0.5 / 1.998)
+    assert value(row, "exchange_share") == pytest.approx(0.5 / 1.998)
     assert not row.shares_cores
     assert row.wall.shares_cores
 
@@ -74,6 +75,18 @@ def test_findings_use_the_times_that_are_compared(comparison: Comparison) -> Non
     assert findings_of(comparison, "shared_cores") == []
     more = finding_of(comparison, "more_nodes")
     assert more.data["steps"] == ["less"]
+
+
+@pytest.mark.parametrize(
+    "name", ["train_s", "step_s", "exchange_s_per_step", "samples_per_s", "exchange_share"]
+)
+def test_a_run_without_cluster_time_has_no_quantity_of_it(comparison: Comparison, name: str) -> None:
+    """Its wall time must not stand among the cluster times of other seeds."""
+    untimed = a_comparison(*SERIAL, *ON_TWO, *ON_FOUR, *HOGWILD, clusters=CLUSTERS[:-1]).rows[14]
+    timed = comparison.rows[14]
+    assert (timed.key, timed.clock, untimed.clock) == (untimed.key, "cluster", "cluster")
+    assert value(timed, name)
+    assert value(untimed, name) is None
 
 
 def test_a_run_without_cluster_time_is_in_no_comparison_of_times(comparison: Comparison) -> None:
@@ -91,7 +104,7 @@ def test_a_run_without_cluster_time_is_in_no_comparison_of_times(comparison: Com
 def test_tables_show_both_times_and_why_they_differ(comparison: Comparison) -> None:
     shown = {line["strategy"] + line["nodes"]: line for line in cells(GROUPS, comparison.groups)}
     two, four = (shown[f"all_reduce · mpi | random_partition{nodes}"] for nodes in (2, 4))
-    assert (four["cluster_time"].split(" |")[0], four["wall_time"].split(" |")[0]) == ("2.00 s", "6.00 s")
+    assert (four["cluster_s"].split(" |")[0], four["wall_s"].split(" |")[0]) == ("2.00 s", "6.00 s")
     assert four["wall_by_cluster"] == "3.00 | 4 ranks on 2 cores"
     assert two["wall_by_cluster"] == "1.10 | a core for each rank"
     assert "cpu_time_speedup" not in four

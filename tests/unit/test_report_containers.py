@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.metrics.containers import Containers, containers, single_container
 from orchestrator.report.model.locations import node_limits
+from orchestrator.report.quantities.containers import Containers, containers, single_container
 from orchestrator.report.render.columns import CONTAINERS
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -97,12 +97,12 @@ def test_the_table_has_usage_and_limits() -> None:
     assert line == {
         "strategy": "all_reduce · mpi | random_partition",
         "nodes": "2",
-        "payload": "1.00 MB",
-        "network": "1.10 MB",
-        "network_per_payload": "1.10",
-        "cpu_time": "3.00 s",
-        "throttled": "2.50 s",
-        "memory_peak": "384 MiB | 25% of 1,536 MiB",
+        "container_payload_bytes_mean": "1.00 MB",
+        "container_sent_bytes_mean": "1.10 MB",
+        "container_sent_by_payload": "1.10",
+        "container_cpu_s_mean": "3.00 s",
+        "container_throttled_s_max": "2.50 s",
+        "container_memory_peak_mib_max": "384 MiB | 25% of 1,536 MiB",
     }
 
 
@@ -110,7 +110,7 @@ def test_one_container_for_all_nodes_has_their_combined_limit() -> None:
     comparison = a_comparison(contained("hogwild", a_node("node-1", [0, 1]), nodes=2))
     assert single_container(comparison.rows[0])
     (line,) = cells(CONTAINERS, comparison.groups)
-    assert line["memory_peak"] == "256 MiB | 6% of 4,096 MiB"
+    assert line["container_memory_peak_mib_max"] == "256 MiB | 6% of 4,096 MiB"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities import QUANTITIES
+from orchestrator.report.render import columns
 from orchestrator.report.render.csv_columns import CsvColumn
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
@@ -28,6 +30,7 @@ from tests.unit.report_support import (
 from tests.unit.test_report_golden import golden_comparison
 
 WRITERS = {"summary.csv": summary_csv, "results.csv": results_csv, "epochs.csv": epochs_csv}
+COMPARED_ONLY = {"averaging_gain"}
 UNITS_IN_NAMES = {"_s": "s", "_mib": "MiB", "_bits": "bits", "_epochs": "epochs"}
 
 
@@ -69,6 +72,24 @@ def test_columns_that_are_never_said_to_be_empty_are_filled_for_ok_runs(
     for line in lines(WRITERS[file](golden)):
         if line.get("status", line.get("state", "ok")) == "ok":
             assert not [name for name in always if line[name] == ""]
+
+
+def test_each_quantity_is_described_once() -> None:
+    """Its entry makes its column in results.csv, those in tables, and its comparison."""
+    tables = (
+        columns.GROUPS,
+        columns.CERTIFICATES,
+        columns.MODEL_PARTITION,
+        columns.CONTAINERS,
+        columns.RUNS,
+    )
+    titles = {column.key: column.title for table in tables for column in table}
+    described = {column.name: column for column in DICTIONARY["results.csv"]}
+    for name, quantity in QUANTITIES.items():
+        assert quantity.name == name
+        assert name in described or name in titles or name in COMPARED_ONLY
+        assert not quantity.meaning or described[name].meaning == quantity.meaning
+        assert name not in titles or titles[name] == quantity.title
 
 
 def test_summary_has_a_line_per_configuration() -> None:

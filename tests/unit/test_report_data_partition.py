@@ -19,16 +19,23 @@ from orchestrator.report.figures.maps import (
     describe,
     label_maps,
 )
-from orchestrator.report.metrics.data_partition import (
-    distance_max,
-    distance_mean,
+from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.quantities.data_partition import (
     partition_summary_of,
     representatives,
 )
-from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.render.columns import CERTIFICATES
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import SERIAL, a_comparison, a_run, cells, csv_lines, marks_of, records_of
+from tests.unit.report_support import (
+    SERIAL,
+    a_comparison,
+    a_run,
+    cells,
+    csv_lines,
+    marks_of,
+    records_of,
+    value,
+)
 from trainer.data.certificate import earth_movers_distance
 from trainer.training.partition import PartitionSummary
 
@@ -80,11 +87,11 @@ def test_a_partition_summary_has_the_counts_of_the_certificate() -> None:
     # Of 100 samples, the classes have 50, 47 and 3. Rank 0: |40/43 - 0.50| + 0.47 + |3/43 - 0.03|.
     first, second = 40 / 43 - 0.5 + 0.47 + 3 / 43 - 0.03, 0.5 - 10 / 57 + 47 / 57 - 0.47 + 0.03
     assert seen.earth_movers_distance == pytest.approx((first, second))
-    assert distance_mean(row) == pytest.approx((first + second) / 2)
-    assert distance_max(row) == pytest.approx(first)
+    assert value(row, "earth_movers_distance_mean") == pytest.approx((first + second) / 2)
+    assert value(row, "earth_movers_distance_max") == pytest.approx(first)
     (line,) = csv_lines(a_comparison(run))
     assert float(line["earth_movers_distance_max"]) == pytest.approx(first)
-    assert "emd_mean" in cells(CERTIFICATES, a_comparison(run).groups)[0]
+    assert "earth_movers_distance_mean" in cells(CERTIFICATES, a_comparison(run).groups)[0]
 
 
 def test_a_result_without_the_distance_still_has_its_map() -> None:
@@ -97,16 +104,16 @@ def test_a_result_without_the_distance_still_has_its_map() -> None:
     seen = partition_summary_of(row)
     assert seen
     assert "EMD" not in describe(seen)
-    assert distance_mean(row) is distance_max(row) is None
+    assert value(row, "earth_movers_distance_mean") is value(row, "earth_movers_distance_max") is None
     assert csv_lines(comparison)[0]["earth_movers_distance_mean"] == ""
-    assert not any(key.startswith("emd") for key in cells(CERTIFICATES, comparison.groups)[0])
+    assert not any(key.startswith("earth") for key in cells(CERTIFICATES, comparison.groups)[0])
 
 
 def test_a_failed_run_has_no_partition_summary() -> None:
     failed = a_run("ddp", nodes=2, status="failed", cause="node 0: gone")
     (row,) = a_comparison(failed).rows
     assert partition_summary_of(row) is None
-    assert distance_max(row) is None
+    assert value(row, "earth_movers_distance_max") is None
 
 
 def test_a_map_describes_its_partition() -> None:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.report.findings import find
 from orchestrator.report.metrics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
 from orchestrator.report.model.rows import FAULTS as FAULTY
+from orchestrator.report.quantities import ELAPSED_S
 from orchestrator.report.render import columns
 from orchestrator.results.records import InjectedFault, RunResult
 from tests.unit.report_support import (
@@ -64,7 +65,7 @@ def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
     comparison = a_comparison(*with_and_without())
     (cost,) = fault_costs(comparison)
     assert cost.missing is None
-    extra = cost.difference(lambda row: row.elapsed_s)
+    extra = cost.difference(ELAPSED_S.of)
     assert extra is not None
     assert (extra.low, extra.high, extra.mean) == (2.0, 4.0, 3.0)
     (shown,) = cells(columns.FAULTS, [cost])

@@ -11,16 +11,21 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.style import Style
-from orchestrator.report.metrics.communication import (
-    bytes_per_step,
-    consensus_distance,
-    exchange_s_per_step,
-)
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.legend import legend
 from orchestrator.results.records import RunResult
 from tests.unit.conftest import PROJECT
-from tests.unit.report_support import SERIAL, a_comparison, a_run, layers, points, row_of, scale, write_page
+from tests.unit.report_support import (
+    SERIAL,
+    a_comparison,
+    a_run,
+    layers,
+    points,
+    row_of,
+    scale,
+    value,
+    write_page,
+)
 from tests.unit.test_report_pages import Page
 from trainer.spec.registries import STRATEGIES
 
@@ -209,13 +214,13 @@ def test_communication_time_per_step() -> None:
         a_run("hogwild", nodes=2, steps=90),
     )
     row = row_of(comparison, "all_reduce")
-    assert exchange_s_per_step(row) == pytest.approx(0.02)
-    assert bytes_per_step(row) == pytest.approx(1e6 / 90)
+    assert value(row, "exchange_s_per_step") == pytest.approx(0.02)
+    assert value(row, "bytes_sent_per_rank_per_step") == pytest.approx(1e6 / 90)
     for other in (row_of(comparison, "serial"), row_of(comparison, "gossip")):
-        assert exchange_s_per_step(other) is None
+        assert value(other, "exchange_s_per_step") is None
     for other in (row_of(comparison, "one_shot"), row_of(comparison, "hogwild")):  # nothing in a step
-        assert exchange_s_per_step(other) is None
-        assert bytes_per_step(other) is None
+        assert value(other, "exchange_s_per_step") is None
+        assert value(other, "bytes_sent_per_rank_per_step") is None
 
 
 def test_consensus_distance_is_that_of_the_last_epoch() -> None:
@@ -223,5 +228,5 @@ def test_consensus_distance_is_that_of_the_last_epoch() -> None:
     distances = {1: 0.5, 2: 0.25}
     points = [p.model_copy(update={"consensus_distance": distances[p.epoch]}) for p in run.epochs]
     comparison = a_comparison(run.model_copy(update={"epochs": points}), SERIAL)
-    assert consensus_distance(row_of(comparison, "gossip")) == 0.25
-    assert consensus_distance(row_of(comparison, "serial")) is None
+    assert value(row_of(comparison, "gossip"), "consensus_distance") == 0.25
+    assert value(row_of(comparison, "serial"), "consensus_distance") is None

@@ -104,10 +104,10 @@ def test_one_link_needs_no_finding() -> None:
 
 def test_a_table_shows_what_was_measured_beside_what_was_requested(comparison: Comparison) -> None:
     lines = cells(GROUPS, comparison.groups_in(comparison.workloads[0]))
-    assert lines[1]["link_latency"] == "1.10 ms | 1.00 ms requested"
-    assert lines[1]["link_bandwidth"] == "9.60 Mbit/s | 10.0 Mbit/s requested"
+    assert lines[1]["link_latency_s"] == "1.10 ms | 1.00 ms requested"
+    assert lines[1]["link_bytes_per_s"] == "9.60 Mbit/s | 10.0 Mbit/s requested"
     (plain,) = cells(GROUPS, a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
-    assert "link_latency" not in plain
+    assert "link_latency_s" not in plain
 
 
 def unenforced() -> tuple[list[RunResult], list[RunResult]]:
@@ -127,7 +127,7 @@ def test_links_that_were_not_enforced_are_compared_in_cluster_time() -> None:
     finding = finding_of(comparison, "link_not_enforced")
     assert {row.key for row in finding.rows} == {run.key for run in runs}
     assert finding.data["in_wall_time"] == []
-    assert "not enforced" in cells(GROUPS, comparison.groups)[1]["link_latency"]
+    assert "not enforced" in cells(GROUPS, comparison.groups)[1]["link_latency_s"]
     # Their wall times are those of other links, and say nothing about the error of cluster times.
     assert clock_error(comparison.rows) is None
     assert {line["clock"] for line in csv_lines(comparison)} == {"cluster"}

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.report.figures import draw
 from orchestrator.report.figures.links import time_by_link
-from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities.links import OWN_LINKS
 from tests.unit.report_support import a_comparison, a_run, around, repeated, unrendered_figures
 
 SLOW = {"bandwidth_mbit": 10, "latency_ms": 1}

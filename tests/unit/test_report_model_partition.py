@@ -11,11 +11,15 @@ from orchestrator.report.figures.maps import LabelMap
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
 from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.style import Style
-from orchestrator.report.metrics import model_partition as partition
-from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.split_points import one_per_split, two_stage_splits
+from orchestrator.report.quantities import model_partition as partition
+from orchestrator.report.quantities.data_partition import (
+    partition_summary_of,
+    replica_ranks,
+    representatives,
+)
 from orchestrator.report.render.columns import MODEL_PARTITION
 from orchestrator.report.render.legend import legend
 from orchestrator.results.records import RunResult
@@ -35,6 +39,7 @@ from tests.unit.report_support import (
     records_of,
     repeated,
     row_of,
+    value,
     write_page,
 )
 from tests.unit.test_report_pages import Page
@@ -59,16 +64,16 @@ def a_hybrid(**fields: Any) -> RunResult:
 
 def test_metrics_of_a_pipeline() -> None:
     row = row_of(a_comparison(WHOLE, a_pipeline()), "pipeline")
-    assert partition.step_s(row) == pytest.approx(0.05)
-    assert partition.bubble(row) == pytest.approx(2 / 4)  # of training without evaluation
-    assert partition.bubble_formula(row) == pytest.approx(1 / 5)
+    assert value(row, "step_s") == pytest.approx(0.05)
+    assert value(row, "bubble_share") == pytest.approx(2 / 4)  # of training without evaluation
+    assert value(row, "bubble_share_formula") == pytest.approx(1 / 5)
     assert row.split_points == ["flatten"]
-    assert partition.split_point_bytes_per_step(row) == pytest.approx(27_000 / 90)
-    assert partition.load_balance(row) == pytest.approx(2 / 3)
+    assert value(row, "split_point_bytes_per_step_max") == pytest.approx(27_000 / 90)
+    assert value(row, "load_balance") == pytest.approx(2 / 3)
     assert partition.busy_s(row) == pytest.approx([3 / 90, 1 / 90])
-    assert (partition.parameters(row), partition.parameters_share(row)) == (600, pytest.approx(0.6))
-    assert (row.state_bytes, partition.state_share(row)) == (7200, pytest.approx(0.6))
-    assert (partition.activation_bytes(row), partition.memory_bytes(row)) == (5000, 12_200)
+    assert value(row, "parameters_per_rank_max") == 600
+    assert row.state_bytes == 7200
+    assert (value(row, "activation_bytes_per_rank_max"), partition.memory_bytes(row)) == (5000, 12_200)
 
 
 def test_the_fullest_rank_need_not_be_the_first() -> None:
@@ -85,8 +90,8 @@ def test_the_fullest_rank_need_not_be_the_first() -> None:
 
 def test_only_stages_have_a_bubble() -> None:
     comparison = a_comparison(SERIAL, a_run("all_reduce", nodes=2), a_hybrid())
-    assert partition.bubble(row_of(comparison, "all_reduce")) is None
-    assert partition.bubble_formula(row_of(comparison, "hybrid")) == pytest.approx(
+    assert value(row_of(comparison, "all_reduce"), "bubble_share") is None
+    assert value(row_of(comparison, "hybrid"), "bubble_share_formula") == pytest.approx(
         1 / 5
     )  # two stages, not four
 
@@ -95,15 +100,15 @@ def test_master_is_not_a_stage() -> None:
     """The master waits most of the time; each of the two stages waits while the other computes."""
     run = in_parts(a_run("rpc_split", nodes=3), [0, 1, 1], blocks=[[], ["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "rpc_split")
-    assert partition.bubble_formula(row) == pytest.approx(1 / 2)
+    assert value(row, "bubble_share_formula") == pytest.approx(1 / 2)
     assert len(partition.busy_s(row)) == 2
     assert row.split_points == ["fc1"]
 
 
 def test_a_strategy_without_straggler_attribution_has_no_measured_bubble() -> None:
     row = row_of(a_comparison(in_parts(a_run("pipeline_torch", nodes=2), [1, 1])), "pipeline_torch")
-    assert partition.bubble(row) is None
-    assert partition.bubble_formula(row) == pytest.approx(
+    assert value(row, "bubble_share") is None
+    assert value(row, "bubble_share_formula") == pytest.approx(
         1 / 5
     )  # as in pipeline, so that CPU-time speedups compare
 
@@ -112,7 +117,7 @@ def test_traffic_is_that_of_the_busiest_split_point() -> None:
     blocks = [["conv1"], ["conv2"], ["fc1"]]
     sent = [[0, 10, 0], [20, 0, 300], [0, 400, 0]]
     run = in_parts(a_run("pipeline", nodes=3), [1, 1, 1], blocks=blocks, bytes_to=sent)
-    assert partition.split_point_bytes_per_step(row_of(a_comparison(run), "pipeline")) == pytest.approx(
+    assert value(row_of(a_comparison(run), "pipeline"), "split_point_bytes_per_step_max") == pytest.approx(
         700 / 90
     )
 
@@ -123,11 +128,11 @@ def test_results_without_these_records_have_no_metrics() -> None:
     assert partition.memory_by_kind(row) == {}
     assert (
         row.state_bytes,
-        partition.activation_bytes(row),
-        partition.split_point_bytes_per_step(row),
+        value(row, "activation_bytes_per_rank_max"),
+        value(row, "split_point_bytes_per_step_max"),
     ) == (None,) * 3
     failed = row_of(a_comparison(a_run("pipeline", nodes=2, status="failed", cause="gone")), "pipeline")
-    assert (partition.step_s(failed), partition.bubble(failed), partition.load_balance(failed)) == (
+    assert (value(failed, "step_s"), value(failed, "bubble_share"), value(failed, "load_balance")) == (
         None,
     ) * 3
 
@@ -137,7 +142,7 @@ def test_cpu_time_speedup_includes_the_bubble(name: str) -> None:
     """Even where communication is free, stages wait for each other."""
     serial, run = a_run(work_cpu_s=8.0), a_run(name, nodes=2, work_cpu_s=4.0)
     row = row_of(a_comparison(serial, run), name)
-    assert row.cpu_time_speedup == pytest.approx(2 * (1 - 1 / 5))
+    assert value(row, "cpu_time_speedup") == pytest.approx(2 * (1 - 1 / 5))
 
 
 def test_uneven_stages_wait_for_the_longest() -> None:
@@ -146,7 +151,7 @@ def test_uneven_stages_wait_for_the_longest() -> None:
     work = [6.0, 2.0, 3.0, 3.0]
     ranks = [rank.model_copy(update={"work_cpu_s": s}) for rank, s in zip(copies.ranks, work, strict=True)]
     row = row_of(a_comparison(serial, copies.model_copy(update={"ranks": ranks})), "hybrid")
-    assert row.cpu_time_speedup == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
+    assert value(row, "cpu_time_speedup") == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
 
 
 def a_split() -> RunResult:
@@ -161,17 +166,20 @@ def a_split() -> RunResult:
 def test_stages_that_run_one_after_the_other_save_no_time() -> None:
     """The master holds no block, so it has no split point and is not a waiting stage."""
     row = row_of(a_comparison(a_run(work_cpu_s=6.0), a_split()), "rpc_split")
-    assert row.cpu_time_speedup == pytest.approx(1.0)
-    assert (partition.bubble(row), partition.bubble_formula(row)) == (pytest.approx(6 / 10), 1 / 2)
+    assert value(row, "cpu_time_speedup") == pytest.approx(1.0)
+    assert (value(row, "bubble_share"), value(row, "bubble_share_formula")) == (
+        pytest.approx(6 / 10),
+        1 / 2,
+    )
     assert row.split_points == ["flatten"]
-    assert partition.split_point_bytes_per_step(row) == pytest.approx(18_000 / 90)
+    assert value(row, "split_point_bytes_per_step_max") == pytest.approx(18_000 / 90)
     assert partition.busy_s(row) == pytest.approx([3 / 90, 1 / 90])
 
 
 def test_no_bubble_is_measured_if_waiting_counts_as_communication() -> None:
     run = in_parts(a_run("pipeline_torch", nodes=2), [1, 1], blocks=[["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "pipeline_torch")
-    assert (partition.bubble(row), partition.bubble_formula(row)) == (None, 1 / 5)
+    assert (value(row, "bubble_share"), value(row, "bubble_share_formula")) == (None, 1 / 5)
 
 
 def test_only_replicas_can_differ() -> None:
@@ -219,11 +227,14 @@ def test_the_size_of_a_model_is_the_sum_of_its_partitions() -> None:
 def test_the_table_has_memory_traffic_and_bubbles() -> None:
     comparison = a_comparison(WHOLE, a_pipeline())
     serial, pipeline = cells(MODEL_PARTITION, comparison.groups)
-    assert (serial["bubble"], pipeline["bubble"]) == ("–", "50.0%")
-    assert (serial["bubble_formula"], pipeline["bubble_formula"]) == ("–", "20.0%")
-    assert (serial["parameters"], pipeline["parameters"]) == ("1,000", "600 | 60.0%")
+    assert (serial["bubble_share"], pipeline["bubble_share"]) == ("–", "50.0%")
+    assert (serial["bubble_share_formula"], pipeline["bubble_share_formula"]) == ("–", "20.0%")
+    assert (serial["parameters_per_rank_max"], pipeline["parameters_per_rank_max"]) == (
+        "1,000",
+        "600 | 60.0%",
+    )
     assert (serial["load_balance"], pipeline["load_balance"]) == ("100.0%", "66.7%")
-    assert pipeline["state"] == "7.20 kB | 60.0%"
+    assert pipeline["state_bytes_per_rank_max"] == "7.20 kB | 60.0%"
     line = csv_lines(comparison)[1]
     assert float(line["bubble_share"]) == pytest.approx(0.5)
     assert float(line["split_point_bytes_per_step_max"]) == pytest.approx(300)

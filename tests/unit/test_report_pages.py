@@ -16,12 +16,12 @@ import pytest
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures import draw
 from orchestrator.report.figures.chart import Chart, chart_of, layered
-from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.figures.lines import SCALINGS, lines_over_nodes
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.questions import QUESTIONS
-from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.quantities.data_partition import partition_summary_of
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
 from orchestrator.report.render.figure_data import figure_data
@@ -169,7 +169,7 @@ def time_figure(*results: RunResult) -> Chart:
     """Wall time over the number of nodes."""
     comparison = a_comparison(*results)
     (workload,) = comparison.workloads
-    chart = lines_over_nodes(comparison.view(workload).line_groups, Style(comparison.groups), QUANTITIES[0])
+    chart = lines_over_nodes(comparison.view(workload).line_groups, Style(comparison.groups), SCALINGS[0])
     assert chart is not None
     return chart
 
@@ -191,7 +191,9 @@ def test_staleness_and_servers_are_shown() -> None:
         a_run("async_parameter_server", nodes=nodes, staleness=[(1.5, 7)] * (nodes - 1)) for nodes in (3, 4)
     ]
     comparison = a_comparison(*runs, a_run("all_reduce", nodes=2))
-    assert [line["staleness"] for line in cells(GROUPS, comparison.groups)] == ["1.50 | max 7"] * 2 + ["–"]
+    assert [line["staleness_mean"] for line in cells(GROUPS, comparison.groups)] == ["1.50 | max 7"] * 2 + [
+        "–"
+    ]
     assert "staleness" in [plot.name for plot in draw(comparison)]
     row = comparison.rows[0]
     summary = partition_summary_of(row)
@@ -204,7 +206,7 @@ def test_staleness_and_servers_are_shown() -> None:
 def test_synchronous_strategies_have_no_staleness() -> None:
     comparison = a_comparison(SERIAL, FAST)
     assert "staleness" not in [plot.name for plot in draw(comparison)]
-    assert "staleness" not in cells(GROUPS, comparison.groups)[0]
+    assert "staleness_mean" not in cells(GROUPS, comparison.groups)[0]
 
 
 def test_page_escapes_text_from_files(report: SweepPaths) -> None:

@@ -86,20 +86,23 @@ def test_published_and_measured_numbers_are_side_by_side() -> None:
     assert one == {
         "block": "theirs",
         "runs": "1 node",
-        "time_published": "80.0 s",
-        "time_measured": "8.00 s",
+        "time_s_published": "80.0 s",
+        "time_s_measured": "8.00 s",
         "speedup_published": "–",
         "speedup_measured": "–",
         "cpu_time_speedup": "–",
         "accuracy_published": "91.0%",
         "accuracy_measured": "90.0%",
         "accuracy_difference": "−1.0 points",
-        "change_published": "–",
-        "change_measured": "–",
-        "steps_published": "469",
-        "steps_measured": "100",
+        "accuracy_change_published": "–",
+        "accuracy_change_measured": "–",
+        "steps_per_epoch_published": "469",
+        "steps_per_epoch_measured": "100",
     }
-    assert (two["change_published"], two["change_measured"]) == ("−56.0 points", "−60.0 points")
+    assert (two["accuracy_change_published"], two["accuracy_change_measured"]) == (
+        "−56.0 points",
+        "−60.0 points",
+    )
     speedups = ("speedup_published", "speedup_measured", "cpu_time_speedup")
     assert [two[key] for key in speedups] == ["1.60", "2.00", "2.00"]
     assert [four[key] for key in speedups] == ["4.00", "2.00", "4.00"]
@@ -124,7 +127,7 @@ def test_difference_has_the_values_of_the_reports_runs() -> None:
 
 def test_a_block_without_ok_runs_is_not_run() -> None:
     lost = [THEIRS[0], THEIRS[1].model_copy(update={"status": "failed", "cause": "gone"})]
-    assert [line["time_measured"] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]
+    assert [line["time_s_measured"] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]
 
 
 def test_an_ablation_has_the_difference_of_each_step() -> None:
@@ -258,7 +261,7 @@ def test_runs_of_two_locations_are_not_compared() -> None:
 
 def test_a_configuration_in_two_locations_is_not_matched() -> None:
     seeds = [one_shot(2, 0.3, seed=0), one_shot(2, 0.7, seed=1, runtime="docker")]
-    assert [line["time_measured"] for line in table(a_lab([THEIRS[0], *seeds]))] == [
+    assert [line["time_s_measured"] for line in table(a_lab([THEIRS[0], *seeds]))] == [
         "8.00 s",
         "not run",
         "not run",

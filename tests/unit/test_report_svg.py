@@ -9,7 +9,7 @@ import pytest
 import vl_convert
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.lines import QUANTITIES
+from orchestrator.report.figures.lines import SCALINGS
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.report.figures.vega import VERSION, svg_file, svg_of
@@ -22,7 +22,7 @@ LONG = "M0,0" + "L1.5,2.25" * 20
 
 @pytest.fixture(scope="module")
 def panels() -> Chart:
-    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], QUANTITIES[0])
+    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], SCALINGS[0])
 
 
 def root(body: str, head: str = "") -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from orchestrator.report.directories.matches import Match, Matches
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S, Quantity
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities.quantity import Quantity
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from orchestrator.report.figures.bars import time_by_phase
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time, loss_curves
 from orchestrator.report.figures.glance import strategies_at_a_glance
-from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.figures.lines import SCALINGS, lines_over_nodes
 from orchestrator.report.figures.links import time_by_link
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
@@ -21,11 +21,15 @@ from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.figures.vega import Spec, heading_of, without_heading
 from orchestrator.report.formats import listed
-from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
+from orchestrator.report.quantities.data_partition import (
+    partition_summary_of,
+    replica_ranks,
+    representatives,
+)
 
 EXCHANGE_TITLE = "Exchange per step against model size"
 
@@ -127,7 +131,7 @@ IN_OVERVIEW = ("time", "speedup", "cpu_time_speedup", "accuracy")
 # Figures of the runs with the first partitioner: with several, or with too many for lines.
 WITH_ONE_PARTITIONER = ("stragglers", "memory")
 WITH_FEW_PARTITIONERS = (
-    *(quantity.name for quantity in QUANTITIES),
+    *(scaling.name for scaling in SCALINGS),
     "time_to_target",
     "choice",
     "accuracy_over_time",
@@ -245,13 +249,13 @@ def _figures(
         yield "partitioners", "Accuracy by partitioner and strategy", figure
     if figure := time_to_target(view.line_groups, style):
         yield "time_to_target", "Time to target accuracy", figure
-    for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
-        if quantity.only_on not in (None, view.clock):
+    for scaling in SCALINGS if any(not group.serial for group in view.groups) else ():
+        if scaling.only_on not in (None, view.clock):
             continue
-        if (overview or view.workload.link) and len(counts) == 1 and quantity.name in IN_OVERVIEW:
+        if (overview or view.workload.link) and len(counts) == 1 and scaling.name in IN_OVERVIEW:
             continue
-        if figure := lines_over_nodes(view.line_groups, style, quantity):
-            yield quantity.name, quantity.title_on(view.clock), figure
+        if figure := lines_over_nodes(view.line_groups, style, scaling):
+            yield scaling.name, scaling.title_on(view.clock), figure
     if figure := accuracy_over_time(view.line_groups, style, view.shape):
         yield "accuracy_over_time", f"Accuracy against {view.clock} time", figure
     if figure := time_by_phase(view.line_groups, view.shape):

@@ -18,6 +18,7 @@ from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.quantities import TRAIN_S
 
 LEAST_CONFIGURATIONS = 2  # on several nodes
 
@@ -40,7 +41,7 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
     points.sort(key=lambda each: (order.index(series_name(each[0])), each[0].line, each[0].shape.ranks))
     shown = [group for group, _, _ in points]
     records = [
-        {**record(group, reached, "share", shown), "train_s": took, "when": seconds(took)}
+        {**record(group, reached, percent, shown), "train_s": took, "when": seconds(took)}
         for group, reached, took in points
     ]
     clock = shown[0].first.clock
@@ -102,12 +103,12 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
         (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
         for point in points
     ]
-    final, train_s = group.accuracy, group.over(lambda row: row.train_s, geometric=True)
+    final, train_s = group.accuracy, TRAIN_S.over(group)
     if local and final and train_s:
         at = max(train_s.mean, points[-1].train_s)
         drawn.append((at, final, f"{seconds(at)}, average of the local models"))
     return [
-        {**record(group, accuracy, "share", shown), "train_s": at, "when": when}
+        {**record(group, accuracy, percent, shown), "train_s": at, "when": when}
         for at, accuracy, when in drawn
     ]
 

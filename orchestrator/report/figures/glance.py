@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,9 @@ from orchestrator.report.figures.style import (
 )
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities.quantity import Quantity
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW = 24  # pixels
@@ -40,15 +42,9 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     accuracies = [spread.mean for spread in spreads]
     ranges = [(spread.low, spread.high) for spread in spreads]
     columns = [
-        _Column(
-            lambda row: row.accuracy,
-            formats.percent,
-            share_axis(accuracies, "mean", "test accuracy", ranges),
-        ),
-        _amounts(
-            shown, lambda row: row.train_s, formats.seconds, "s", f"{view.clock} time", geometric=True
-        ),
-        _amounts(shown, lambda row: row.bytes_sent_per_rank, formats.size, "", "sent per rank"),
+        _Column(ACCURACY, share_axis(accuracies, "mean", "test accuracy", ranges)),
+        _amounts(shown, TRAIN_S, f"{view.clock} time, s"),
+        _amounts(shown, BYTES_SENT_PER_RANK, "sent per rank", "~s"),
     ]
     panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
@@ -60,30 +56,24 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
 
 @dataclass(frozen=True)
 class _Column:
-    """A quantity of the overview. write: its value as text."""
+    """A quantity of the overview."""
 
-    metric: Metric
-    write: Callable[[float | None], str]
+    quantity: Quantity
     axis: Axis
-    geometric: bool = False
 
 
-def _amounts(
-    groups: Sequence[Group],
-    metric: Metric,
-    write: Callable[[float | None], str],
-    unit: str,
-    title: str,
-    geometric: bool = False,
-) -> _Column | None:
-    """A column of times or bytes; None if no group has any. Zero has no place on a logarithmic axis."""
-    spreads = [spread for group in groups if (spread := group.over(metric, geometric))]
+def _amounts(groups: Sequence[Group], quantity: Quantity, title: str, labels: str = "") -> _Column | None:
+    """A column of times or bytes; None if no group has any. Zero has no place on a logarithmic axis.
+
+    labels: the format of the axis.
+    """
+    spreads = [spread for group in groups if (spread := quantity.over(group))]
     values = [value for spread in spreads for value in (spread.low, spread.high) if value > 0]
     if not values:
         return None
-    axis = amount_axis(values, "mean", ", ".join(filter(None, [title, unit])))
+    axis = amount_axis(values, "mean", title)
     axis = replace(axis, title=f"{axis.title}, log scale") if axis.log else axis
-    return _Column(metric, write, replace(axis, format=axis.format if unit else "~s"), geometric)
+    return _Column(quantity, replace(axis, format=labels or axis.format))
 
 
 def _dots(
@@ -154,12 +144,12 @@ def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
 
 def _record(column: _Column, group: Group) -> dict[str, Any]:
     """A group's value of a column; without one, only the sign for an absent value is written."""
-    spread = group.over(column.metric, column.geometric)
+    spread, write = column.quantity.over(group), column.quantity.write
     record: dict[str, Any] = {
         "series": series_name(group),
         "nodes": group.shape.short,
         "accuracy": formats.percent(_accuracy(group)),
-        "written": column.write(spread.mean if spread else None),
+        "written": write(spread.mean) if spread else formats.ABSENT,
         "outside": None,
     }
     if spread is None:
@@ -168,7 +158,7 @@ def _record(column: _Column, group: Group) -> dict[str, Any]:
         "mean": spread.mean,
         "low": spread.low,
         "high": spread.high,
-        "range": f"{spread.range(column.write)}, {formats.count(spread.seeds, 'seed')}",
+        "range": spread.range_of_seeds(write),
         "outside": column.axis.outside(spread.mean),
     }
 

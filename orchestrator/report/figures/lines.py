@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import altair as alt
 
@@ -17,73 +16,62 @@ from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
+from orchestrator.report.quantities import ACCURACY, CPU_TIME_SPEEDUP, SPEEDUP, STALENESS, TRAIN_S
+from orchestrator.report.quantities.quantity import SECONDS, SHARE, Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
 Point = tuple[Group, Spread]
 Explained = tuple[alt.Chart, alt.Chart]  # a mark and its text
-Kind = Literal["time", "speedup", "share", "count"]
 VISIBLE_IDEAL = 1.2  # an axis that ends below has no room for ideal speedup
-WRITERS: dict[Kind, Callable[[float | None], str]] = {
-    "time": formats.seconds,
-    "speedup": formats.ratio,
-    "share": formats.percent,
-    "count": formats.ratio,
-}
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """The quantity on the y axis. title and axis may contain `{clock}`."""
+class Scaling:
+    """A quantity on the y axis, against nodes. title and axis may contain `{clock}`."""
 
     name: str  # of the file
+    quantity: Quantity
     title: str
     axis: str  # label, with its unit
-    metric: Metric
-    kind: Kind
     cores_matter: bool = False  # whether sharing cores affects it
     only_on: Clock | None = None  # the clock on which it is shown
 
     def title_on(self, clock: Clock) -> str:
         return self.title.format(Clock=clock.capitalize(), clock=clock)
 
+    @property
+    def has_ideal(self) -> bool:
+        """Whether it is at best the number of ranks."""
+        return self.quantity in (SPEEDUP, CPU_TIME_SPEEDUP)
 
-QUANTITIES = (
-    Quantity("time", "{Clock} time", "{clock} time, s", lambda row: row.train_s, "time", True),
-    Quantity(
-        "speedup",
-        "Speedup",
-        "serial {clock} time / {clock} time",
-        lambda row: row.speedup,
-        "speedup",
-        True,
-    ),
-    Quantity(
+
+SCALINGS = (
+    Scaling("time", TRAIN_S, "{Clock} time", "{clock} time, s", cores_matter=True),
+    Scaling("speedup", SPEEDUP, "Speedup", "serial {clock} time / {clock} time", cores_matter=True),
+    Scaling(
         "cpu_time_speedup",
+        CPU_TIME_SPEEDUP,
         "CPU-time speedup",
         "serial CPU time / CPU time",
-        lambda row: row.cpu_time_speedup,
-        "speedup",
         only_on="wall",  # cluster time replaces it
     ),
-    Quantity("accuracy", "Test accuracy", "test accuracy", lambda row: row.accuracy, "share"),
-    Quantity(
-        "staleness", "Staleness of gradients", "updates by others", lambda row: row.staleness, "count"
-    ),
+    Scaling("accuracy", ACCURACY, "Test accuracy", "test accuracy"),
+    Scaling("staleness", STALENESS, "Staleness of gradients", "updates by others"),
 )
 
 
 def lines_over_nodes(
-    groups: Sequence[Group], style: Style, quantity: Quantity, notes: Sequence[str] = ()
+    groups: Sequence[Group], style: Style, scaling: Scaling, notes: Sequence[str] = ()
 ) -> Chart | None:
     """Mean and range over seeds, against ranks; None if no group has the quantity.
 
     Args:
         notes: lines under the title.
     """
-    points = points_of(groups, style, quantity)
+    points = points_of(groups, style, scaling.quantity)
     if not points:
         return None
     shown = [group for group, _ in points]
@@ -91,18 +79,18 @@ def lines_over_nodes(
     ranks = any(group.shape.per_node for group in shown)
     x = count_axis(counts, "nodes", "ranks" if ranks else "nodes")
     clock = groups[0].first.clock
-    y = _y_axis(quantity, points, clock, counts)
-    cores = _cores(shown, x) if quantity.cores_matter else None
-    ideal = _ideal(x, y) if quantity.kind == "speedup" else None
+    y = _y_axis(scaling, points, clock, counts)
+    cores = _cores(shown, x) if scaling.cores_matter else None
+    ideal = _ideal(x, y) if scaling.has_ideal else None
     explained = [pair for pair in (cores, ideal) if pair]
     lines = Lines(
-        title=quantity.title_on(clock),
-        records=[record(group, spread, quantity.kind, shown) for group, spread in points],
+        title=scaling.title_on(clock),
+        records=[record(group, spread, scaling.quantity.write, shown) for group, spread in points],
         groups=shown,
         style=style,
         x=x,
         y=y,
-        tooltip=tooltip(quantity.title_on(clock), ("nodes", x.title), quantity.kind == "time"),
+        tooltip=tooltip(scaling.title_on(clock), ("nodes", x.title), scaling.quantity.unit is SECONDS),
         behind=[*(mark for mark, _ in explained), *_serial(points, y)],
         remarks=[text for _, text in explained],
         log_axis="y",
@@ -114,10 +102,7 @@ def lines_over_nodes(
 def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list[Point]:
     """The groups that have the quantity: by series in the order of all figures, then by ranks."""
     order = style.order(groups)
-    spreads = [
-        (group, group.over(quantity.metric, quantity.kind in ("time", "speedup"))) for group in groups
-    ]
-    points = [(group, spread) for group, spread in spreads if spread]
+    points = [(group, spread) for group in groups if (spread := quantity.over(group))]
     return sorted(
         points,
         key=lambda point: (
@@ -128,9 +113,9 @@ def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list
     )
 
 
-def record(group: Group, spread: Spread, kind: Kind, shown: Sequence[Group]) -> Record:
+def record(group: Group, spread: Spread, write: Callable[[float], str], shown: Sequence[Group]) -> Record:
     """A point. shown: all groups of the figure; names leave out the first partitioner, which most share."""
-    series, write = series_name(group), WRITERS[kind]
+    series = series_name(group)
     usual = next((other.partitioner_label for other in shown if other.partitioner_label), "")
     name = series if group.partitioner_label in ("", usual) else f"{series}, {group.partitioner_label}"
     return {
@@ -144,7 +129,7 @@ def record(group: Group, spread: Spread, kind: Kind, shown: Sequence[Group]) -> 
         "low": spread.low,
         "high": spread.high,
         "written": write(spread.mean),
-        "range": f"{spread.range(write)}, {formats.count(spread.seeds, 'seed')}",
+        "range": spread.range_of_seeds(write),
         "accuracy": formats.percent(group.accuracy.mean if group.accuracy else None),
     }
 
@@ -161,14 +146,14 @@ def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> l
     return [alt.Tooltip(f"{field}:N", title=title) for field, title in dict(fields).items()]
 
 
-def _y_axis(quantity: Quantity, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
-    title = quantity.axis.format(clock=clock)
-    if quantity.kind == "share":
+def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
+    title = scaling.axis.format(clock=clock)
+    if scaling.quantity.unit is SHARE:
         ranges = [(spread.low, spread.high) for _, spread in points]
         return share_axis([spread.mean for _, spread in points], "mean", title, ranges)
     values = [value for _, spread in points for value in (spread.low, spread.high)]
     # Both axes are logarithmic over many nodes, so that ideal scaling remains a straight line.
-    many = counts[-1] >= 16 * counts[0] and quantity.kind != "count"
+    many = counts[-1] >= 16 * counts[0] and scaling.quantity.ratio
     return amount_axis(values, "mean", title, log=many)
 
 

@@ -12,10 +12,10 @@ from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.style import series_name
-from orchestrator.report.metrics.links import OWN_LINKS
-from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.links import OWN_LINKS
 
 MIN_LINKS = 2
 SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
@@ -61,13 +61,12 @@ def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
 
 
 def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
-    spread = group.over(lambda row: row.train_s, geometric=True)
-    seeds = f"{spread.range(formats.seconds)}, {formats.count(spread.seeds, 'seed')}" if spread else ""
+    spread = TRAIN_S.over(group)
     return {
         "series": series_name(group),
         "link": link,
         "written": formats.seconds(TRAIN_S.mean_of(group)),
-        "range": seeds,
+        "range": spread.range_of_seeds(formats.seconds) if spread else "",
         "slower": f"{formats.ratio(slower)} times",
         "accuracy": formats.percent(group.accuracy.mean if group.accuracy else None),
         "shade": 0.0 if group.serial else log(slower),

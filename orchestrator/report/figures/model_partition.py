@@ -22,19 +22,17 @@ from orchestrator.report.figures.bars import (
 from orchestrator.report.figures.chart import WIDTH, Chart, chart_of, data_of, layered
 from orchestrator.report.figures.style import Style, series_name, short_name
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.metrics.model_partition import (
-    bubble,
-    bubble_formula,
-    busy_s,
-    is_partitioned,
-    load_balance,
-    memory_by_kind,
-    split_point_bytes_per_step,
-    step_s,
-)
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.split_points import one_per_split, two_stage_splits
+from orchestrator.report.quantities import (
+    BUBBLE,
+    BUBBLE_FORMULA,
+    LOAD_BALANCE,
+    SPLIT_POINT_BYTES_PER_STEP,
+    STEP_S,
+)
+from orchestrator.report.quantities.model_partition import busy_s, is_partitioned, memory_by_kind
 
 MIN_SPLIT_POINTS = 3  # fewer are shown by the table alone
 FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
@@ -81,7 +79,7 @@ def _memory(group: Group) -> dict[str, float]:
 
 def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     """The measured bubble and the formula for each pipeline of every size; None for a single one."""
-    known = [group for group in one_per_split(view.groups) if group.over(bubble)]
+    known = [group for group in one_per_split(view.groups) if BUBBLE.over(group)]
     shown = sorted(known, key=_formula)
     if len(shown) < 2:
         return None
@@ -119,7 +117,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
 
 
 def _bubble(group: Group, name: str) -> dict[str, Any]:
-    measured = group.over(bubble)
+    measured = BUBBLE.over(group)
     if measured is None:
         raise ValueError(f"{name}: no bubble was measured")
     return {
@@ -134,7 +132,7 @@ def _bubble(group: Group, name: str) -> dict[str, Any]:
 
 
 def _formula(group: Group) -> float:
-    formula = group.over(bubble_formula)
+    formula = BUBBLE_FORMULA.over(group)
     return formula.mean if formula else 0.0
 
 
@@ -172,7 +170,7 @@ def _default(block: str) -> alt.Chart:
 
 
 def _split(block: str, group: Group) -> dict[str, Any]:
-    spread = group.over(step_s)
+    spread = STEP_S.over(group)
     stages = [fmean(seconds) for seconds in zip(*map(busy_s, group.ok_rows), strict=True)]
     return {
         "block": block,
@@ -181,8 +179,8 @@ def _split(block: str, group: Group) -> dict[str, Any]:
         "high": spread.high if spread else None,
         "written": formats.seconds(spread.mean if spread else None),
         "stages": stages,
-        "balance": _mean(group, load_balance),
-        "bytes": _mean(group, split_point_bytes_per_step),
+        "balance": _mean(group, LOAD_BALANCE.of),
+        "bytes": _mean(group, SPLIT_POINT_BYTES_PER_STEP.of),
     }
 
 

@@ -67,9 +67,7 @@ def _record(cells: Cells, name: str, label: str, reference: str) -> dict[str, An
         "partitioner": label,
         "accuracy": spread.mean if spread else None,
         "written": formats.percent(spread.mean if spread else None),
-        "range": f"{spread.range(formats.percent)}, {formats.count(spread.seeds, 'seed')}"
-        if spread
-        else "",
+        "range": spread.range_of_seeds(formats.percent) if spread else "",
         "loss": max(0.0, loss or 0.0),
         "change": formats.points(-loss if loss is not None else None),
     }

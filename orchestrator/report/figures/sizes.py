@@ -9,11 +9,12 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import Lines
 from orchestrator.report.figures.style import Style, series_name
-from orchestrator.report.metrics.communication import exchange_s_per_step
-from orchestrator.report.metrics.model_partition import model_size
+from orchestrator.report.formats import seconds
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape, Workload
+from orchestrator.report.quantities import EXCHANGE_S_PER_STEP
+from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
 
 Point = tuple[Group, int, Spread]  # parameters of the model, seconds
@@ -37,7 +38,7 @@ def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
         view = comparison.view(workload)
         size = model_size(view.groups)
         for group in view.line_groups:
-            spread = group.over(exchange_s_per_step)
+            spread = EXCHANGE_S_PER_STEP.over(group)
             if size and spread and spread.low > 0 and group.shape == shape:
                 points.append((group, size, spread))
     if len({size for _, size, _ in points}) < 2:
@@ -55,7 +56,7 @@ def _drawn(points: list[Point], style: Style, shape: ClusterShape) -> Chart:
     return Lines(
         title=title,
         records=[
-            {**record(group, spread, "time", shown), "parameters": size} for group, size, spread in points
+            {**record(group, spread, seconds, shown), "parameters": size} for group, size, spread in points
         ],
         groups=shown,
         style=style,

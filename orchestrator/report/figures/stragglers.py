@@ -14,8 +14,8 @@ from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent
-from orchestrator.report.metrics.stragglers import mean_wait_shares, straggler_of
 from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of
 
 MAX_PANELS = 6
 MAX_COLUMNS = 3

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.lines import Quantity, lines_over_nodes
+from orchestrator.report.figures.lines import Scaling, lines_over_nodes
 from orchestrator.report.figures.style import Style, series_name
-from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities.learning import seeds_at_target
 
 MOST_NOTES = 6  # lines under the title
 
@@ -23,14 +24,9 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Chart | None:
     if not shown:
         return None
     target = formats.percent(shown[0].first.run.target_accuracy)
-    quantity = Quantity(
-        "time_to_target",
-        f"{{Clock}} time to {target} test accuracy",
-        "{clock} time, s",
-        time_to_target_s,
-        "time",
-    )
-    return lines_over_nodes(shown, style, quantity, _notes(shown))
+    title = f"{{Clock}} time to {target} test accuracy"
+    scaling = Scaling("time_to_target", TIME_TO_TARGET_S, title, "{clock} time, s")
+    return lines_over_nodes(shown, style, scaling, _notes(shown))
 
 
 def _notes(shown: Sequence[Group]) -> list[str]:

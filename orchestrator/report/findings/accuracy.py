@@ -9,11 +9,18 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
-from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
-from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
+from orchestrator.report.quantities import (
+    ACCURACY,
+    AVERAGING_GAIN,
+    BYTES_SENT_PER_RANK,
+    COVERAGE,
+    LOCAL_ACCURACY,
+    OVERLAP,
+)
+from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.statistics.spread import Spread
 
 
@@ -123,7 +130,7 @@ def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def _same_samples(group: Group, serial: Group) -> bool:
     """Whether the runs used the whole training set as often as serial's."""
     rows = [*group.ok_rows, *serial.ok_rows]
-    whole_set = all(row.coverage in (None, 1.0) and not row.overlap for row in rows)
+    whole_set = all(COVERAGE.of(row) in (None, 1.0) and not OVERLAP.of(row) for row in rows)
     return same_epochs(rows) and whole_set
 
 
@@ -139,8 +146,8 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     ]
     for gain in claims.with_zero(AVERAGING_GAIN, groups):
         group = gain.left
-        local = group.over(lambda row: row.local_accuracy)
-        final = Spread.of(row.accuracy for row in group.ok_rows if row.local_accuracy is not None)
+        local = LOCAL_ACCURACY.over(group)
+        final = Spread.of(row.accuracy for row in group.ok_rows if LOCAL_ACCURACY.of(row) is not None)
         if not local or not final:
             continue
         change = points(final.mean - local.mean)
@@ -186,7 +193,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "parameters": (mine, others),
                 "accuracy": compared.values[::-1],
                 "bytes_sent": tuple(
-                    sent.mean if (sent := group.over(lambda row: row.bytes_sent_per_rank)) else None
+                    sent.mean if (sent := BYTES_SENT_PER_RANK.over(group)) else None
                     for group in (default, other)
                 ),
                 "compared": compared_data([compared]),
@@ -196,7 +203,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 def _sent(one: Group, other: Group) -> str:
     """The bytes that each group sent, if they differ."""
-    left, right = (group.over(lambda row: row.bytes_sent_per_rank) for group in (one, other))
+    left, right = (BYTES_SENT_PER_RANK.over(group) for group in (one, other))
     if not left or not right or left.mean == right.mean:
         return ""
     return f"; a rank sent {size(left.mean)} and {size(right.mean)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.published import QUANTITIES
+from orchestrator.report.findings.published import MEASURES
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
@@ -16,7 +16,7 @@ from orchestrator.sweeps.expand import matches
 def questions(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """A finding for each question whose two configurations have values that compare."""
     for question in comparison.record.questions:
-        quantity = QUANTITIES[question.measure]
+        quantity = MEASURES[question.measure]
         groups = [
             group
             for side in (question.compare, question.against)

@@ -9,18 +9,19 @@ from typing import Any
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, ratio, seconds
-from orchestrator.report.metrics.containers import ran_out_of_memory
 from orchestrator.report.metrics.fairness import (
     compared_groups,
     described,
     differences,
     scales_beyond_the_rule,
 )
-from orchestrator.report.metrics.learning import learned
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
+from orchestrator.report.quantities import CPU_TIME_SPEEDUP
+from orchestrator.report.quantities.containers import ran_out_of_memory
+from orchestrator.report.quantities.learning import learned
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.results.limits import counted, written
@@ -61,7 +62,7 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     by_cpu_time = [
         (spread.mean, group)
         for group in sharing
-        if group.shape == most and (spread := group.over(lambda row: row.cpu_time_speedup, geometric=True))
+        if group.shape == most and (spread := CPU_TIME_SPEEDUP.over(group))
     ]
     if by_cpu_time:
         reached, best = max(by_cpu_time, key=lambda item: item[0])

@@ -10,9 +10,9 @@ from typing import Any
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.findings.decide import Answers, Asked, Question, decide, name_of
 from orchestrator.report.metrics.estimates import Sampling
-from orchestrator.report.metrics.quantities import Quantity
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.statistics.families import dunnett, holm
 

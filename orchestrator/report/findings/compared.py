@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from orchestrator.report.metrics.quantities import Quantity
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
 from orchestrator.report.statistics.families import Decision
 from orchestrator.report.statistics.power import can_be_decided, seeds_to_decide

@@ -10,9 +10,9 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import listed, percent, seconds, whole
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY, COVERAGE, JS_MEAN, OVERLAP, TRAIN_S
 from orchestrator.report.statistics.spread import Spread
 
 SKEWED_BITS = 0.02  # mean divergence of labels that is reported
@@ -117,12 +117,12 @@ def _name(group: Group) -> str:
 
 
 def _mean_coverage(groups: Sequence[Group]) -> float | None:
-    coverage = Spread.of(row.coverage for group in groups for row in group.ok_rows)
+    coverage = Spread.of(COVERAGE.of(row) for group in groups for row in group.ok_rows)
     return coverage.mean if coverage else None
 
 
 def _mean_overlap(groups: Sequence[Group]) -> float | None:
-    overlap = Spread.of(row.overlap for group in groups for row in group.ok_rows)
+    overlap = Spread.of(OVERLAP.of(row) for group in groups for row in group.ok_rows)
     return overlap.mean if overlap else None
 
 
@@ -135,7 +135,7 @@ def _both_held(one: str, mine: Sequence[Group], other: str, theirs: Sequence[Gro
 def _held(groups: Sequence[Group]) -> str:
     """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
-    skew = Spread.of(row.js_mean for group in groups for row in group.ok_rows)
+    skew = Spread.of(JS_MEAN.of(row) for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None:
         return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"

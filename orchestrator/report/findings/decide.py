@@ -9,9 +9,10 @@ from math import log1p
 
 from orchestrator.report.findings.compared import Compared, Level
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, Sampling, estimates
-from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN, Quantity
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
+from orchestrator.report.quantities import ACCURACY, AVERAGING_GAIN
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
 from orchestrator.report.statistics.families import (

@@ -9,8 +9,8 @@ from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.metrics.faults import FaultCost, fault_costs
-from orchestrator.report.metrics.quantities import ACCURACY, ELAPSED_S
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities import ACCURACY, ELAPSED_S, REPEATED_STEPS, SAMPLES_LOST
 
 
 def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -26,8 +26,8 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Finding:
     group = cost.group
-    repeated = cost.with_faults(lambda row: row.repeated_steps)
-    lost = cost.with_faults(lambda row: row.samples_lost)
+    repeated = cost.with_faults(REPEATED_STEPS.of)
+    lost = cost.with_faults(SAMPLES_LOST.of)
     name = f"{group.strategy_label} over {group.transport} on {group.shape.label}"
     parts = [f"time {_both(time, seconds)}{time.aside}"]
     if accuracy:

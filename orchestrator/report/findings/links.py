@@ -9,11 +9,11 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.speed import time_and_accuracy, timed
 from orchestrator.report.formats import count, first_few, listed, seconds
-from orchestrator.report.metrics.links import OWN_LINKS, measured
-from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import one_per_work
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.links import OWN_LINKS, measured
 
 
 def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:

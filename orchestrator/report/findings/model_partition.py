@@ -8,19 +8,17 @@ from typing import Any
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
-from orchestrator.report.metrics.model_partition import (
-    NOTABLY_LESS,
-    bubble,
-    bubble_formula,
-    is_partitioned,
-    load_balance,
-    memory_bytes,
-    split_point_bytes_per_step,
-)
-from orchestrator.report.metrics.quantities import STEP_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import two_stage_splits
+from orchestrator.report.quantities import (
+    BUBBLE,
+    BUBBLE_FORMULA,
+    LOAD_BALANCE,
+    SPLIT_POINT_BYTES_PER_STEP,
+    STEP_S,
+)
+from orchestrator.report.quantities.model_partition import NOTABLY_LESS, is_partitioned, memory_bytes
 from orchestrator.report.statistics.spread import Spread
 
 MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
@@ -89,9 +87,9 @@ def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         (formula, measured, group)
         for group in view.candidates
         if _comparable(group)
-        and (formula := group.over(bubble_formula))
+        and (formula := BUBBLE_FORMULA.over(group))
         and formula.mean > 0
-        and (measured := group.over(bubble))
+        and (measured := BUBBLE.over(group))
     ]
     if not known:
         return
@@ -173,7 +171,7 @@ def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _details(group: Group) -> str:
-    balance, sent = group.over(load_balance), group.over(split_point_bytes_per_step)
+    balance, sent = LOAD_BALANCE.over(group), SPLIT_POINT_BYTES_PER_STEP.over(group)
     parts = [f"load balance {percent(balance.mean)}"] if balance else []
     parts += [f"{size(sent.mean)} of traffic"] if sent else []
     return f" ({', '.join(parts)})" if parts else ""

@@ -9,24 +9,25 @@ from typing import Any
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, listed, ratio, seconds
-from orchestrator.report.metrics.learning import seeds_at_target, target_reached
 from orchestrator.report.metrics.published import (
     PublishedLine,
     matching_group,
     overrides,
     published_lines,
 )
-from orchestrator.report.metrics.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S, Quantity
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import as_written, parameters
+from orchestrator.report.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S
+from orchestrator.report.quantities.learning import seeds_at_target, target_reached
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.sweeps.lab import NOT_STATED, Ablation, AblationStep, Measure
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 # Fields in which two steps may differ without a change of what is computed.
 _IGNORED_FIELDS = {"seed", "timeout_s", "save_weights", "restarts", "trace"}
-QUANTITIES: dict[Measure, Quantity] = {
+MEASURES: dict[Measure, Quantity] = {
     "accuracy": ACCURACY,
     "train_s": TRAIN_S,
     "time_to_target_s": TIME_TO_TARGET_S,
@@ -109,7 +110,7 @@ def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
 
 
 def _finding(ablation: Ablation, nodes: int, groups: list[Group], claims: Claims) -> Finding:
-    quantity = QUANTITIES[ablation.measure]
+    quantity = MEASURES[ablation.measure]
     lacking = [
         step.block
         for step, group in zip(ablation.steps, groups, strict=True)

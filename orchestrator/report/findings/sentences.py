@@ -23,14 +23,24 @@ from orchestrator.report.formats import (
     seconds,
     size,
 )
-from orchestrator.report.metrics.learning import target_reached
-from orchestrator.report.metrics.links import OWN_LINKS
-from orchestrator.report.metrics.model_partition import bubble, memory_bytes
-from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
-from orchestrator.report.metrics.stragglers import mean_wait_shares
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.timelines import slowest_runs
+from orchestrator.report.quantities import (
+    ACCURACY,
+    BUBBLE,
+    COVERAGE,
+    CPU_TIME_SPEEDUP,
+    EXCHANGE_S_PER_STEP,
+    EXCHANGE_SHARE,
+    JS_MEAN,
+    STALENESS,
+    TRAIN_S,
+)
+from orchestrator.report.quantities.learning import target_reached
+from orchestrator.report.quantities.links import OWN_LINKS
+from orchestrator.report.quantities.model_partition import memory_bytes
+from orchestrator.report.quantities.stragglers import mean_wait_shares
 
 NEAR = 0.01  # of accuracy
 
@@ -244,7 +254,7 @@ def _speedup(shown: _Shown) -> str:
 def _cpu_time_speedup(shown: _Shown) -> str:
     for groups in (shown.view.ranked_candidates, shown.view.line_groups):
         learned = [group for group in shown.learned(groups) if not group.serial]
-        if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup, geometric=True):
+        if ranked := shown.measured(learned, CPU_TIME_SPEEDUP.of, geometric=True):
             best, group = ranked[-1]
             name, at = shown.with_accuracy(group), group.shape.label
             if best < 1:
@@ -254,7 +264,7 @@ def _cpu_time_speedup(shown: _Shown) -> str:
 
 
 def _staleness(shown: _Shown) -> str:
-    ranked = shown.measured(shown.view.line_groups, lambda row: row.staleness)
+    ranked = shown.measured(shown.view.line_groups, STALENESS.of)
     if not ranked:
         return ""
     most, group = ranked[-1]
@@ -320,7 +330,7 @@ def _time_to_target(shown: _Shown) -> str:
 
 
 def _phases(shown: _Shown) -> str:
-    ranked = shown.measured(shown.groups, lambda row: row.exchange_share)
+    ranked = shown.measured(shown.groups, EXCHANGE_SHARE.of)
     if not ranked:
         return ""
     (low, least), (high, most) = ranked[0], ranked[-1]
@@ -413,7 +423,7 @@ def _bubbles(shown: _Shown) -> str:
             f"The stages of {name} were measured to wait for {percent(share)} of the time; the formula has "
             f"{percent(formula)}."
         )
-    ranked = shown.measured(shown.view.candidates, bubble)
+    ranked = shown.measured(shown.view.candidates, BUBBLE.of)
     if not ranked:
         return ""
     share, group = ranked[-1]
@@ -470,8 +480,8 @@ def _undecided_effects(shown: _Shown, reference: str) -> str:
 
 def _labels(shown: _Shown) -> str:
     groups = [group for group in shown.view.candidates if group.partitioner_label]
-    covered = shown.measured(groups, lambda row: row.coverage)
-    skewed = shown.measured(groups, lambda row: row.js_mean)
+    covered = shown.measured(groups, COVERAGE.of)
+    skewed = shown.measured(groups, JS_MEAN.of)
     if not covered or not skewed:
         return ""
     share, least = covered[0]

@@ -9,11 +9,16 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds, size
-from orchestrator.report.metrics.communication import bytes_per_step
-from orchestrator.report.metrics.learning import same_epochs
-from orchestrator.report.metrics.quantities import EXCHANGE_S_PER_STEP, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
+from orchestrator.report.quantities import (
+    BYTES_PER_STEP,
+    COMMUNICATE_S,
+    EXCHANGE_S_PER_STEP,
+    EXCHANGE_SHARE,
+    TRAIN_S,
+)
+from orchestrator.report.quantities.learning import same_epochs
 
 MAX_NAMED = 4  # in one sentence
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
@@ -144,7 +149,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _exchange_share(group: Group) -> str:
-    share = group.over(lambda row: row.exchange_share)
+    share = EXCHANGE_SHARE.over(group)
     return percent(share.mean) if share else "an unknown share"
 
 
@@ -174,9 +179,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "strategy": first.strategy_label,
                 "train_s": {group.transport: TRAIN_S.mean_of(group) for group in groups},
                 "communicate_s": {
-                    group.transport: spent.mean
-                    for group in groups
-                    if (spent := group.over(lambda row: row.communicate_s))
+                    group.transport: spent.mean for group in groups if (spent := COMMUNICATE_S.over(group))
                 },
                 "compared": compared_data(ranking.comparisons),
             },
@@ -184,7 +187,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _communication(group: Group) -> str:
-    spent = group.over(lambda row: row.communicate_s)
+    spent = COMMUNICATE_S.over(group)
     return f" with {seconds(spent.mean)} of communication" if spent else ""
 
 
@@ -209,7 +212,7 @@ def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "exchange_share": {
                     name: share.mean
                     for name, group in pair.items()
-                    if (share := group.over(lambda row: row.exchange_share))
+                    if (share := EXCHANGE_SHARE.over(group))
                 },
                 "compared": compared_data([compared]),
             },
@@ -246,7 +249,7 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                     group.strategy: EXCHANGE_S_PER_STEP.mean_of(group) for group in [first, *others]
                 },
                 "bytes_per_step": {
-                    group.strategy: sent.mean for group in ways if (sent := group.over(bytes_per_step))
+                    group.strategy: sent.mean for group in ways if (sent := BYTES_PER_STEP.over(group))
                 },
                 "compared": compared_data(ranking.comparisons),
             },
@@ -254,5 +257,5 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _sent(group: Group) -> str:
-    sent = group.over(bytes_per_step)
+    sent = BYTES_PER_STEP.over(group)
     return f" ({size(sent.mean)} sent per rank)" if sent else ""

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.formats import percent, points, seconds
-from orchestrator.report.metrics.quantities import TRAIN_S, Quantity
-from orchestrator.report.metrics.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.formats import percent, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.quantity import POINTS, Quantity
+from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
 
 MAX_NAMED = 4
 MIN_SHARE = 0.05  # of the wall time
@@ -66,11 +67,7 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
         if (shares := wait_shares(row)) is not None and shares.any()
     }
     return Quantity(
-        "straggler_excess",
-        lambda row: above.get(row.key),
-        points,
-        ratio=False,
-        within=lambda reference: (-1, 1),
+        POINTS, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, first_few, percent, seconds
-from orchestrator.report.metrics.learning import last_epoch, seeds_at_target
-from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities.learning import last_epoch, seeds_at_target
 from orchestrator.report.statistics.spread import Spread
 
 MAX_NAMED = 6  # in one sentence

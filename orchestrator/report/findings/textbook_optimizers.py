@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, seconds
-from orchestrator.report.metrics.learning import last_epoch
-from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.metrics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.learning import last_epoch
 
 TOLERANCE = 1e-3  # of the highest loss; rounding of float32 over some hundred steps stays below
 

@@ -10,10 +10,10 @@ from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.findings.speed import timed
 from orchestrator.report.formats import count, first_few, listed, percent, seconds, size
-from orchestrator.report.metrics.learning import target_reached
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.statistics.power import MOST_SEEDS
 
 LEVELS = ("shown", "likely")
@@ -55,9 +55,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "accuracy": {view.name(group): ACCURACY.mean_of(group) for group in groups},
             "train_s": {view.name(group): TRAIN_S.mean_of(group) for group in groups},
             "bytes_sent": {
-                view.name(group): sent.mean
-                for group in groups
-                if (sent := group.over(lambda row: row.bytes_sent_per_rank))
+                view.name(group): sent.mean for group in groups if (sent := BYTES_SENT_PER_RANK.over(group))
             },
             "compared": compared_data([*times.comparisons, *accuracies.comparisons]),
         },
@@ -133,7 +131,7 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
     """`one_shot over mpi (94.1%, 2.31 s, 1.2 MB sent per rank) and …`: the first few."""
     names = []
     for group in groups:
-        sent = group.over(lambda row: row.bytes_sent_per_rank)
+        sent = BYTES_SENT_PER_RANK.over(group)
         amount = f", {size(sent.mean)} sent per rank" if sent and sent.mean else ""
         reached, took = ACCURACY.mean_of(group), TRAIN_S.mean_of(group)
         names.append(f"{view.name(group)} ({percent(reached)}, {seconds(took)}{amount})")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.spread import Spread
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import hypot, sqrt
 
 from orchestrator.report.metrics.clock import error_of_difference
-from orchestrator.report.metrics.quantities import Quantity
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.moderated import Estimate, Sample, moderated
 from orchestrator.report.statistics.seed_effect import pairing_helps, without_seed_effect
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.formats import JOIN, count, listed, percent, whole
-from orchestrator.report.metrics.learning import updates
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group
+from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import COVERAGE_WHOLE_RUN
+from orchestrator.report.quantities.learning import updates
 from trainer.spec.run_spec import RunSpec
 
 MAX_NAMED = 3  # configurations with one value, in a sentence
@@ -56,14 +57,14 @@ def scales_beyond_the_rule(run: RunSpec) -> bool:
     return scaled and not run.strategy.updates_use_global_batch
 
 
-def _samples(group: Group) -> str | None:
-    found = group.over(samples_per_epoch)
-    return found.range(whole) if found else None
+def _range_of(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], str | None]:
+    """The range of a number over the seeds of a group; None if it was not recorded."""
 
+    def value(group: Group) -> str | None:
+        found = group.over(metric)
+        return found.range(write) if found else None
 
-def _coverage(group: Group) -> str | None:
-    found = group.over(lambda row: row.coverage_whole_run)
-    return found.range(percent) if found else None
+    return value
 
 
 def _seeds(group: Group) -> str | None:
@@ -85,11 +86,6 @@ def _evaluated_model(group: Group) -> str:
     """What the accuracy of a run is measured on."""
     differ = any(row.replicas_equal is False for row in group.ok_rows)
     return "rank 0's replica, which differs from others" if differ else "the final model"
-
-
-def _test_images(group: Group) -> str | None:
-    found = group.over(lambda row: row.test_samples)
-    return found.range(whole) if found else None
 
 
 def _evaluated_after_epochs(group: Group) -> str:
@@ -118,11 +114,6 @@ def _global_batch(group: Group) -> str:
     return batch if update == global_batch(run) else f"{batch} in updates of {whole(update)}"
 
 
-def _updates(group: Group) -> str | None:
-    found = group.over(updates)
-    return found.range(whole) if found else None
-
-
 def _lr(group: Group) -> str:
     return f"{group.first.run.lr:g}"
 
@@ -139,15 +130,15 @@ def _lr_rule(group: Group) -> str | None:
 # The conditions of a comparison, by name, with the value of a group. First those that matter most.
 CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "global batch": _global_batch,
-    "updates of the model": _updates,
+    "updates of the model": _range_of(updates, whole),
     "learning rate": _lr,
     "learning-rate scaling": _lr_rule,
-    "samples per epoch": _samples,
-    "coverage": _coverage,
+    "samples per epoch": _range_of(samples_per_epoch, whole),
+    "coverage": _range_of(COVERAGE_WHOLE_RUN.of, percent),
     "initial weights": _initial_weights,
     "evaluated model": _evaluated_model,
     "seeds": _seeds,
-    "test images": _test_images,
+    "test images": _range_of(lambda row: row.test_samples, whole),
     "node limits": _node_limits,
     "model evaluated after epochs": _evaluated_after_epochs,
 }

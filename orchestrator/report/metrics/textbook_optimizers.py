@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.report.metrics.learning import last_epoch
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.learning import last_epoch
 from trainer.spec.registries import REGISTRIES
 
 

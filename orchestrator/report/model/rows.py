@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 from typing import Any, Literal
 
 from orchestrator.report.model.labels import (
@@ -163,21 +162,6 @@ class Row:
         """What was injected into its nodes; empty without faults."""
         return faults_label(self.run)
 
-    @property
-    def elapsed_s(self) -> float | None:
-        """From the first training step to the last, with evaluation, lost work and restarts."""
-        return self._measured.elapsed_s if self._measured else None
-
-    @property
-    def repeated_steps(self) -> int | None:
-        """Steps that were lost and trained again after restarts."""
-        return self._measured.repeated_steps if self._measured else None
-
-    @property
-    def samples_lost(self) -> int | None:
-        """Samples of lost nodes on which no node trained."""
-        return self._measured.samples_lost if self._measured else None
-
     @cached_property
     def _measured(self) -> RunResult | None:
         return self.result if self.ok else None
@@ -195,21 +179,9 @@ class Row:
     def work_cpu_s(self) -> float | None:
         return self._measured.work_cpu_s if self._measured else None
 
-    @property
-    def startup_s(self) -> float | None:
-        return self._measured.startup_s if self._measured else None
-
-    @property
-    def teardown_s(self) -> float | None:
-        return self._measured.teardown_s if self._measured else None
-
     @cached_property
     def accuracy(self) -> float | None:
         return self._measured.accuracy if self._measured else None
-
-    @cached_property
-    def test_loss(self) -> float | None:
-        return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
 
     @property
     def test_samples(self) -> int | None:
@@ -225,42 +197,10 @@ class Row:
     def local_accuracies(self) -> list[float]:
         return self._measured.local_accuracies if self._measured else []
 
-    @property
-    def local_accuracy(self) -> float | None:
-        """The mean accuracy of the nodes' local models, before they were averaged."""
-        return fmean(self.local_accuracies) if self.local_accuracies else None
-
-    @property
-    def averaging_gain(self) -> float | None:
-        """Accuracy of the final model minus the mean accuracy of the local models."""
-        return _minus(self.accuracy, self.local_accuracy)
-
-    @cached_property
-    def samples_per_s(self) -> float | None:
-        return self._timed.samples_per_s if self._timed else None
-
     @cached_property
     def steps(self) -> int | None:
         """Optimizer steps of the rank that took most."""
         return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
-
-    @cached_property
-    def staleness(self) -> float | None:
-        return self._measured.staleness if self._measured else None
-
-    @cached_property
-    def staleness_max(self) -> int | None:
-        return self._measured.staleness_max if self._measured else None
-
-    @cached_property
-    def bytes_sent_per_rank(self) -> float | None:
-        return self._measured.bytes_sent_per_rank if self._measured else None
-
-    @cached_property
-    def peak_memory_mb(self) -> float | None:
-        """The largest peak of any rank, in MiB."""
-        ranks = self._measured.ranks if self._measured else []
-        return max((rank.peak_memory_mb for rank in ranks if rank.peak_memory_mb is not None), default=None)
 
     @cached_property
     def state_bytes(self) -> int | None:
@@ -275,15 +215,6 @@ class Row:
         work = [rank.work_cpu_s for rank in ranks if rank.work_cpu_s is not None]
         samples = sum(rank.samples for rank in ranks)
         return sum(work) / samples if samples and len(work) == len(ranks) else None
-
-    @property
-    def cpu_per_sample_of_serial(self) -> float | None:
-        """The CPU time of a sample, relative to the serial run's.
-
-        Above 1: what the strategy computes beside a serial step, and what ranks lose to each other in
-        shared caches and memory. Cluster time contains both.
-        """
-        return quotient(self.cpu_per_sample, self.baseline.cpu_per_sample) if self.baseline else None
 
     def stages(self, replica: int = 0) -> list[RankResult]:
         """The ranks that hold a replica's blocks, in the blocks' order; none if the model is whole."""
@@ -300,41 +231,12 @@ class Row:
         """Mean seconds per phase over the ranks, evaluation apart from the rest."""
         return self._timed.seconds if self._timed else {}
 
-    @property
-    def communicate_s(self) -> float | None:
-        return self.seconds.get("communicate")
-
-    @cached_property
-    def exchange_share(self) -> float | None:
-        """Communication and waiting as a share of training time."""
-        training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
-        exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
-        return exchange / training if training else None
-
     @cached_property
     def replicas_equal(self) -> bool | None:
         """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
         one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
         return self._measured.replicas_equal if self._measured and self.trains and not one else None
-
-    @property
-    def coverage(self) -> float | None:
-        """The share of the training set that at least one node used in epoch 1."""
-        return self._split(0, "coverage")
-
-    @property
-    def overlap(self) -> float | None:
-        """The share of the training set that two or more nodes used in epoch 1."""
-        return self._split(0, "overlap")
-
-    @property
-    def coverage_whole_run(self) -> float | None:
-        return self._split(-1, "coverage_so_far")
-
-    @property
-    def overlap_whole_run(self) -> float | None:
-        return self._split(-1, "overlap_so_far")
 
     @cached_property
     def node_samples(self) -> list[int]:
@@ -345,27 +247,6 @@ class Row:
     def has_classes(self) -> bool:
         """Whether samples have classes, whose share on each node can differ."""
         return self.run.dataset.class_count > 1
-
-    @property
-    def _js_divergences(self) -> list[float]:
-        """Of each node's labels in epoch 1; empty if samples have no classes."""
-        return [part.js_divergence for part in self.parts] if self.has_classes else []
-
-    @property
-    def js_mean(self) -> float | None:
-        """Mean over nodes of the JS divergence of their labels from the whole set's, epoch 1, in bits."""
-        divergences = self._js_divergences
-        return fmean(divergences) if divergences else None
-
-    @property
-    def js_max(self) -> float | None:
-        return max(self._js_divergences, default=None)
-
-    @cached_property
-    def js_whole_run(self) -> float | None:
-        """The largest JS divergence of a node's labels over all epochs, in bits."""
-        certificate = self._measured.certificate if self._measured and self.has_classes else None
-        return certificate.js_whole_run() if certificate else None
 
     @property
     def verified(self) -> bool | None:
@@ -396,25 +277,6 @@ class Row:
         return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
 
     @property
-    def efficiency(self) -> float | None:
-        """Speedup / ranks."""
-        return None if self.speedup is None else self.speedup / self.shape.ranks
-
-    @property
-    def cpu_time_speedup(self) -> float | None:
-        """Serial CPU time / CPU time, both without communication and waiting.
-
-        The speedup if every rank had its own core and communication were free. Pipeline stages still wait
-        for each other. Use it where nodes share cores.
-        """
-        return quotient(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
-
-    @property
-    def accuracy_difference(self) -> float | None:
-        """Accuracy minus the accuracy of the serial run."""
-        return _minus(self.accuracy, self.baseline.accuracy) if self.baseline else None
-
-    @property
     def shares_cores(self) -> bool:
         """Whether the nodes could use more cores than the machine has. In cluster time each has its own."""
         if self.clock == "cluster":
@@ -437,19 +299,7 @@ class Row:
         certificate = self._measured.certificate if self._measured else None
         return certificate.first_epoch() if certificate else []
 
-    def _split(self, index: int, field: str) -> float | None:
-        certificate = self._measured.certificate if self._measured else None
-        if certificate is None or not certificate.splits:
-            return None
-        split = sorted(certificate.splits, key=lambda split: split.epoch)[index]
-        value: float = getattr(split, field)
-        return value
-
 
 def quotient(dividend: float | None, divisor: float | None) -> float | None:
     """dividend / divisor; None if either is absent or zero."""
     return dividend / divisor if dividend and divisor else None
-
-
-def _minus(left: float | None, right: float | None) -> float | None:
-    return None if left is None or right is None else left - right

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.containers import containers
 from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.metrics.faults import FaultCost
-from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities.containers import containers
+from orchestrator.report.quantities.model_partition import is_partitioned
 from orchestrator.report.render.columns import (
     CERTIFICATES,
     CONTAINERS,

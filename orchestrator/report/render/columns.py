@@ -8,33 +8,37 @@ from typing import Generic, TypeVar
 
 from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
-from orchestrator.report.formats import ABSENT, JOIN, count
-from orchestrator.report.metrics import links
-from orchestrator.report.metrics import model_partition as partition
+from orchestrator.report.formats import ABSENT, JOIN, count, percent, points, seconds, short
 from orchestrator.report.metrics.clock import wall_by_cluster
-from orchestrator.report.metrics.communication import (
-    bytes_per_step,
-    communicate_s,
-    consensus_distance,
-    exchange_s_per_step,
-    wait_s,
-)
-from orchestrator.report.metrics.containers import containers, metric
-from orchestrator.report.metrics.data_partition import distance_max, distance_mean
 from orchestrator.report.metrics.faults import FaultCost
-from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
-from orchestrator.report.metrics.learning import (
-    first_lr,
+from orchestrator.report.metrics.published import PublishedLine
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
+from orchestrator.report.quantities import (
+    ACCURACY,
+    COVERAGE,
+    ELAPSED_S,
+    FIRST_LR,
+    LAST_LR,
+    LOCAL_ACCURACY,
+    QUANTITIES,
+    REPEATED_STEPS,
+    SAMPLES_LOST,
+    SPEEDUP,
+    STALENESS,
+    STALENESS_MAX,
+    TIME_TO_TARGET_S,
+    WALL_S,
+)
+from orchestrator.report.quantities.containers import containers
+from orchestrator.report.quantities.learning import (
     last_epoch,
-    last_lr,
     learning_rates,
     seeds_at_target,
     target_reached,
-    time_to_target_s,
 )
-from orchestrator.report.metrics.published import PublishedLine
-from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.rows import SERIAL, Clock, Row
+from orchestrator.report.quantities.links import requested_bandwidth, requested_latency
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.results.limits import counted
 
@@ -89,24 +93,56 @@ def _with_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
     return Cell(mean, "" if span == mean else span, spread.mean)
 
 
-def over_seeds(
-    metric: Metric, write: Callable[[float], str], geometric: bool = False
-) -> Callable[[Group], Cell]:
-    """The mean over a group's seeds, with their range as detail."""
+def _over_seeds(
+    name: str,
+    detail: Callable[[Group], str] | None = None,
+    only: Callable[[Group], bool] = lambda group: True,
+    shown_for: Callable[[Sequence[Group]], bool] = bool,
+) -> Column[Group]:
+    """The mean of a quantity over a group's seeds.
+
+    Args:
+        detail: beside it; the range over seeds by default.
+        only: for which groups.
+    """
+    quantity = QUANTITIES[name]
 
     def cell(group: Group) -> Cell:
-        return _with_range(group.over(metric, geometric), write)
+        spread = quantity.over(group) if only(group) else None
+        if spread is None or detail is None:
+            return _with_range(spread, quantity.write)
+        return Cell(quantity.write(spread.mean), detail(group), spread.mean)
 
-    return cell
-
-
-def _accuracy_interval(group: Group) -> Cell:
-    interval = interval_of_accuracy(group)
-    return Cell(span(*interval, formats.percent), value=interval[0]) if interval else Cell(ABSENT)
+    return Column(name, quantity.title, cell, shown_for=shown_for)
 
 
-def _cluster_s(row: Row) -> float | None:
-    return row.cluster.train_s if row.cluster else None
+def _interval(quantity: Quantity) -> Column[Group]:
+    def cell(group: Group) -> Cell:
+        interval = quantity.interval(group)
+        return Cell(span(*interval, quantity.write), value=interval[0]) if interval else Cell(ABSENT)
+
+    title = quantity.title.removeprefix("Test ").capitalize()
+    return Column(f"{quantity.name}_interval", f"{title}, 95% interval", cell)
+
+
+def _of_serial(name: str, of: Callable[[Baseline], float | None]) -> Column[Group]:
+    """A quantity per rank, with its share of the serial run's as detail."""
+    quantity = QUANTITIES[name]
+
+    def share(row: Row) -> float | None:
+        value, whole = quantity.of(row), of(row.baseline) if row.baseline else None
+        return value / whole if value is not None and whole else None
+
+    def detail(group: Group) -> str:
+        of_serial = group.over(share)
+        return percent(of_serial.mean) if of_serial and not group.serial else ""
+
+    return _over_seeds(name, detail)
+
+
+def _link(name: str, requested: Callable[[Row], str]) -> Column[Group]:
+    """What was measured before training, beside what was requested."""
+    return _over_seeds(name, lambda group: requested(group.ok_rows[0]), shown_for=_links_requested)
 
 
 def _wall_by_cluster(group: Group) -> Cell:
@@ -130,11 +166,6 @@ def _wall_by_cluster(group: Group) -> Cell:
 def _on_wall_clock(groups: Sequence[Group]) -> bool:
     """Where cluster time is the headline, it replaces the estimate by CPU time."""
     return any(group.first.clock == "wall" for group in groups)
-
-
-def _speedup_interval(group: Group) -> Cell:
-    interval = interval_of_speedup(group)
-    return Cell(span(*interval, formats.ratio), value=interval[0]) if interval else Cell(ABSENT)
 
 
 def run_label(row: Row) -> str:
@@ -172,30 +203,15 @@ def _memory_peak(group: Group) -> Cell:
     return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB", peak)
 
 
-def _staleness(group: Group) -> Cell:
-    """The mean over seeds and the maximum of any seed, since a bound applies to the maximum."""
-    mean, largest = group.over(lambda row: row.staleness), group.over(lambda row: row.staleness_max)
-    if mean is None or largest is None:
-        return Cell(ABSENT)
-    return Cell(formats.ratio(mean.mean), f"max {largest.high:,.0f}", mean.mean)
-
-
-def _with_share(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
-    """A quantity per rank, with its share of the serial run's as detail."""
-
-    def cell(group: Group) -> Cell:
-        value, of_serial = group.over(metric), group.over(share)
-        if value is None:
-            return Cell(ABSENT)
-        detail = formats.percent(of_serial.mean) if of_serial and not group.serial else ""
-        return Cell(write(value.mean), detail, value.mean)
-
-    return cell
+def _most_stale(group: Group) -> str:
+    """The maximum of any seed, since a bound applies to it."""
+    largest = STALENESS_MAX.over(group)
+    return f"max {largest.high:,.0f}" if largest else ""
 
 
 def _learning_rate(group: Group) -> Cell:
     """The rates of the last and the first epoch, which are the same for all seeds."""
-    first, last = first_lr(group.ok_rows[0]) if group.ok else None, group.over(last_lr)
+    first, last = FIRST_LR.of(group.ok_rows[0]) if group.ok else None, LAST_LR.over(group)
     if first is None or last is None:
         return Cell(ABSENT)
     return Cell(f"{last.mean:g}", "" if first == last.mean else f"from {first:g}", last.mean)
@@ -206,20 +222,6 @@ def _learning_rates_differ(groups: Sequence[Group]) -> bool:
     return any(
         rate != row.run.lr for group in groups for row in group.ok_rows for rate in learning_rates(row)
     )
-
-
-def _link(
-    metric: Metric, write: Callable[[float], str], requested: Callable[[Row], str]
-) -> Callable[[Group], Cell]:
-    """What was measured before training, mean over seeds, beside what was requested."""
-
-    def cell(group: Group) -> Cell:
-        spread = group.over(metric)
-        return (
-            Cell(write(spread.mean), requested(group.ok_rows[0]), spread.mean) if spread else Cell(ABSENT)
-        )
-
-    return cell
 
 
 def _links_requested(groups: Sequence[Group]) -> bool:
@@ -234,23 +236,19 @@ def _time_to_target(group: Group) -> Cell:
     """The mean over the seeds that reached the target, with their number if not all did."""
     if group.first.run.target_accuracy is None or not group.ok:
         return Cell(ABSENT)
-    cell, (reached, seeds) = over_seeds(time_to_target_s, formats.seconds)(group), seeds_at_target(group)
+    cell = _with_range(TIME_TO_TARGET_S.over(group), seconds)
+    reached, number = seeds_at_target(group)
     if not reached:
         return Cell(NOT_REACHED)
-    some = f"{reached} of {count(seeds, 'seed')}" if reached < seeds else ""
+    some = f"{reached} of {count(number, 'seed')}" if reached < number else ""
     return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])), cell.value)
 
 
 def _local_accuracy(row: Row) -> Cell:
-    local, mean = row.local_accuracies, row.local_accuracy
+    local, mean = row.local_accuracies, LOCAL_ACCURACY.of(row)
     if mean is None:
         return Cell(ABSENT)
-    return Cell(formats.percent(mean), Spread(mean, min(local), max(local), 1).range(formats.percent), mean)
-
-
-def _points(value: float | None) -> str:
-    """As `formats.points`, for a column whose heading names the unit."""
-    return formats.points(value).partition(formats.JOIN)[0]
+    return Cell(percent(mean), Spread(mean, min(local), max(local), 1).range(percent), mean)
 
 
 def _yes_no(value: bool | None) -> Cell:
@@ -270,133 +268,52 @@ IDENTITY: tuple[Column[Group], ...] = (
 GROUPS: tuple[Column[Group], ...] = (
     *IDENTITY,
     Column("seeds", "Seeds", _seeds),
-    Column("learning_rate", "Learning rate", _learning_rate, shown_for=_learning_rates_differ),
-    Column(
-        "epochs", "Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), shown_for=_stopped_early
-    ),
-    Column("time_to_target", "Time to target accuracy", _time_to_target),
-    Column("cluster_time", "Cluster time", over_seeds(_cluster_s, formats.seconds, geometric=True)),
-    Column(
-        "wall_time",
-        "Wall time",
-        over_seeds(lambda row: row.wall.train_s, formats.seconds, geometric=True),
-    ),
+    Column(LAST_LR.name, LAST_LR.title, _learning_rate, shown_for=_learning_rates_differ),
+    _over_seeds("epochs_trained", shown_for=_stopped_early),
+    Column(TIME_TO_TARGET_S.name, TIME_TO_TARGET_S.title, _time_to_target),
+    *map(_over_seeds, ("cluster_s", "wall_s")),
     Column("wall_by_cluster", "Wall / cluster time", _wall_by_cluster),
-    Column("speedup", "Speedup", over_seeds(lambda row: row.speedup, formats.ratio, geometric=True)),
-    Column("speedup_interval", "Speedup, 95% interval", _speedup_interval),
-    Column(
-        "efficiency", "Efficiency", over_seeds(lambda row: row.efficiency, formats.percent, geometric=True)
-    ),
-    Column(
-        "cpu_time_speedup",
-        "CPU-time speedup",
-        over_seeds(lambda row: row.cpu_time_speedup, formats.ratio, geometric=True),
-        shown_for=_on_wall_clock,
-    ),
-    Column(
-        "cpu_per_sample",
-        "CPU time per sample (of serial)",
-        over_seeds(
-            lambda row: None if row.strategy == SERIAL else row.cpu_per_sample_of_serial,
-            formats.ratio,
-            geometric=True,
-        ),
-    ),
-    Column("accuracy", "Test accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
-    Column("accuracy_interval", "Accuracy, 95% interval", _accuracy_interval),
-    Column(
-        "accuracy_difference",
-        "Accuracy − serial, points",
-        over_seeds(lambda row: row.accuracy_difference, _points),
-    ),
-    Column(
-        "local_accuracy",
-        "Accuracy of local models",
-        over_seeds(lambda row: row.local_accuracy, formats.percent),
-    ),
-    Column("consensus_distance", "Consensus distance", over_seeds(consensus_distance, formats.ratio)),
-    Column(
-        "exchange_share",
-        "Exchange share",
-        over_seeds(lambda row: row.exchange_share, formats.percent),
-    ),
-    Column("communication", "Communication", over_seeds(communicate_s, formats.seconds)),
-    Column("waiting", "Waiting", over_seeds(wait_s, formats.seconds)),
-    Column(
-        "exchange_per_step",
-        "Exchange per step",
-        over_seeds(exchange_s_per_step, formats.seconds, geometric=True),
-    ),
-    Column("bytes_sent", "Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
-    Column("bytes_per_step", "Sent per rank and step", over_seeds(bytes_per_step, formats.size)),
-    Column(
-        "link_latency",
-        "Link latency, measured",
-        _link(links.latency_s, formats.seconds, links.requested_latency),
-        shown_for=_links_requested,
-    ),
-    Column(
-        "link_bandwidth",
-        "Link bandwidth, measured",
-        _link(links.bytes_per_s, formats.mbit, links.requested_bandwidth),
-        shown_for=_links_requested,
-    ),
-    Column("samples_per_s", "Samples/s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
-    Column("staleness", "Staleness", _staleness),
+    _over_seeds("speedup"),
+    _interval(SPEEDUP),
+    _over_seeds("efficiency"),
+    _over_seeds("cpu_time_speedup", shown_for=_on_wall_clock),
+    _over_seeds("cpu_s_per_sample_of_serial", only=lambda group: not group.serial),
+    _over_seeds("accuracy"),
+    _interval(ACCURACY),
+    *map(_over_seeds, ("accuracy_difference", "local_accuracy_mean")),
+    *map(_over_seeds, ("consensus_distance", "exchange_share")),
+    _over_seeds("communicate_s", only=lambda group: group.shape.ranks > 1),
+    _over_seeds("wait_s", only=lambda group: group.shape.ranks > 1),
+    *map(_over_seeds, ("exchange_s_per_step", "bytes_sent_per_rank", "bytes_sent_per_rank_per_step")),
+    _link("link_latency_s", requested_latency),
+    _link("link_bytes_per_s", requested_bandwidth),
+    _over_seeds("samples_per_s"),
+    _over_seeds(STALENESS.name, _most_stale),
 )
 
 CERTIFICATES: tuple[Column[Group], ...] = (
     *IDENTITY,
     Column("samples", "Samples per rank", _rank_samples),
-    Column("coverage", "Coverage, epoch 1", over_seeds(lambda row: row.coverage, formats.percent)),
-    Column("overlap", "Overlap, epoch 1", over_seeds(lambda row: row.overlap, formats.percent)),
-    Column(
-        "coverage_run", "Coverage, run", over_seeds(lambda row: row.coverage_whole_run, formats.percent)
-    ),
-    Column("overlap_run", "Overlap, run", over_seeds(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("js_mean", "Mean JS divergence, epoch 1", over_seeds(lambda row: row.js_mean, formats.bits)),
-    Column("js_max", "Max JS divergence, epoch 1", over_seeds(lambda row: row.js_max, formats.bits)),
-    Column("js_run", "Max JS divergence, run", over_seeds(lambda row: row.js_whole_run, formats.bits)),
-    Column("emd_mean", "Mean EMD, epoch 1", over_seeds(distance_mean, formats.distance)),
-    Column("emd_max", "Max EMD, epoch 1", over_seeds(distance_max, formats.distance)),
+    *map(_over_seeds, ("coverage", "overlap", "coverage_whole_run", "overlap_whole_run")),
+    *map(_over_seeds, ("js_divergence_mean_bits", "js_divergence_max_bits")),
+    _over_seeds("js_divergence_whole_run_max_bits"),
+    *map(_over_seeds, ("earth_movers_distance_mean", "earth_movers_distance_max")),
     Column("verified", "Verified", _verified, number=False),
 )
 
 MODEL_PARTITION: tuple[Column[Group], ...] = (
     *IDENTITY,
-    Column("step", "Time per step", over_seeds(partition.step_s, formats.seconds, geometric=True)),
-    Column("bubble", "Bubble", over_seeds(partition.bubble, formats.percent)),
-    Column("bubble_formula", "Bubble by formula", over_seeds(partition.bubble_formula, formats.percent)),
-    Column(
-        "split_point_bytes",
-        "Split-point traffic per step",
-        over_seeds(partition.split_point_bytes_per_step, formats.size),
-    ),
-    Column(
-        "parameters",
-        "Parameters (of serial)",
-        _with_share(partition.parameters, formats.whole, partition.parameters_share),
-    ),
-    Column(
-        "state",
-        "Weights, gradient, optimizer state (of serial)",
-        _with_share(lambda row: row.state_bytes, formats.size, partition.state_share),
-    ),
-    Column("activations", "Activations", over_seeds(partition.activation_bytes, formats.size)),
-    Column("memory_peak", "Peak memory", over_seeds(lambda row: row.peak_memory_mb, formats.memory)),
-    Column("load_balance", "Load balance", over_seeds(partition.load_balance, formats.percent)),
+    *map(_over_seeds, ("step_s", "bubble_share", "bubble_share_formula", "split_point_bytes_per_step_max")),
+    _of_serial("parameters_per_rank_max", lambda serial: serial.parameters),
+    _of_serial("state_bytes_per_rank_max", lambda serial: serial.state_bytes),
+    *map(_over_seeds, ("activation_bytes_per_rank_max", "peak_memory_mib", "load_balance")),
 )
 
 CONTAINERS: tuple[Column[Group], ...] = (
     *IDENTITY,
-    Column("payload", "Payload sent", over_seeds(metric("payload_bytes"), formats.size)),
-    Column("network", "Network sent", over_seeds(metric("sent_bytes"), formats.size)),
-    Column(
-        "network_per_payload", "Network / payload", over_seeds(metric("sent_by_payload"), formats.ratio)
-    ),
-    Column("cpu_time", "CPU time", over_seeds(metric("cpu_s"), formats.seconds)),
-    Column("throttled", "Throttled", over_seeds(metric("throttled_s"), formats.seconds)),
-    Column("memory_peak", "Peak memory (of limit)", _memory_peak),
+    *map(_over_seeds, ("container_payload_bytes_mean", "container_sent_bytes_mean")),
+    *map(_over_seeds, ("container_sent_by_payload", "container_cpu_s_mean", "container_throttled_s_max")),
+    Column("container_memory_peak_mib_max", "Peak memory (of limit)", _memory_peak),
 )
 
 
@@ -404,45 +321,33 @@ def _run_time_to_target(row: Row) -> Cell:
     reached = target_reached(row)
     if reached is None:
         return Cell(ABSENT)
-    if not reached:
-        return Cell(NOT_REACHED)
-    return _of_run(time_to_target_s, formats.seconds)(row)
+    return _of_run(TIME_TO_TARGET_S.name).cell(row) if reached else Cell(NOT_REACHED)
 
 
-def _of_run(metric: Metric, write: Callable[[float | None], str]) -> Callable[[Row], Cell]:
-    """A quantity of one run."""
-    return lambda row: Cell(write(metric(row)), value=metric(row))
+def _of_run(name: str, only: Callable[[Row], bool] = lambda row: True) -> Column[Row]:
+    """A quantity of one run. only: for which runs."""
+    quantity = QUANTITIES[name]
+
+    def cell(row: Row) -> Cell:
+        value = quantity.of(row) if only(row) else None
+        return Cell(ABSENT if value is None else quantity.write(value), value=value)
+
+    return Column(name, quantity.title, cell)
 
 
 # Beside the label, nodes and seed of a run, which failed and pending runs have, too.
 RUNS: tuple[Column[Row], ...] = (
-    Column("time_to_target", "Time to target accuracy", _run_time_to_target),
-    Column("cluster_time", "Cluster time", _of_run(_cluster_s, formats.seconds)),
-    Column("wall_time", "Wall time", _of_run(lambda row: row.wall.train_s, formats.seconds)),
-    Column("speedup", "Speedup", _of_run(lambda row: row.speedup, formats.ratio)),
-    Column("efficiency", "Efficiency", _of_run(lambda row: row.efficiency, formats.percent)),
-    Column(
-        "cpu_time_speedup",
-        "CPU-time speedup",
-        _of_run(lambda row: row.cpu_time_speedup if row.clock == "wall" else None, formats.ratio),
-    ),
-    Column("accuracy", "Test accuracy", _of_run(lambda row: row.accuracy, formats.percent)),
-    Column(
-        "accuracy_difference",
-        "Accuracy − serial, points",
-        _of_run(lambda row: row.accuracy_difference, _points),
-    ),
-    Column("local_accuracy", "Accuracy of local models", _local_accuracy),
-    Column("samples_per_s", "Samples/s", _of_run(lambda row: row.samples_per_s, formats.ratio)),
-    Column("bytes_sent", "Sent per rank", _of_run(lambda row: row.bytes_sent_per_rank, formats.size)),
-    Column("memory_peak", "Peak memory", _of_run(lambda row: row.peak_memory_mb, formats.memory)),
-    Column("startup", "Start-up", _of_run(lambda row: row.startup_s, formats.seconds)),
-    Column("teardown", "Teardown", _of_run(lambda row: row.teardown_s, formats.seconds)),
+    Column(TIME_TO_TARGET_S.name, TIME_TO_TARGET_S.title, _run_time_to_target),
+    *map(_of_run, ("cluster_s", "wall_s", "speedup", "efficiency")),
+    _of_run("cpu_time_speedup", lambda row: row.clock == "wall"),
+    *map(_of_run, ("accuracy", "accuracy_difference")),
+    Column(LOCAL_ACCURACY.name, LOCAL_ACCURACY.title, _local_accuracy),
+    *map(_of_run, ("samples_per_s", "bytes_sent_per_rank", "peak_memory_mib", "startup_s", "teardown_s")),
     Column("replicas_equal", "Replicas equal", lambda row: _yes_no(row.replicas_equal), number=False),
 )
 
 
-def _published(name: str, write: Callable[[float], str]) -> Callable[[PublishedLine], Cell]:
+def _published(name: str, title: str, write: Callable[[float], str]) -> Column[PublishedLine]:
     """A published number."""
 
     def cell(line: PublishedLine) -> Cell:
@@ -450,33 +355,41 @@ def _published(name: str, write: Callable[[float], str]) -> Callable[[PublishedL
         derived = "derived" if name in line.published.derived else ""
         return Cell(ABSENT if value is None else write(value), derived)
 
-    return cell
+    return Column(f"{name}_published", f"{title}, published", cell)
 
 
-def _measured(name: str, metric: Metric, write: Callable[[float], str]) -> Callable[[PublishedLine], Cell]:
+def _measured(
+    name: str, title: str, metric: Metric, write: Callable[[float], str]
+) -> Column[PublishedLine]:
     """Our measurement of a number that was published."""
 
     def cell(line: PublishedLine) -> Cell:
         if getattr(line.published, name) is None:
             return Cell(ABSENT)
-        return over_seeds(metric, write)(line.measured) if line.measured else Cell("not run")
+        return _with_range(line.measured.over(metric), write) if line.measured else Cell("not run")
 
-    return cell
+    return Column(f"{name}_measured", f"{title}, measured", cell)
 
 
-def _accuracy(row: Row) -> float | None:
-    return row.accuracy
+def _both(
+    name: str, title: str, metric: Metric, write: Callable[[float], str]
+) -> tuple[Column[PublishedLine], Column[PublishedLine]]:
+    return _published(name, title, write), _measured(name, title, metric, write)
+
+
+def _ratio(key: str, title: str, of: Callable[[PublishedLine], float | None]) -> Column[PublishedLine]:
+    return Column(key, title, lambda line: Cell(formats.ratio(of(line))))
 
 
 def _accuracy_difference(line: PublishedLine) -> Cell:
-    measured = line.mean(_accuracy)
+    measured = line.mean(ACCURACY.of)
     if line.published.accuracy is None or measured is None or line.overridden:
         return Cell(ABSENT)
-    return Cell(formats.points(measured - line.published.accuracy))
+    return Cell(points(measured - line.published.accuracy))
 
 
 def _accuracy_change(line: PublishedLine) -> Cell:
-    return Cell(formats.points(None if line.published.accuracy_change is None else line.accuracy_change))
+    return Cell(points(None if line.published.accuracy_change is None else line.accuracy_change))
 
 
 def _steps_per_epoch(row: Row) -> float | None:
@@ -487,49 +400,28 @@ def _steps_per_epoch(row: Row) -> float | None:
 PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("block", "Block", lambda line: Cell(line.block), number=False),
     Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
-    Column("time_published", "Time, published", _published("time_s", formats.seconds)),
-    Column(
-        "time_measured",
-        "Time, measured",
-        _measured("time_s", lambda row: row.wall.train_s, formats.seconds),
-    ),
-    Column(
-        "speedup_published", "Speedup, published", lambda line: Cell(formats.ratio(line.published_speedup))
-    ),
-    Column(
-        "speedup_measured", "Speedup, measured", lambda line: Cell(formats.ratio(line.measured_speedup))
-    ),
-    Column("cpu_time_speedup", "CPU-time speedup", lambda line: Cell(formats.ratio(line.cpu_time_speedup))),
-    Column("accuracy_published", "Accuracy, published", _published("accuracy", formats.percent)),
-    Column("accuracy_measured", "Accuracy, measured", _measured("accuracy", _accuracy, formats.percent)),
+    *_both("time_s", "Time", WALL_S.of, seconds),
+    _ratio("speedup_published", "Speedup, published", lambda line: line.published_speedup),
+    _ratio("speedup_measured", "Speedup, measured", lambda line: line.measured_speedup),
+    _ratio("cpu_time_speedup", "CPU-time speedup", lambda line: line.cpu_time_speedup),
+    *_both("accuracy", "Accuracy", ACCURACY.of, percent),
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
-    Column(
-        "change_published", "Accuracy − one node, published", _published("accuracy_change", formats.points)
-    ),
-    Column("change_measured", "Accuracy − one node, measured", _accuracy_change),
-    Column("steps_published", "Steps per epoch, published", _published("steps_per_epoch", formats.whole)),
-    Column(
-        "steps_measured",
-        "Steps per epoch, measured",
-        _measured("steps_per_epoch", _steps_per_epoch, formats.whole),
-    ),
-    Column("coverage_published", "Coverage, published", _published("coverage", formats.percent)),
-    Column(
-        "coverage_measured",
-        "Coverage, measured",
-        _measured("coverage", lambda row: row.coverage, formats.percent),
-    ),
+    _published("accuracy_change", "Accuracy − one node", points),
+    Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
+    *_both("steps_per_epoch", "Steps per epoch", _steps_per_epoch, formats.whole),
+    *_both("coverage", "Coverage", COVERAGE.of, percent),
 )
-
-
-def _short(value: float) -> str:
-    """A mean of counts."""
-    return f"{value:.4g}"
 
 
 def _on_loss(cost: FaultCost) -> Cell:
     run = cost.group.first.run
     return Cell(count(run.restarts, "restart") if run.restarts else run.on_loss)
+
+
+def _spread(
+    key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
+) -> Column[FaultCost]:
+    return Column(key, title, lambda cost: _with_range(of(cost), write))
 
 
 FAULTS: tuple[Column[FaultCost], ...] = (
@@ -540,45 +432,15 @@ FAULTS: tuple[Column[FaultCost], ...] = (
     Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
-    Column(
-        "time_without",
-        "Time without",
-        lambda cost: _with_range(cost.without_faults(lambda row: row.elapsed_s), formats.seconds),
-    ),
-    Column(
-        "time_with",
-        "Time with",
-        lambda cost: _with_range(cost.with_faults(lambda row: row.elapsed_s), formats.seconds),
-    ),
-    Column(
-        "extra_time",
-        "Extra time",
-        lambda cost: _with_range(cost.difference(lambda row: row.elapsed_s), formats.seconds),
-    ),
-    Column(
-        "repeated_steps",
-        "Steps repeated",
-        lambda cost: _with_range(cost.with_faults(lambda row: row.repeated_steps), _short),
-    ),
-    Column(
-        "samples_lost",
-        "Samples lost",
-        lambda cost: _with_range(cost.with_faults(lambda row: row.samples_lost), _short),
-    ),
-    Column(
-        "accuracy_without",
-        "Accuracy without",
-        lambda cost: _with_range(cost.without_faults(lambda row: row.accuracy), formats.percent),
-    ),
-    Column(
-        "accuracy_with",
-        "Accuracy with",
-        lambda cost: _with_range(cost.with_faults(lambda row: row.accuracy), formats.percent),
-    ),
-    Column(
-        "accuracy_difference",
-        "Accuracy, difference",
-        lambda cost: _with_range(cost.difference(lambda row: row.accuracy), formats.points),
+    _spread("time_without", "Time without", lambda cost: cost.without_faults(ELAPSED_S.of), seconds),
+    _spread("time_with", "Time with", lambda cost: cost.with_faults(ELAPSED_S.of), seconds),
+    _spread("extra_time", "Extra time", lambda cost: cost.difference(ELAPSED_S.of), seconds),
+    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(REPEATED_STEPS.of), short),
+    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(SAMPLES_LOST.of), short),
+    _spread("accuracy_without", "Accuracy without", lambda cost: cost.without_faults(ACCURACY.of), percent),
+    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(ACCURACY.of), percent),
+    _spread(
+        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(ACCURACY.of), points
     ),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )
@@ -586,18 +448,19 @@ FAULTS: tuple[Column[FaultCost], ...] = (
 # Keys of the columns that the page shows first, the most important first; a button shows the rest.
 FIRST_COLUMNS = (
     *("workload", "strategy", "nodes", "block", "runs", "faults"),
-    *("time_published", "time_measured", "accuracy_published", "accuracy_measured"),
-    *("time_to_target", "cluster_time", "speedup", "accuracy", "bytes_sent", "wall_time"),
+    *("time_s_published", "time_s_measured", "accuracy_published", "accuracy_measured"),
+    *("time_to_target_s", "cluster_s", "speedup", "accuracy", "bytes_sent_per_rank", "wall_s"),
     *("coverage", "overlap", "samples", "verified"),
-    *("step", "state", "activations", "bubble"),
+    *("step_s", "state_bytes_per_rank_max", "activation_bytes_per_rank_max", "bubble_share"),
     *("extra_time", "accuracy_difference", "missing"),
-    *("network", "cpu_time", "throttled", "memory_peak"),
+    *("container_sent_bytes_mean", "container_cpu_s_mean", "container_throttled_s_max"),
+    *("container_memory_peak_mib_max", "peak_memory_mib"),
 )
 
 
 def first_columns(columns: Sequence[Column[T]], most: int, clock: Clock = "cluster") -> set[str]:
     """The keys of at most `most` columns to show first. clock: of the speedups."""
     keys = [column.key for column in columns]
-    times = {"cluster_time": "wall_time", "wall_time": "cluster_time"} if clock == "wall" else {}
+    times = {"cluster_s": "wall_s", "wall_s": "cluster_s"} if clock == "wall" else {}
     important = [shown for key in FIRST_COLUMNS if (shown := times.get(key, key)) in keys]
     return {*[*important, *(key for key in keys if key not in important)][:most]}

@@ -88,8 +88,7 @@ def dictionary() -> list[dict[str, Value]]:
 
 
 def _result_line(row: Row) -> dict[str, Value]:
-    wall = _line(WALL_COLUMNS, row.wall) | _line([CLOCK], row)
-    return wall | (_line(CLUSTER_COLUMNS, row.cluster) if row.cluster else {})
+    return _line(WALL_COLUMNS, row.wall) | _line([CLOCK, *CLUSTER_COLUMNS], row)
 
 
 def _line(columns: Sequence[CsvColumn[T]], item: T) -> dict[str, Value]:

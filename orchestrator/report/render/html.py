@@ -18,11 +18,11 @@ from orchestrator.report.figures import Plot
 from orchestrator.report.figures.theme import config, css_variables
 from orchestrator.report.figures.vega import inline, packed
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.containers import containers, single_container
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.containers import containers, single_container
 from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_table
 from orchestrator.report.render.columns import PUBLISHED, run_label
 from orchestrator.report.render.environments import environments

@@ -15,6 +15,7 @@ from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
+from orchestrator.report.quantities import COVERAGE, OVERLAP
 from orchestrator.report.render.columns import RUNS, Column, filled, first_columns, run_label
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
@@ -186,12 +187,10 @@ def _certificate(row: Row) -> str:
     if row.verified is None or not row.node_samples:
         return ""
     low, high = (formats.whole(limit(row.node_samples)) for limit in (min, max))
+    coverage, overlap = formats.percent(COVERAGE.of(row)), formats.percent(OVERLAP.of(row))
     samples = low if low == high else f"{low}–{high}"
     verified = "Verified" if row.verified else "Not verified"
-    return (
-        f"{verified}. Coverage {formats.percent(row.coverage)}, overlap {formats.percent(row.overlap)} in "
-        f"epoch 1; {samples} samples per rank."
-    )
+    return f"{verified}. Coverage {coverage}, overlap {overlap} in epoch 1; {samples} samples per rank."
 
 
 def _files(row: Row, comparison: Comparison) -> list[tuple[str, str]]:

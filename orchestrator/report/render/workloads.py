@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.labels import Workload
+from orchestrator.report.quantities.links import OWN_LINKS
 
 # Names of a workload that has only what all have.
 AS_STATED = "no further conditions"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
-from orchestrator.report.formats import JOIN
+from orchestrator.report.formats import JOIN, count
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Spread:
     def range(self, write: Callable[[float], str]) -> str:
         """`4.00–4.20 s`: minimum to maximum, a shared unit once; one value if both look equal."""
         return span(self.low, self.high, write)
+
+    def range_of_seeds(self, write: Callable[[float], str]) -> str:
+        """`4.00–4.20 s, 5 seeds`."""
+        return f"{self.range(write)}, {count(self.seeds, 'seed')}"
 
 
 def span(low: float, high: float, write: Callable[[float], str]) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 from orchestrator.report.findings.speed import MEAN_GRADIENT, timed
 from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import estimates
-from orchestrator.report.metrics.learning import learned, seeds_at_target
-from orchestrator.report.metrics.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S, Quantity
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
+from orchestrator.report.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S
+from orchestrator.report.quantities.learning import learned, seeds_at_target
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import (
     Chance,
     Draws,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent
-from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Evidence
 

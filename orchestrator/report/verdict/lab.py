@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.textbook_optimizers import TOLERANCE
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
-from orchestrator.report.metrics.intervals import interval_of_accuracy
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 
@@ -77,7 +77,7 @@ def _beside(line: PublishedLine) -> _Reproduced | None:
     if line.measured is None or measured is None:
         return None
     if published.accuracy is not None:
-        interval = interval_of_accuracy(line.measured)
+        interval = ACCURACY.interval(line.measured)
         return _Reproduced(line, published.accuracy, measured, interval, change=False)
     change = line.accuracy_change
     if published.accuracy_change is None or change is None:

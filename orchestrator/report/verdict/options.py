@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import ABSENT, percent, points, probability, ratio, seconds, size
-from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, SPEEDUP, TRAIN_S
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
@@ -84,8 +83,8 @@ def option(
         difference: of its accuracy from serial's, as text.
         chance: to be the right choice, as text.
     """
-    accuracy = interval_of_accuracy(group)
-    speedup = speedup or interval_of_speedup(group)
+    accuracy = ACCURACY.interval(group)
+    speedup = speedup or SPEEDUP.interval(group)
     return Option(
         view.name(group),
         group.shape.label,
@@ -93,7 +92,7 @@ def option(
         difference,
         _time(group, time),
         ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
-        _mean(group, lambda row: row.bytes_sent_per_rank, size),
+        _mean(group, BYTES_SENT_PER_RANK.of, size),
         chance,
     )
 

@@ -17,9 +17,9 @@ from orchestrator.report.formats import (
     size,
 )
 from orchestrator.report.metrics.curves import reached_sooner
-from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
@@ -203,7 +203,7 @@ class Wording:
         sent = [
             (spread.mean, at)
             for at, group in enumerate(accurate)
-            if not group.serial and (spread := group.over(lambda row: row.bytes_sent_per_rank))
+            if not group.serial and (spread := BYTES_SENT_PER_RANK.over(group))
         ]
         if len(sent) > 1:
             amount, at = min(sent)

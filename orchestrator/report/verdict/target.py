@@ -14,10 +14,10 @@ from orchestrator.report.formats import (
     ratio,
     seconds,
 )
-from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
-from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
@@ -62,7 +62,7 @@ def to_target(view: WorkloadView) -> Verdict:
         option(
             view,
             each.group,
-            time_to_target_s,
+            TIME_TO_TARGET_S.of,
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
         for each in shown

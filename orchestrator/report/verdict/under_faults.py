@@ -8,9 +8,9 @@ from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, ratio
 from orchestrator.report.metrics.faults import fault_costs
-from orchestrator.report.metrics.quantities import ACCURACY, ELAPSED_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY, ELAPSED_S
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, option
 
@@ -45,7 +45,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> 
         "Each configuration is compared with its own runs without faults. Those with faults are not "
         "compared with each other, so no choice is claimed."
     )
-    options = tuple(option(view, group, lambda row: row.elapsed_s) for _, group, _ in costs[:MOST])
+    options = tuple(option(view, group, ELAPSED_S.of) for _, group, _ in costs[:MOST])
     return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
 
 

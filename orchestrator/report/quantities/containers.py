@@ -11,8 +11,20 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import (
+    BYTES,
+    MIB,
+    NUMBER,
+    RATIO,
+    SECONDS,
+    Quantity,
+    Unit,
+    named,
+)
 from orchestrator.results.limits import memory_limit_mb
 from trainer.core.cgroup import NodeUsage
+
+NO_CONTAINERS = "nodes were no containers, or one reported no usage"
 
 
 @dataclass(frozen=True)
@@ -47,17 +59,12 @@ def containers(row: Row) -> Containers | None:
     return Containers(
         count=len(nodes),
         sent_bytes=_over(fmean, [node.sent_bytes for node in nodes]),
-        payload_bytes=row.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None,
+        payload_bytes=row.result.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None,
         cpu_s=_over(fmean, [node.cpu_s for node in nodes]),
         throttled_s=_over(max, [node.throttled_s for node in nodes]),
         memory_peak_mb=_over(max, [node.memory_peak_mb for node in nodes]),
         memory_limit_mb=memory_limit_mb(row.run),
     )
-
-
-def metric(name: str) -> Callable[[Row], float | None]:
-    """The named field of `Containers` as a metric of a row."""
-    return lambda row: getattr(containers(row), name, None)
 
 
 def single_container(row: Row) -> bool:
@@ -72,3 +79,39 @@ def ran_out_of_memory(usage: Sequence[NodeUsage]) -> bool:
 def _over(reduce: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
     known = [float(value) for value in values if value is not None]
     return reduce(known) if known and len(known) == len(values) else None
+
+
+def _usage(unit: Unit, field: str, title: str = "", meaning: str = "", empty: str = "") -> Quantity:
+    """A field of `Containers`."""
+
+    def read(row: Row) -> float | None:
+        return getattr(containers(row), field, None)
+
+    return Quantity(unit, read, title, meaning, "; ".join(filter(None, [NO_CONTAINERS, empty])))
+
+
+CONTAINERS = named(
+    containers=_usage(NUMBER, "count", meaning="number of containers with nodes"),
+    container_payload_bytes_mean=_usage(BYTES, "payload_bytes", "Payload sent"),
+    container_sent_bytes_mean=_usage(
+        BYTES, "sent_bytes", "Network sent", "sent on the network interface, mean over containers"
+    ),
+    container_sent_by_payload=_usage(RATIO, "sent_by_payload", "Network / payload"),
+    container_cpu_s_mean=_usage(
+        SECONDS, "cpu_s", "CPU time", "CPU time of all processes, mean over containers"
+    ),
+    container_throttled_s_max=_usage(
+        SECONDS,
+        "throttled_s",
+        "Throttled",
+        "time in which the CPU quota stopped the container, summed over cores; maximum",
+    ),
+    container_memory_peak_mib_max=_usage(
+        MIB,
+        "memory_peak_mb",
+        "Peak memory (of limit)",
+        "peak memory with cached files; maximum",
+        "a warm container needed no more than in an earlier run",
+    ),
+    container_memory_limit_mib=_usage(MIB, "memory_limit_mb", meaning="memory limit"),
+)

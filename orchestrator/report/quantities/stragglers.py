@@ -8,6 +8,7 @@ import numpy as np
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import NUMBER, SHARE, Quantity, Unit, named
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,23 @@ def straggler_of(shares: np.ndarray | None) -> Straggler | None:
     by_rank = shares.sum(axis=0)
     rank, ranks = int(by_rank.argmax()), len(shares)
     return Straggler(rank, float(by_rank[rank] / (ranks - 1)), float(by_rank[rank] / by_rank.sum()), ranks)
+
+
+def _of_straggler(unit: Unit, field: str, meaning: str) -> Quantity:
+    """A field of a run's `Straggler`."""
+
+    def read(row: Row) -> float | None:
+        return getattr(straggler_of(wait_shares(row)), field, None)
+
+    return Quantity(unit, read, meaning=meaning, empty="no rank waited, or ranks have no common clock")
+
+
+STRAGGLERS = named(
+    straggler_rank=_of_straggler(NUMBER, "rank", "the rank that the others waited for most"),
+    straggler_share_of_time=_of_straggler(
+        SHARE, "share_of_time", "share of its time that another rank waited for `straggler_rank`, mean"
+    ),
+    straggler_share_of_waiting=_of_straggler(
+        SHARE, "share_of_waiting", "the share of `straggler_rank` in all waiting"
+    ),
+)

@@ -7,20 +7,25 @@ from statistics import median
 
 from orchestrator.report.formats import ABSENT, mbit, seconds
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import SECONDS, Quantity, Unit, named
 from orchestrator.report.statistics.spread import Spread
 from trainer.spec.link import Path
 
+MEASURED = "measured before training, median over the links"
 OWN_LINKS = "this machine's own links"  # of a run that requests none
 
 
-def latency_s(row: Row) -> float | None:
-    """Median one-way latency between ranks, measured before training; None if it was not."""
-    return median(link.latency_s for link in row.result.links) if row.result.links else None
+def _measured(unit: Unit, field: str, title: str) -> Quantity:
+    def read(row: Row) -> float | None:
+        return median(getattr(link, field) for link in row.result.links) if row.result.links else None
+
+    return Quantity(unit, read, title, MEASURED, "no link was measured", of_failed=True)
 
 
-def bytes_per_s(row: Row) -> float | None:
-    """Median bandwidth between ranks, measured before training; None if it was not."""
-    return median(link.bytes_per_s for link in row.result.links) if row.result.links else None
+LINKS = named(
+    link_latency_s=_measured(SECONDS, "latency_s", "Link latency, measured"),
+    link_bytes_per_s=_measured(Unit("B/s", mbit), "bytes_per_s", "Link bandwidth, measured"),
+)
 
 
 def requested_latency(row: Row) -> str:
@@ -37,8 +42,8 @@ def requested_bandwidth(row: Row) -> str:
 
 def measured(rows: Sequence[Row]) -> str:
     """`9.52 Mbit/s, 1.10 ms`: medians over runs; empty if none has measured."""
-    latencies = [value for row in rows if (value := latency_s(row)) is not None]
-    rates = [value for row in rows if (value := bytes_per_s(row)) is not None]
+    latencies = [value for row in rows if (value := LINKS["link_latency_s"].of(row)) is not None]
+    rates = [value for row in rows if (value := LINKS["link_bytes_per_s"].of(row)) is not None]
     return f"{mbit(median(rates))}, {seconds(median(latencies))}" if latencies and rates else ""
 
 

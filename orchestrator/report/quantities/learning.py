@@ -8,6 +8,8 @@ from scipy.special import bdtrc
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import NUMBER, SECONDS, Quantity, named
+from orchestrator.report.quantities.times import NOT_RECORDED
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import EpochPoint
 
@@ -18,14 +20,6 @@ def learning_rates(row: Row) -> list[float]:
     """The learning rate of each epoch, as used; empty for older results."""
     points = sorted(row.result.epochs, key=lambda point: point.epoch) if row.ok else []
     return [point.lr for point in points if point.lr is not None]
-
-
-def first_lr(row: Row) -> float | None:
-    return next(iter(learning_rates(row)), None)
-
-
-def last_lr(row: Row) -> float | None:
-    return next(reversed(learning_rates(row)), None)
 
 
 def last_epoch(row: Row) -> int | None:
@@ -51,14 +45,6 @@ def target_reached(row: Row) -> bool | None:
     if row.run.target_accuracy is None or not row.ok:
         return None
     return any(point.target_reached for point in row.result.epochs)
-
-
-def time_to_target_s(row: Row) -> float | None:
-    """Wall time to the end of the first of the consecutive epochs that reached the target, in seconds."""
-    if not target_reached(row):
-        return None
-    first = (last_epoch(row) or 0) - row.run.patience + 1
-    return max(point.train_s for point in row.result.epochs if point.epoch == first)
 
 
 def seeds_at_target(group: Group) -> tuple[int, int]:
@@ -90,3 +76,38 @@ def _fell(row: Row, loss: Callable[[EpochPoint], float | None]) -> bool:
         for epoch in (1, last_epoch(row))
     )
     return first is None or last is None or last.mean <= first.mean
+
+
+def _time_to_target_s(row: Row) -> float | None:
+    """The time to the end of the first of the consecutive epochs that reached the target."""
+    if not row.timed or not target_reached(row):
+        return None
+    first = (last_epoch(row) or 0) - row.run.patience + 1
+    return max(point.train_s for point in row.result.epochs if point.epoch == first)
+
+
+LEARNING = named(
+    time_to_target_s=Quantity(
+        SECONDS,
+        _time_to_target_s,
+        "Time to target accuracy",
+        "time to the end of the first of the epochs that reached the target",
+        "the target was not reached",
+        ratio=True,
+        timed=True,
+    ),
+    lr_first_epoch=Quantity(
+        NUMBER,
+        lambda row: next(iter(learning_rates(row)), None),
+        meaning="the learning rate of the first epoch, as used",
+        empty=NOT_RECORDED,
+    ),
+    lr_last_epoch=Quantity(
+        NUMBER,
+        lambda row: next(reversed(learning_rates(row)), None),
+        "Learning rate",
+        "the learning rate of the last epoch, as used",
+        NOT_RECORDED,
+    ),
+    epochs_trained=Quantity(NUMBER, last_epoch, "Epochs", "number of epochs that the run trained for"),
+)

@@ -1,0 +1,92 @@
+"""Accuracy and loss of the final weights, and of the local models before they are averaged."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from orchestrator.report import formats
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import NUMBER, POINTS, SHARE, Quantity, Unit, named
+from orchestrator.report.quantities.times import NO_SERIAL_RUN
+from orchestrator.report.statistics.intervals import accuracy_interval
+
+NO_FINAL_AVERAGE = "the strategy does not average at the end"
+
+
+def _minus(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right
+
+
+def _one_image(row: Row) -> float:
+    images = row.test_samples
+    return 1 / images if images else 0.0
+
+
+def _interval(group: Group) -> tuple[float, float] | None:
+    """On new images and with new seeds; None with too few seeds or different test sets."""
+    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
+    images = {row.test_samples for row in group.ok_rows}
+    return accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
+
+
+def _within_accuracies(reference: Group) -> tuple[float, float]:
+    """Differences that lead to an accuracy of 0 … 1, from anywhere in the interval of the reference."""
+    low, high = _interval(reference) or (0.0, 1.0)
+    return -high, 1 - low
+
+
+def _mean_of_local(row: Row) -> float | None:
+    return fmean(row.local_accuracies) if row.local_accuracies else None
+
+
+ACCURACIES = named(
+    accuracy=Quantity(
+        SHARE,
+        lambda row: row.accuracy,
+        "Test accuracy",
+        "test accuracy of the final weights",
+        lower_is_better=False,
+        resolution=_one_image,
+        within=_within_accuracies,
+        interval=_interval,
+    ),
+    accuracy_difference=Quantity(
+        Unit(POINTS.name, lambda value: formats.points(value).partition(formats.JOIN)[0]),
+        lambda row: _minus(row.accuracy, row.baseline.accuracy) if row.baseline else None,
+        "Accuracy − serial, points",
+        "accuracy − accuracy of the serial run",
+        NO_SERIAL_RUN,
+    ),
+    test_loss=Quantity(
+        NUMBER,
+        lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
+        meaning="loss of the final weights on the test split",
+    ),
+    local_accuracy_min=Quantity(
+        SHARE,
+        lambda row: min(row.local_accuracies, default=None),
+        meaning="of the nodes' models before the final average: the lowest",
+        empty=NO_FINAL_AVERAGE,
+    ),
+    local_accuracy_mean=Quantity(
+        SHARE,
+        _mean_of_local,
+        "Accuracy of local models",
+        "as `local_accuracy_min`, the mean",
+        NO_FINAL_AVERAGE,
+    ),
+    local_accuracy_max=Quantity(
+        SHARE,
+        lambda row: max(row.local_accuracies, default=None),
+        meaning="as `local_accuracy_min`, the highest",
+        empty=NO_FINAL_AVERAGE,
+    ),
+    averaging_gain=Quantity(
+        POINTS,
+        lambda row: _minus(row.accuracy, _mean_of_local(row)),
+        lower_is_better=False,
+        resolution=_one_image,
+        within=lambda reference: (-1, 1),
+    ),
+)

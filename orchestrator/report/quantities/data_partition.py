@@ -1,0 +1,170 @@
+"""The data partitions that runs trained on, from their certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from orchestrator.report import formats
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import COUNT, SHARE, Quantity, Unit, named
+from trainer.training.partition import PartitionSummary
+
+NO_CERTIFICATE = "the run has no certificate"
+BITS = Unit("bits", formats.bits)
+DISTANCE = Unit("0 … 2", formats.distance)
+
+
+def _certified(unit: Unit, read: Metric, title: str, meaning: str) -> Quantity:
+    return Quantity(unit, read, title, meaning, NO_CERTIFICATE)
+
+
+def _split(index: int, field: str) -> Metric:
+    """A share of the training set in the first (0) or the last (-1) of the recorded epochs."""
+
+    def read(row: Row) -> float | None:
+        splits = row.result.certificate.splits if row.result.certificate else []
+        ordered = sorted(splits, key=lambda split: split.epoch)
+        return getattr(ordered[index], field) if ordered else None
+
+    return read
+
+
+def _over_nodes(
+    reduce: Callable[[Sequence[float]], float], values: Callable[[Row], Sequence[float]]
+) -> Metric:
+    """Values of nodes in epoch 1 reduced to one; None without any."""
+    return lambda row: reduce(found) if (found := values(row)) else None
+
+
+def _js_divergences(row: Row) -> list[float]:
+    return [part.js_divergence for part in row.parts] if row.has_classes else []
+
+
+def _js_whole_run(row: Row) -> float | None:
+    certificate = row.result.certificate if row.has_classes else None
+    return certificate.js_whole_run() if certificate else None
+
+
+def _distances(row: Row) -> tuple[float, ...]:
+    summary = partition_summary_of(row)
+    return summary.earth_movers_distance if summary else ()
+
+
+PARTITIONS = named(
+    coverage=_certified(
+        SHARE,
+        _split(0, "coverage"),
+        "Coverage, epoch 1",
+        "share of the training set that a node used in epoch 1",
+    ),
+    overlap=_certified(
+        SHARE,
+        _split(0, "overlap"),
+        "Overlap, epoch 1",
+        "share of the training set that several nodes used in epoch 1",
+    ),
+    coverage_whole_run=_certified(
+        SHARE, _split(-1, "coverage_so_far"), "Coverage, run", "as `coverage`, in all epochs"
+    ),
+    overlap_whole_run=_certified(
+        SHARE, _split(-1, "overlap_so_far"), "Overlap, run", "as `overlap`, in all epochs"
+    ),
+    js_divergence_mean_bits=_certified(
+        BITS,
+        _over_nodes(fmean, _js_divergences),
+        "Mean JS divergence, epoch 1",
+        "Jensen–Shannon divergence of a node's labels from those of the training set, epoch 1: mean",
+    ),
+    js_divergence_max_bits=_certified(
+        BITS,
+        _over_nodes(max, _js_divergences),
+        "Max JS divergence, epoch 1",
+        "as `js_divergence_mean_bits`, the largest",
+    ),
+    js_divergence_whole_run_max_bits=_certified(
+        BITS, _js_whole_run, "Max JS divergence, run", "as `js_divergence_max_bits`, over all epochs"
+    ),
+    samples_per_rank_min=_certified(
+        COUNT,
+        _over_nodes(min, lambda row: row.node_samples),
+        "",
+        "samples of the training rank with fewest in epoch 1",
+    ),
+    samples_per_rank_max=_certified(
+        COUNT,
+        _over_nodes(max, lambda row: row.node_samples),
+        "",
+        "samples of the training rank with most in epoch 1",
+    ),
+    earth_movers_distance_mean=_certified(
+        DISTANCE,
+        _over_nodes(fmean, _distances),
+        "Mean EMD, epoch 1",
+        "of a node's labels from those of the training set, epoch 1: mean",
+    ),
+    earth_movers_distance_max=_certified(
+        DISTANCE,
+        _over_nodes(max, _distances),
+        "Max EMD, epoch 1",
+        "as `earth_movers_distance_mean`, the largest",
+    ),
+)
+
+
+def partition_summary_of(row: Row) -> PartitionSummary | None:
+    """The distribution of epoch 1's classes over the ranks; None without classes, result or certificate."""
+    certificate = row.result.certificate if row.ok and row.has_classes else None
+    parts = certificate.first_epoch() if certificate else []
+    coverage, overlap = PARTITIONS["coverage"].of(row), PARTITIONS["overlap"].of(row)
+    if not parts or coverage is None or overlap is None:
+        return None
+    distances = [part.earth_movers_distance for part in parts]
+    return PartitionSummary(
+        labels=np.array([part.labels for part in parts], dtype=np.int64),
+        coverage=coverage,
+        overlap=overlap,
+        js_divergence=tuple(part.js_divergence for part in parts),
+        earth_movers_distance=tuple(value for value in distances if value is not None),
+    )
+
+
+def representatives(groups: Sequence[Group]) -> list[Row]:
+    """One certified run for each number of data-parallel ranks and each partitioner.
+
+    Runs with the whole model on every rank, without servers, and with the lowest seed are preferred. Rows
+    come in the order of ranks, then of the sweep. Ranks that share one replica count once. A single rank
+    trains on everything, and is left out unless nothing else was run.
+    """
+    chosen: dict[tuple[int, str], Row] = {}
+    for group in groups:
+        for row in group.ok_rows:
+            if row.partitioner_label and partition_summary_of(row):
+                key = (_replicas(row), row.partitioner_label)
+                if key not in chosen or _order(row) < _order(chosen[key]):
+                    chosen[key] = row
+    rows = sorted(chosen.values(), key=_replicas)
+    return [row for row in rows if _replicas(row) > 1] or rows
+
+
+def replica_ranks(row: Row) -> tuple[str, ...]:
+    """The ranks of each replica, `0–1`, if the model is partitioned; empty if every rank has its own."""
+    return tuple(_range([rank.rank for rank in copy]) for copy in row.result.copies)
+
+
+def _range(ranks: list[int]) -> str:
+    first, last = ranks[0], ranks[-1]
+    if ranks != list(range(first, last + 1)):
+        return ", ".join(map(str, ranks))
+    return f"{first}" if first == last else f"{first}–{last}"
+
+
+def _replicas(row: Row) -> int:
+    return row.run.num_replicas if row.run.strategy.partitions_model else row.shape.ranks
+
+
+def _order(row: Row) -> tuple[bool, int, int]:
+    return row.run.strategy.partitions_model, row.run.strategy.servers, row.seed

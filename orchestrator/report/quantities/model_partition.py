@@ -1,0 +1,158 @@
+"""Model partitioning: memory per rank, traffic at split points, pipeline bubbles, load balance.
+
+Bytes, seconds per step, and shares 0 … 1. What was not recorded, as in older results, is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
+from orchestrator.report.quantities.times import NOT_RECORDED
+
+NO_STAGES = "the model is not split into stages"
+BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
+NOTABLY_LESS = 0.95  # of what other ranks hold; a smaller difference is bookkeeping
+
+
+def _parameters(row: Row) -> int | None:
+    return max((rank.parameters for rank in row.result.ranks), default=0) or None
+
+
+def model_size(groups: Iterable[Group]) -> int | None:
+    """Parameters of the model: of a rank that holds it whole, or the sum over a replica's stages."""
+    rows = [row for group in groups for row in group.ok_rows]
+    if whole := [row for row in rows if not row.run.strategy.partitions_model]:
+        return max((size for row in whole if (size := _parameters(row))), default=None)
+    return max((sum(rank.parameters for rank in row.stages()) for row in rows), default=0) or None
+
+
+def memory_by_kind(row: Row) -> dict[str, int]:
+    """Bytes of weights, gradient, optimizer and activations on the fullest rank; empty if not recorded."""
+    kept = [
+        {**rank.state_bytes, "activations": rank.activation_bytes or 0}
+        for rank in row.result.ranks
+        if rank.state_bytes
+    ]
+    return max(kept, key=lambda each: sum(each.values()), default={})
+
+
+def memory_bytes(row: Row) -> int | None:
+    """The sum of `memory_by_kind`."""
+    return sum(memory_by_kind(row).values()) or None
+
+
+def busy_s(row: Row) -> list[float]:
+    """Busy seconds per step of each training rank, in the order of ranks; of those with blocks, if any."""
+    trains = [r for r in row.result.ranks if r.rank >= row.run.strategy.servers and r.blocks != []]
+    return [sum(rank.seconds[phase] for phase in BUSY_PHASES) / (row.steps or 1) for rank in trains]
+
+
+def is_partitioned(groups: Sequence[Group]) -> bool:
+    """Whether a strategy partitions the model, or ranks keep different amounts of it.
+
+    Gradients are left out, since some strategies free them and others keep them.
+    """
+    rows = [row for group in groups for row in group.ok_rows]
+    if any(row.run.strategy.partitions_model for row in rows):
+        return True
+    held = [
+        rank.state_bytes.get("weights", 0) + rank.state_bytes.get("optimizer", 0)
+        for row in rows
+        for rank in row.result.ranks
+        if rank.state_bytes
+    ]
+    return bool(held) and min(held) < NOTABLY_LESS * max(held)
+
+
+def _bubble(row: Row) -> float | None:
+    """None without stages, and if the strategy does not separate waiting from communication."""
+    if (
+        not row.timed
+        or row.run.strategy.bubble(row.run.world_size) is None
+        or not row.run.strategy.attributes_stragglers
+    ):
+        return None
+    held = [rank.seconds for rank in row.result.ranks if rank.blocks]  # a master holds none
+    training = sum(value for seconds in held for phase, value in seconds.items() if phase != "evaluate")
+    return sum(seconds["wait"] for seconds in held) / training if training else None
+
+
+def _split_point_bytes_per_step(row: Row) -> float | None:
+    """Payload over the busiest split point per step, in both directions."""
+    crossed = [
+        before.bytes_to[after.rank] + after.bytes_to[before.rank]
+        for replica in range(len(row.result.copies))
+        for before, after in pairwise(row.stages(replica))
+        if before.bytes_to and after.bytes_to
+    ]
+    return max(crossed) / row.steps if crossed and row.steps else None
+
+
+def _load_balance(row: Row) -> float | None:
+    busy = busy_s(row)
+    return fmean(busy) / max(busy) if any(busy) else None
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """The largest of the known values of a run's ranks; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
+MODEL_PARTITIONS = named(
+    parameters_per_rank_max=Quantity(
+        COUNT,
+        _parameters,
+        "Parameters (of serial)",
+        "parameters of the part that a rank holds; maximum",
+    ),
+    state_bytes_per_rank_max=Quantity(
+        BYTES,
+        lambda row: row.state_bytes,
+        "Weights, gradient, optimizer state (of serial)",
+        "weights, gradient and optimizer state of a rank; maximum",
+        NOT_RECORDED,
+    ),
+    activation_bytes_per_rank_max=Quantity(
+        BYTES,
+        lambda row: _largest(rank.activation_bytes for rank in row.result.ranks),
+        "Activations",
+        "activations stored for the backward pass in the first step; maximum over ranks",
+        NOT_RECORDED,
+    ),
+    peak_memory_mib=Quantity(
+        MIB,
+        lambda row: _largest(rank.peak_memory_mb for rank in row.result.ranks),
+        "Peak memory",
+        "the largest peak of a rank",
+        "the system has no /proc",
+    ),
+    load_balance=Quantity(
+        SHARE,
+        _load_balance,
+        "Load balance",
+        "mean / maximum over ranks of busy time: 1 if all have equally much to do",
+        "there is one rank",
+    ),
+    bubble_share=Quantity(
+        SHARE, _bubble, "Bubble", "share of time that stages wait, mean over stages", NO_STAGES
+    ),
+    bubble_share_formula=Quantity(
+        SHARE,
+        lambda row: row.run.strategy.bubble(row.run.world_size),
+        "Bubble by formula",
+        "(S − 1)/(M + S − 1) for S stages and M micro-batches",
+        NO_STAGES,
+    ),
+    split_point_bytes_per_step_max=Quantity(
+        BYTES,
+        _split_point_bytes_per_step,
+        "Split-point traffic per step",
+        "payload over the busiest split point",
+        NO_STAGES,
+    ),
+)

@@ -1,0 +1,135 @@
+"""A quantity of runs: how to read it, write it, average it over seeds and compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+from statistics import fmean
+
+from orchestrator.report import formats
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.moderated import Sample
+from orchestrator.report.statistics.spread import Spread
+
+MOST_WRITTEN = 1000  # the ratio beyond which a bound says nothing more
+MOST_LOG = 700.0  # of a float
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of numbers. name: as in columns.csv; empty for counts and ratios. write: formats a number."""
+
+    name: str
+    write: Callable[[float], str]
+
+
+NUMBER = Unit("", formats.short)
+COUNT = Unit("", formats.whole)
+RATIO = Unit("", formats.ratio)
+SHARE = Unit("0 … 1", formats.percent)
+POINTS = Unit("−1 … 1", formats.points)
+SECONDS = Unit("s", formats.seconds)
+BYTES = Unit("B", formats.size)
+MIB = Unit("MiB", formats.memory)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number that a run has: one entry for the CSV files, the tables, the figures and the findings.
+
+    Attributes:
+        read: its value in an ok run.
+        title: of its column in tables.
+        meaning, empty: for columns.csv: what it is, and which runs have no value.
+        ratio: whether values compare by their ratio and average geometrically, as times do; otherwise by
+            their difference.
+        lower_is_better: as for a time.
+        resolution: the distance of neighbouring values in a run, if they are discrete.
+        within: the smallest and the largest difference from a reference that are possible.
+        interval: the 95 % interval of a configuration alone; None if it has none.
+        timed: whether it is read from a clock, whose error no interval contains.
+        of_failed: whether runs that are not ok have it, too. Others of their numbers compare with nothing.
+        name: its column in results.csv, and its name in findings.json.
+    """
+
+    unit: Unit
+    read: Metric
+    title: str = ""
+    meaning: str = ""
+    empty: str = ""
+    ratio: bool = False
+    lower_is_better: bool = True
+    resolution: Callable[[Row], float] = lambda row: 0.0
+    within: Callable[[Group], tuple[float, float]] = lambda reference: (-inf, inf)
+    interval: Callable[[Group], tuple[float, float] | None] = lambda group: None
+    timed: bool = False
+    of_failed: bool = False
+    name: str = ""
+
+    def of(self, row: Row) -> float | None:
+        """Its value in a run; None if the run has none."""
+        return self.read(row) if row.ok or self.of_failed else None
+
+    def over(self, group: Group) -> Spread | None:
+        """Its values over the group's ok runs; None if they have none."""
+        return group.over(self.of, self.ratio)
+
+    @property
+    def write(self) -> Callable[[float], str]:
+        """Formats a value."""
+        return self.unit.write
+
+    @property
+    def in_cluster_time(self) -> Quantity:
+        """The same in cluster time, as a further column of results.csv: `cluster_s`, of `train_s`."""
+
+        def read(row: Row) -> float | None:
+            return self.of(row.cluster) if row.cluster else None
+
+        name = f"cluster_{self.name.removeprefix('train_')}"
+        return replace(self, name=name, read=read, meaning=f"as `{self.name}`, in cluster time")
+
+    def sample(self, group: Group) -> Sample:
+        """The values of the group's ok runs by seed, on the scale of the comparison."""
+        known = {row.seed: value for row in group.ok_rows if (value := self.of(row)) is not None}
+        if not self.ratio:
+            return known
+        return {seed: log(value) for seed, value in known.items() if value > 0}
+
+    def mean(self, sample: Sample) -> float:
+        """The mean of a sample, in the unit of the quantity."""
+        return self.unscaled(fmean(sample.values()))
+
+    def mean_of(self, group: Group) -> float:
+        """The mean over the group's ok runs; it must have a value in one."""
+        return self.mean(self.sample(group))
+
+    def unscaled(self, value: float) -> float:
+        """From the scale of the comparison to a ratio or a difference."""
+        return exp(max(-MOST_LOG, min(value, MOST_LOG))) if self.ratio else value
+
+    def possible(self, bound: float, reference: Group) -> float:
+        """A bound of the difference from a reference, on the comparison's scale, if it is possible."""
+        least, most = self.within(reference)
+        return max(least, min(bound, most))
+
+    def write_difference(self, left: float, right: float) -> str:
+        """`+0.6 points`, `1.24 times as long`: of two means."""
+        return (
+            f"{formats.ratio(left / right)} times as long" if self.ratio else formats.points(left - right)
+        )
+
+    def write_bound(self, value: float) -> str:
+        """A bound of the interval of a difference, from the scale of the comparison, without its unit."""
+        if not self.ratio:
+            return formats.points_bound(value)
+        if abs(value) > log(MOST_WRITTEN):
+            return f"over {MOST_WRITTEN}" if value > 0 else f"under 1/{MOST_WRITTEN}"
+        return formats.ratio(exp(value))
+
+
+def named(**entries: Quantity) -> dict[str, Quantity]:
+    """Quantities by name, each with its name."""
+    return {name: replace(entry, name=name) for name, entry in entries.items()}
