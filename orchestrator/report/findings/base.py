@@ -98,6 +98,12 @@ class Finding:
         return KINDS[self.kind].topic
 
     @property
+    def first_sentence(self) -> str:
+        """What it says first, for a figure that shows it."""
+        first, more, _ = self.text.partition(". ")
+        return f"{first}." if more else first
+
+    @property
     def anchor(self) -> str:
         """Where a page shows the findings of its kind."""
         return f"finding-{self.kind}"

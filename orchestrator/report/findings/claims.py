@@ -85,11 +85,11 @@ class Claims:
     def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
         """As `among`, and ask which one is the best and which the worst."""
         ranking = self.among(quantity, groups)
-        contest = quantity.name, frozenset(map(id, groups))
+        ranked = quantity.name, frozenset(map(id, groups))
         if self.answers is None:
-            self.asked.contests.setdefault(contest, (quantity, groups))
+            self.asked.rankings.setdefault(ranked, (quantity, groups))
             return ranking
-        worst, best = self.answers.lowest.get(contest), self.answers.highest.get(contest)
+        worst, best = self.answers.lowest.get(ranked), self.answers.highest.get(ranked)
         if quantity.lower_is_better:
             worst, best = best, worst
         return replace(ranking, best=best, worst=worst)

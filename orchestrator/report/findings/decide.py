@@ -29,7 +29,7 @@ FALSE_SHOWN = 0.05  # the share of reports on equals that may have a false claim
 LIKELY_LEVEL = 0.04
 
 Name = tuple[str, int, int]  # of a comparison: its quantity and its groups, in one order
-Contest = tuple[str, frozenset[int]]  # its quantity and its groups
+Ranked = tuple[str, frozenset[int]]  # its quantity and its groups
 
 ZERO = Estimate(0.0, 0.0, 1, 1.0)  # what a difference is compared with
 
@@ -73,12 +73,12 @@ class Asked:
     Attributes:
         questions: each pair once.
         families: comparisons that the sweep asks, with their correction.
-        contests: groups of which one may be the best, another the worst.
+        rankings: groups of which one may be the best, another the worst.
     """
 
     questions: dict[Name, Question] = field(default_factory=dict)
     families: dict[object, tuple[Correction, dict[Name, None]]] = field(default_factory=dict)
-    contests: dict[Contest, tuple[Quantity, Sequence[Group]]] = field(default_factory=dict)
+    rankings: dict[Ranked, tuple[Quantity, Sequence[Group]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Answers:
 
     Attributes:
         compared: each pair, in the order of its question.
-        lowest, highest: of each contest; absent if that is undecided.
+        lowest, highest: of each ranking; absent if that is undecided.
     """
 
     compared: Mapping[Name, Compared]
-    lowest: Mapping[Contest, Group]
-    highest: Mapping[Contest, Group]
+    lowest: Mapping[Ranked, Group]
+    highest: Mapping[Ranked, Group]
 
 
 def name_of(quantity: Quantity, one: Group, other: Group) -> Name:
@@ -117,20 +117,20 @@ def decide(
         for correction, names in asked.families.values()
         if (known := [name for name in names if name in contrasts])
     ]
-    contests = {
-        contest: against
-        for contest, (quantity, groups) in asked.contests.items()
+    rankings = {
+        ranked: against
+        for ranked, (quantity, groups) in asked.rankings.items()
         if (against := _against_each(quantity, groups, asked, contrasts))
     }
-    level = FALSE_SHOWN / max(1, len(families) + len(contests))
+    level = FALSE_SHOWN / max(1, len(families) + len(rankings))
     decisions = _decisions(asked, contrasts, families, level)
     return Answers(
         {
             name: _compared(question, tolerance, decisions.get(name), sample)
             for name, question in asked.questions.items()
         },
-        _extremes(contests, level, smallest=True),
-        _extremes(contests, level, smallest=False),
+        _extremes(rankings, level, smallest=True),
+        _extremes(rankings, level, smallest=False),
     )
 
 
@@ -173,11 +173,11 @@ def _against_each(
 
 
 def _extremes(
-    contests: Mapping[Contest, Sequence[tuple[Group, Sequence[Contrast]]]], level: float, smallest: bool
-) -> dict[Contest, Group]:
+    rankings: Mapping[Ranked, Sequence[tuple[Group, Sequence[Contrast]]]], level: float, smallest: bool
+) -> dict[Ranked, Group]:
     return {
-        contest: group
-        for contest, against in contests.items()
+        ranked: group
+        for ranked, against in rankings.items()
         for group, differences in against
         if is_extreme(differences, level, smallest)
     }

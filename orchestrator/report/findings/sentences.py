@@ -1,6 +1,7 @@
 """One sentence for each figure: the message of the chart.
 
-Where a finding decided it, the sentence says so. Otherwise it reports means, and calls them measured.
+It is the first sentence of the finding that the figure shows. Where there is none, it reports means, and
+calls them measured.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.data_partition import SKEWED_BITS
-from orchestrator.report.findings.stragglers import MIN_SHARE
 from orchestrator.report.formats import (
     bits,
     count,
-    first_few,
     listed,
     percent,
     points,
     ratio,
     seconds,
-    size,
 )
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
@@ -34,15 +32,26 @@ from orchestrator.report.quantities import (
     EXCHANGE_S_PER_STEP,
     EXCHANGE_SHARE,
     JS_MEAN,
+    SPEEDUP,
     STALENESS,
     TRAIN_S,
 )
-from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.quantities.model_partition import memory_bytes
-from orchestrator.report.quantities.stragglers import mean_wait_shares
+from orchestrator.report.quantities.quantity import BYTES, Quantity
 
-NEAR = 0.01  # of accuracy
+MEMORY = Quantity(BYTES, memory_bytes)
+# By figure, the kinds of findings that it shows, the most telling first.
+SHOWN_BY = {
+    "speedup": ("fastest",),
+    "partitioners": ("partitioner_loss",),
+    "time_to_target": ("target_first", "target_some_seeds", "target_never"),
+    "stragglers": ("straggler",),
+    "memory": ("least_memory",),
+    "bubbles": ("bubble",),
+    "split_points": ("split_point",),
+    "textbook_optimizers": ("textbook_curve_differs", "textbook_curve_equal"),
+}
 
 
 def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) -> str:
@@ -57,6 +66,10 @@ def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) 
     about = [(found, {row.key for row in found.rows}) for found in findings if found.rows]
     own = [found for found, rows in about if rows <= keys]
     others = [found for found, rows in about if rows & keys and not rows <= keys]
+    for kind in SHOWN_BY.get(name, ()):
+        for found in [*own, *others]:
+            if found.kind == kind:
+                return found.first_sentence
     rule = _RULES.get(name)
     return rule(_Shown(view, own, others)) if rule else ""
 
@@ -72,9 +85,6 @@ class _Shown:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The data of its findings of a kind."""
         return [dict(found.data) for found in self.findings if found.kind == kind]
-
-    def first(self, kind: str) -> dict[str, Any] | None:
-        return next(iter(self.of(kind)), None)
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -113,13 +123,6 @@ class _Shown:
         unlearned = self.unlearned
         return [group for group in groups if not any(row.key in unlearned for row in group.rows)]
 
-    @property
-    def fastest(self) -> tuple[dict[str, Any], Group] | None:
-        """The data of the finding on the fastest configuration, and the configuration."""
-        found = self.first("fastest")
-        named = [group for group in self.view.candidates if found and self.name(group) == found["strategy"]]
-        return (found, named[0]) if found and named else None
-
     def measured(
         self, groups: Sequence[Group], metric: Metric, geometric: bool = False
     ) -> list[tuple[float, Group]]:
@@ -128,32 +131,11 @@ class _Shown:
         return sorted(known, key=lambda item: item[0])
 
 
-def _strategies(shown: _Shown) -> str:
-    found = shown.first("best_accuracy")
-    ranked = shown.measured(shown.learned(shown.view.ranked_candidates), lambda row: row.accuracy)
-    if not ranked:
-        return ""
-    (low, worst), (high, best) = ranked[0], ranked[-1]
-    serial = shown.view.serial
-    reached = f"; serial reached {percent(ACCURACY.mean_of(serial))}" if serial and serial.accuracy else ""
-    at = f"{shown.at}{shown.view.of_ranked}"
-    if found and found["best"]:
-        return f"{found['best']} reached the best accuracy {at}: {percent(found['accuracy'])}."
-    if found and found["worst"] == shown.name(worst):  # what has not learned may be worse still
-        worse = f"the worst is that of {shown.name(worst)}, {percent(low)}"
-        return f"Which accuracy is the best {at} is undecided; {worse}."
-    if percent(low) == percent(high):
-        whose = shown.name(best) if len(ranked) == 1 else f"Each of {len(ranked)} configurations"
-        return f"{whose} reached {percent(high)} {at}, as measured{shown.of_learned}."
-    ends = f"{percent(low)} ({shown.name(worst)}) to {percent(high)} ({shown.name(best)})"
-    return f"Accuracies from {ends} were measured {at}{shown.of_learned}{reached}."
-
-
 def _accuracy(shown: _Shown) -> str:
     lines = _lines(shown, lambda group: bool(ACCURACY.sample(group)))
     changes = [(ACCURACY.mean_of(groups[-1]) - ACCURACY.mean_of(groups[0]), groups) for groups in lines]
     if not changes:
-        return _strategies(shown)
+        return _measured_range("Accuracies", ACCURACY, shown)
     change, groups = max(changes, key=lambda item: (len(item[1]), abs(item[0])))
     fewest, most = groups[0], groups[-1]
     low, high = percent(ACCURACY.mean_of(fewest)), percent(ACCURACY.mean_of(most))
@@ -203,7 +185,8 @@ def _links(shown: _Shown) -> str:
 def _time(shown: _Shown) -> str:
     found = shown.of("more_nodes")
     if not found:
-        return _fastest(shown)
+        fastest = [each.first_sentence for each in shown.findings if each.kind == "fastest"]
+        return fastest[0] if fastest else _measured_range("Times", TRAIN_S, shown)
     if len(found) == 1:
         (data,) = found
         change = {"less": "became faster", "more": "became slower"}.get(data["whole"])
@@ -217,38 +200,19 @@ def _time(shown: _Shown) -> str:
     return text + (f", {slower} slower." if slower else ".")
 
 
-def _fastest(shown: _Shown) -> str:
-    if not shown.fastest:
-        ranked = shown.measured(shown.groups, lambda row: row.train_s, geometric=True)
-        return _range("Times", ranked, shown) if ranked else ""
-    found, group = shown.fastest
-    what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
-    return f"{shown.with_accuracy(group)} {what} {shown.at}{shown.clock}: {seconds(found['train_s'])}."
-
-
-def _range(what: str, ranked: list[tuple[float, Group]], shown: _Shown) -> str:
+def _measured_range(what: str, quantity: Quantity, shown: _Shown) -> str:
     """`Times from 4.10 s (ddp over gloo) to 5.20 s (gossip over gloo) were measured.`"""
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    if seconds(low) == seconds(high):
-        return f"{what} of {seconds(low)} were measured{shown.clock}, in {shown.with_accuracy(least)}."
-    ends = f"{seconds(low)} ({shown.with_accuracy(least)}) to {seconds(high)} ({shown.with_accuracy(most)})"
-    return f"{what} from {ends} were measured{shown.clock}."
-
-
-def _speedup(shown: _Shown) -> str:
-    if not shown.fastest or shown.fastest[0].get("speedup_interval") is None:
-        ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup, geometric=True)
-        if not ranked:
-            return "No speedup was measured."
-        best, group = ranked[-1]
-        return f"The largest speedup measured is {ratio(best)}, of {shown.with_accuracy(group)}."
-    found, group = shown.fastest
-    name, (low, high) = shown.with_accuracy(group), found["speedup_interval"]
-    side = "faster" if found["faster"] else "slower" if found["slower"] else "not shown to be faster"
-    return (
-        f"The speedup of {name} {shown.at} is {ratio(found['speedup'])} ({ratio(low)} to {ratio(high)}): "
-        f"{side} than serial{shown.clock}."
-    )
+    groups = [group for group in shown.learned(shown.groups) if quantity.sample(group)]
+    if not groups:
+        return ""
+    groups.sort(key=quantity.mean_of)
+    low, high = (quantity.write(quantity.mean_of(group)) for group in (groups[0], groups[-1]))
+    measured = f"measured {shown.at}{shown.clock if quantity.timed else ''}{shown.of_learned}"
+    name = shown.name if quantity is ACCURACY else shown.with_accuracy
+    if low == high:
+        return f"{what} of {low} were {measured}{f', in {name(groups[0])}' if len(groups) == 1 else ''}."
+    ends = f"{low} ({name(groups[0])}) to {high} ({name(groups[-1])})"
+    return f"{what} from {ends} were {measured}."
 
 
 def _cpu_time_speedup(shown: _Shown) -> str:
@@ -315,20 +279,6 @@ def _finish(group: Group) -> str:
     return f"{percent(ACCURACY.mean_of(group))} after {seconds(TRAIN_S.mean_of(group))}"
 
 
-def _time_to_target(shown: _Shown) -> str:
-    if shown.view.workload.target_accuracy is None:
-        return ""
-    found = shown.first("target_first")
-    target = percent(shown.view.workload.target_accuracy)
-    if not found:
-        groups = shown.view.line_groups
-        some = sum(any(map(target_reached, group.ok_rows)) for group in groups)
-        return f"No configuration reached {target} with every seed; {some} did with some seeds."
-    time = seconds(found["time_to_target_s"][found["shortest"]])
-    what = "is shown to reach" if found["first"] else "was measured to reach"
-    return f"{found['shortest']} {what} {target} first, after {time}{shown.clock}."
-
-
 def _phases(shown: _Shown) -> str:
     ranked = shown.measured(shown.groups, EXCHANGE_SHARE.of)
     if not ranked:
@@ -344,31 +294,13 @@ def _phases(shown: _Shown) -> str:
 
 
 def _stragglers(shown: _Shown) -> str:
-    found = shown.of("straggler")
-    where = f"{shown.at}{shown.view.of_reference}"
-    if not found:
-        waits = [
-            float(shares.max())
-            for shares in map(mean_wait_shares, shown.view.reference_candidates)
-            if shares is not None
-        ]
-        longest = max(waits, default=0.0)
-        if longest < MIN_SHARE:
-            return f"No rank was measured to delay another for {percent(MIN_SHARE)} of the time {where}."
-        return (
-            f"No rank is shown to delay the others more than its share {where}; the longest wait measured "
-            f"is {percent(longest)} of the time."
-        )
-    most = found[0]
-    more = (
-        f"; one rank delays others in {count(len(found) - 1, 'other configuration')}, too"
-        if len(found) > 1
-        else ""
-    )
-    return (
-        f"In {most['strategy']} {where}, the other ranks waited for rank {most['rank']} during "
-        f"{percent(most['share_of_time'])} of the time{more}."
-    )
+    return f"No rank is shown to delay the others more than its share {shown.at}{shown.view.of_reference}."
+
+
+def _partitioners(shown: _Shown) -> str:
+    if not shown.of("partitioner_effect"):
+        return ""
+    return f"No partitioner is likely to cost accuracy against {shown.view.partitioners[0]}."
 
 
 def _timelines(shown: _Shown) -> str:
@@ -392,89 +324,6 @@ def _timelines(shown: _Shown) -> str:
     return (
         f"Of these runs, ranks were measured to wait most in {shown.name(group)}: {percent(share)} of the "
         f"time {shown.at}."
-    )
-
-
-def _memory(shown: _Shown) -> str:
-    found = shown.first("least_memory")
-    if found:
-        share = found["bytes"] / found["compared_bytes"]
-        whose = "serial's" if found["compared_with"] == "serial" else "the largest strategy's"
-        return (
-            f"By tensor sizes, {first_few(found['strategies'], 2)} "
-            f"{'keeps' if len(found['strategies']) == 1 else 'keep'} least on the fullest rank: "
-            f"{size(found['bytes'])}, {percent(share)} of {whose}."
-        )
-    ranked = shown.measured(shown.view.reference_candidates, memory_bytes)
-    if not ranked:
-        return ""
-    (low, _), (high, _) = ranked[0], ranked[-1]
-    if size(low) == size(high):
-        return f"Every configuration keeps {size(high)} on its fullest rank {shown.at}."
-    return f"By tensor sizes, the fullest rank keeps {size(low)} to {size(high)} {shown.at}."
-
-
-def _bubbles(shown: _Shown) -> str:
-    found = shown.first("bubble")
-    if found:
-        name, share = max(found["bubble"].items(), key=lambda item: item[1])
-        formula = found["formula"][name]
-        return (
-            f"The stages of {name} were measured to wait for {percent(share)} of the time; the formula has "
-            f"{percent(formula)}."
-        )
-    ranked = shown.measured(shown.view.candidates, BUBBLE.of)
-    if not ranked:
-        return ""
-    share, group = ranked[-1]
-    return f"Stages were measured to wait most in {shown.name(group)}: {percent(share)} of the time."
-
-
-def _split_points(shown: _Shown) -> str:
-    found = shown.first("split_point")
-    if not found:
-        return ""
-    time = seconds(found["step_s"][found["best"]])
-    what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
-    default = " (the default)" if found["best"] == found["default"] else ""
-    return f"The split before {found['best']}{default} {what}: {time} per step."
-
-
-def _partitioners(shown: _Shown) -> str:
-    reference = shown.view.partitioners[0] if shown.view.partitioners else ""
-    losses = shown.of("partitioner_loss")
-    if losses:
-        most = max(losses, key=lambda data: data["loss"])
-        return (
-            f"{most['strategy']} is likely to lose accuracy with {most['partitioner']}: "
-            f"{points(-most['loss'])} from {reference}."
-        )
-    effects = [each for data in shown.of("partitioner_effect") for each in data["compared"]]
-    if not effects:
-        return ""
-    gains = sum(each["decision"] == "more" for each in effects)
-    if gains:
-        return f"No partitioner is likely to cost accuracy against {reference}, {gains} to gain some."
-    return _undecided_effects(shown, reference)
-
-
-def _undecided_effects(shown: _Shown, reference: str) -> str:
-    """The largest change of accuracy that was measured, and the partitioners with small ones."""
-    named = [
-        (each, data["partitioner"], strategy)
-        for data in shown.of("partitioner_effect")
-        for each, strategy in zip(data["compared"], data["accuracy"], strict=True)
-    ]
-    largest, label, strategy = max(named, key=lambda item: abs(item[0]["values"][0] - item[0]["values"][1]))
-    change = largest["values"][0] - largest["values"][1]
-    needed = largest["seeds_to_decide"]
-    decide = f"; {count(needed, 'seed')} would probably decide" if needed else ""
-    far = {name for each, name, _ in named if abs(each["values"][0] - each["values"][1]) > NEAR}
-    near = [name for name in dict.fromkeys(name for _, name, _ in named) if name not in far]
-    alike = f" Within one point as measured: {listed(near)}." if near else ""
-    return (
-        f"Whether a partitioner changes accuracy against {reference} is undecided; the largest change "
-        f"measured is {points(change)} ({label}, {strategy}){decide}.{alike}"
     )
 
 
@@ -511,31 +360,17 @@ def _exchange(shown: _Shown) -> str:
     return f"{text}." if len(groups) == 1 else f"{text} and {high} in {shown.name(groups[-1])}."
 
 
-def _textbook_optimizers(shown: _Shown) -> str:
-    for kind, what in (("textbook_curve_differs", "different"), ("textbook_curve_equal", "the same")):
-        for found in [*shown.findings, *shown.with_others]:
-            if found.kind == kind:
-                textbook, library = found.data["optimizers"]
-                return (
-                    f"{textbook} and {library} have {what} test-loss curves: they differ by at most "
-                    f"{found.data['max_difference']:.1e} of the highest loss."
-                )
-    return ""
-
-
 def _be(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
 _RULES: dict[str, Callable[[_Shown], str]] = {
-    "strategies": _strategies,
+    "strategies": lambda shown: _measured_range("Accuracies", ACCURACY, shown),
     "links": _links,
     "exchange": _exchange,
-    "textbook_optimizers": _textbook_optimizers,
     "partitioners": _partitioners,
-    "time_to_target": _time_to_target,
     "time": _time,
-    "speedup": _speedup,
+    "speedup": lambda shown: _measured_range("Speedups", SPEEDUP, shown) or "No speedup was measured.",
     "cpu_time_speedup": _cpu_time_speedup,
     "accuracy": _accuracy,
     "staleness": _staleness,
@@ -544,8 +379,7 @@ _RULES: dict[str, Callable[[_Shown], str]] = {
     "phases": _phases,
     "stragglers": _stragglers,
     "timelines": _timelines,
-    "memory": _memory,
-    "bubbles": _bubbles,
-    "split_points": _split_points,
+    "memory": lambda shown: _measured_range("Amounts", MEMORY, shown),
+    "bubbles": lambda shown: _measured_range("Bubbles", BUBBLE, shown),
     "labels": _labels,
 }

@@ -51,6 +51,8 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
     text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {time_and_accuracy(first)}"
+    if ranking.best is first:
+        text += f", the fastest of {count(len(groups), 'configuration')}"
     data = {
         "strategy": view.name(first),
         "ranks": view.shape.ranks,
@@ -65,9 +67,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if speedup.verdict != "too_few_seeds":
             text += f": {write_speedup(speedup)}"
     text += "."
-    if ranking.best is first:
-        text += f" It was the fastest of {count(len(groups), 'configuration')}."
-    elif len(groups) > 1:
+    if ranking.best is not first and len(groups) > 1:
         even = [view.name(group) for group in ranking.may_be_best if group is not first]
         if even:
             text += f" Which is the fastest is undecided between it and {first_few(even)}."
