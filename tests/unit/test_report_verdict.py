@@ -215,6 +215,23 @@ def test_one_verdict_per_link() -> None:
     assert (stay.decided, choose_.decided) == (True, True)
 
 
+def test_what_is_as_accurate_as_serial_in_every_seed_and_slower_has_no_chance() -> None:
+    """A pipeline computes what serial does, and accuracies vary from seed to seed."""
+    accuracies = around(0.9, 0.05)
+    both = [("serial", 1, 2.0), ("pipeline", 2, 8.0)]
+    verdict = the_verdict(
+        *(
+            with_test_set(
+                a_run(strategy, nodes=nodes, seed=seed, train_s=time + seed / 50, accuracy=accuracy)
+            )
+            for strategy, nodes, time in both
+            for seed, accuracy in enumerate(accuracies)
+        )
+    )
+    assert verdict.decided
+    assert [option.chance for option in verdict.options] == ["over 99%", "under 1%"]
+
+
 def shaped(run: RunResult) -> Any:
     return replace(run.runtime_info, shapes_links=True)
 
