@@ -345,3 +345,36 @@ def test_a_directory_without_results_is_an_error(
     code, _, err = output_of(monkeypatch, capsys, str(tmp_path))
     assert code == 2
     assert "no sweep.json" in err
+
+
+@pytest.mark.parametrize(
+    ("link", "choice"), [("1gbit/0.1ms", "choose all_reduce on 2"), ("1bit/1s", "stay with serial")]
+)
+def test_the_command_ends_with_what_to_choose_on_the_cluster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    link: str,
+    choice: str,
+) -> None:
+    """One rank works for 6 s, two for 2 and 4 s with two exchanges of 1 kB."""
+    paths, keys = SweepPaths(tmp_path), []
+    for seed in range(5):
+        for run in (
+            a_run("serial", seed=seed, accuracy=0.9),
+            a_run("all_reduce", nodes=2, transport="gloo", seed=seed, accuracy=0.9),
+        ):
+            keys.append(run.key)
+            write_atomic(paths.run(run.key).result, run.model_dump_json())
+            ranks = recorded(run.run)
+            if run.run.world_size == 1:
+                ranks = builders(1, run.run.transport, run=run.key)
+                for epoch in (1, 2):
+                    ranks[0].add(Kind.EPOCH, peer=epoch).work(3.0 + seed / 100).add(Kind.STEP)
+            save(paths.run(run.key).directory, ranks)
+    record = {"name": "few", "description": "", "source": "", "overrides": [], "keys": keys}
+    write_atomic(paths.record, json.dumps({**record, "environment": {}}))
+    code, out, err = output_of(monkeypatch, capsys, str(tmp_path), "--link", link)
+    assert code == 0, err
+    [conclusion] = [line for line in out.splitlines() if line.startswith(f"With links of {link}: ")]
+    assert choice in conclusion.lower()
