@@ -192,6 +192,8 @@ def _matches(run: Values, entry: Values) -> bool:
     """Whether filled values match every field of a skip entry."""
     for name, wanted in entry.items():
         component, _, parameter = name.partition(".")
+        if component not in run:  # the record of a results directory may name anything
+            return False
         choices = _choices(name, wanted)
         if name == NODE_SPEED:  # in its normal form, which depends on the number of nodes
             forms = [{"nodes": run["nodes"], name: choice} for choice in choices]

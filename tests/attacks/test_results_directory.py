@@ -6,6 +6,7 @@ used is named, in the row of its run where it belongs to one, and no command wai
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_a_sweep_s_record_that_is_no_file_is_named(
     watched = invoke("watch", paths.directory)
     assert isinstance(watched.exception, InputError)
     assert named in str(watched.exception)
+
+
+def test_questions_about_fields_that_runs_do_not_have_are_unanswered(
+    paths: SweepPaths, tmp_path: Path
+) -> None:
+    record = json.loads(paths.record.read_text())
+    odd = {
+        "nodes": {"a": [1]},
+        "strategy.x": None,
+        "__class__": 1,
+        "<b>": "<script>",
+        "link": [{}],
+        "node_speed": "x",
+    }
+    record["questions"] = [
+        {"measure": "accuracy", "compare": {name: value}, "against": {"nodes": 2}}
+        for name, value in odd.items()
+    ]
+    paths.record.write_text(json.dumps(record))
+    done = [*commands(paths.directory, tmp_path)]
+    assert not any(isinstance(each.exception, InputError) for each in done)
+    assert "<script>" not in paths.markdown.read_text()
 
 
 @damages
