@@ -29,7 +29,7 @@ from orchestrator.replay.run import (
     write_cluster_time,
 )
 from orchestrator.replay.work import Work, step_cpu_s
-from orchestrator.results.limits import rank_quota, shares_cores
+from orchestrator.results.limits import may_have_cores, rank_quota
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
 from trainer.core.trace import WORK_PHASES
@@ -196,14 +196,8 @@ def fits_cores(result: RunResult) -> bool:
     Nodes with a quota work in bursts, so their wall time is not that of slower nodes.
     """
     run, runtime = result.run, result.runtime_info
-    return (
-        run.world_size > 1
-        and result.times_compare
-        and runtime.one_clock
-        and not shares_cores(run, runtime, result.cores)
-        and rank_quota(run, runtime) >= 1
-        and not run.slower_nodes
-    )
+    several = run.world_size > 1 and result.times_compare and runtime.one_clock
+    return several and may_have_cores(run, runtime, result.cores)
 
 
 def has_cores(result: RunResult) -> bool:

@@ -34,6 +34,12 @@ def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
     return runtime.shares_cores and not run.on_gpu and cores_wanted(run, runtime) > cores
 
 
+def may_have_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
+    """Whether each rank could have a core to itself: equal nodes without a quota, on enough cores."""
+    enough = not shares_cores(run, runtime, cores)
+    return enough and rank_quota(run, runtime) >= 1 and not run.slower_nodes
+
+
 def speedup_limit(run: RunSpec, runtime: RuntimeInfo, cores: float) -> float:
     """Upper bound of the wall-clock speedup: `cores` / cores of the serial run.
 

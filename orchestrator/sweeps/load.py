@@ -334,25 +334,21 @@ def _check_questions(spec: SweepSpec, runs: Sequence[RunSpec] | None, path: Path
     """Raise InputError unless each question selects two configurations. runs: None: check only fields."""
     for number, question in enumerate(spec.questions):
         at = f"{path}: questions[{number}]"
-        sides = {"compare": question.compare, "against": question.against}
-        for side, selection in sides.items():
-            _check_selection(selection, runs, f"{at}.{side}")
-        selected = [
-            {configuration(run) for run in runs or () if matches(run, selection)}
-            for selection in sides.values()
-        ]
-        if runs is not None and selected[0] == selected[1]:
+        selected = _check_selection(question.compare, runs, f"{at}.compare")
+        against = _check_selection(question.against, runs, f"{at}.against")
+        if selected is not None and selected == against:
             raise InputError(
                 f"{at}: compare {json.dumps(question.compare)} and against {json.dumps(question.against)} "
                 "select the same runs"
             )
 
 
-def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> None:
+def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> str | None:
+    """The one configuration that the entry selects; None without runs. Raises InputError."""
     for field in entry:
         check_field(field, place)
     if runs is None:
-        return
+        return None
     configurations = {configuration(run) for run in runs if matches(run, entry)}
     if not configurations:
         raise InputError(f"{place}: no run matches {json.dumps(entry)}")
@@ -361,6 +357,7 @@ def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) 
             f"{place}: {json.dumps(entry)} matches runs that differ in more than the seed; add fields "
             "until only seeds differ"
         )
+    return configurations.pop()
 
 
 def configuration(run: RunSpec) -> str:

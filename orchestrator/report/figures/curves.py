@@ -31,9 +31,7 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
     points = [
         (group, group.accuracy, took.mean)
         for group in groups
-        if group.accuracy
-        and group.first.times_compare
-        and (took := group.over(lambda row: row.train_s, geometric=True))
+        if group.accuracy and group.first.times_compare and (took := TRAIN_S.over(group))
     ]
     if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
         return None

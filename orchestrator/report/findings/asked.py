@@ -46,8 +46,7 @@ def questions(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 
 def _named(comparison: Comparison, group: Group) -> str:
-    name = comparison.view(group.workload).name(group)
-    return name if group.serial else f"{name} on {group.shape.label}"
+    return comparison.view(group.workload).name_on(group)
 
 
 def _written(selection: dict[str, object]) -> str:

@@ -10,7 +10,7 @@ from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, percent
-from orchestrator.report.metrics.clock import BUSY, MAX_ERROR, clock_error, lost_cores, may_have_cores
+from orchestrator.report.metrics.clock import BUSY, MAX_ERROR, clock_error, lost_cores, shows_load
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
 
@@ -19,14 +19,14 @@ MOST_DISTURBED = 0.25  # of the runs that show it
 
 def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """That other processes used the machine during the sweep: a report opens with it."""
-    rows = [row for row in comparison.rows if row.ok and may_have_cores(row)]
+    rows = [row for row in comparison.rows if row.ok and shows_load(row)]
     lost = tuple(row for row in rows if lost_cores(row))
     if len(lost) > MOST_DISTURBED * len(rows):
         yield Finding(
             "disturbed",
-            f"The machine was busy: of the {count(len(rows), 'run')} whose ranks could have had a core "
-            f"each, {len(lost)} had none for over {BUSY:.0%} of their time. Stop other processes, and run "
-            "the sweep again with another --out.",
+            f"The machine was busy: in {len(lost)} of the {count(len(rows), 'run')} whose ranks could have "
+            f"had a core each, a rank waited for its core during over {BUSY:.0%} of its time. Stop other "
+            "processes, and run the sweep again with another --out.",
             lost,
             {"disturbed": len(lost), "of": len(rows)},
         )

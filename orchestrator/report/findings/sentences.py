@@ -22,7 +22,7 @@ from orchestrator.report.formats import (
     seconds,
 )
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.quantities import (
     ACCURACY,
@@ -123,11 +123,9 @@ class _Shown:
         unlearned = self.unlearned
         return [group for group in groups if not any(row.key in unlearned for row in group.rows)]
 
-    def measured(
-        self, groups: Sequence[Group], metric: Metric, geometric: bool = False
-    ) -> list[tuple[float, Group]]:
-        """The means of the groups that have the quantity, the lowest first. geometric: as of times."""
-        known = [(spread.mean, group) for group in groups if (spread := group.over(metric, geometric))]
+    def measured(self, groups: Sequence[Group], quantity: Quantity) -> list[tuple[float, Group]]:
+        """The means of the groups that have the quantity, the lowest first."""
+        known = [(spread.mean, group) for group in groups if (spread := quantity.over(group))]
         return sorted(known, key=lambda item: item[0])
 
 
@@ -202,23 +200,23 @@ def _time(shown: _Shown) -> str:
 
 def _measured_range(what: str, quantity: Quantity, shown: _Shown) -> str:
     """`Times from 4.10 s (ddp over gloo) to 5.20 s (gossip over gloo) were measured.`"""
-    groups = [group for group in shown.learned(shown.groups) if quantity.sample(group)]
-    if not groups:
+    ranked = shown.measured(shown.learned(shown.groups), quantity)
+    if not ranked:
         return ""
-    groups.sort(key=quantity.mean_of)
-    low, high = (quantity.write(quantity.mean_of(group)) for group in (groups[0], groups[-1]))
+    (least, first), (most, last) = ranked[0], ranked[-1]
+    low, high = quantity.write(least), quantity.write(most)
     measured = f"measured {shown.at}{shown.clock if quantity.timed else ''}{shown.of_learned}"
     name = shown.name if quantity is ACCURACY else shown.with_accuracy
     if low == high:
-        return f"{what} of {low} were {measured}{f', in {name(groups[0])}' if len(groups) == 1 else ''}."
-    ends = f"{low} ({name(groups[0])}) to {high} ({name(groups[-1])})"
+        return f"{what} of {low} were {measured}{f', in {name(first)}' if len(ranked) == 1 else ''}."
+    ends = f"{low} ({name(first)}) to {high} ({name(last)})"
     return f"{what} from {ends} were {measured}."
 
 
 def _cpu_time_speedup(shown: _Shown) -> str:
     for groups in (shown.view.ranked_candidates, shown.view.line_groups):
         learned = [group for group in shown.learned(groups) if not group.serial]
-        if ranked := shown.measured(learned, CPU_TIME_SPEEDUP.of, geometric=True):
+        if ranked := shown.measured(learned, CPU_TIME_SPEEDUP):
             best, group = ranked[-1]
             name, at = shown.with_accuracy(group), group.shape.label
             if best < 1:
@@ -228,7 +226,7 @@ def _cpu_time_speedup(shown: _Shown) -> str:
 
 
 def _staleness(shown: _Shown) -> str:
-    ranked = shown.measured(shown.view.line_groups, STALENESS.of)
+    ranked = shown.measured(shown.view.line_groups, STALENESS)
     if not ranked:
         return ""
     most, group = ranked[-1]
@@ -280,7 +278,7 @@ def _finish(group: Group) -> str:
 
 
 def _phases(shown: _Shown) -> str:
-    ranked = shown.measured(shown.groups, EXCHANGE_SHARE.of)
+    ranked = shown.measured(shown.groups, EXCHANGE_SHARE)
     if not ranked:
         return ""
     (low, least), (high, most) = ranked[0], ranked[-1]
@@ -329,8 +327,8 @@ def _timelines(shown: _Shown) -> str:
 
 def _labels(shown: _Shown) -> str:
     groups = [group for group in shown.view.candidates if group.partitioner_label]
-    covered = shown.measured(groups, COVERAGE.of)
-    skewed = shown.measured(groups, JS_MEAN.of)
+    covered = shown.measured(groups, COVERAGE)
+    skewed = shown.measured(groups, JS_MEAN)
     if not covered or not skewed:
         return ""
     share, least = covered[0]

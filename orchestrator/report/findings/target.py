@@ -24,21 +24,21 @@ def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     first, *others = groups
     ranking = claims.all_pairs(TIME_TO_TARGET_S, groups)
     text = (
-        f"{_name(view, first)} reached {_target(view)} test accuracy after "
+        f"{view.name_on(first)} reached {_target(view)} test accuracy after "
         f"{seconds(TIME_TO_TARGET_S.mean_of(first))} of {view.clock} time{_epochs(first)}"
     )
     text += f", the first of {count(len(groups), 'configuration')}." if ranking.best is first else "."
     data = {
         "target_accuracy": view.workload.target_accuracy,
-        "time_to_target_s": {_name(view, group): TIME_TO_TARGET_S.mean_of(group) for group in groups},
-        "shortest": _name(view, first),
-        "first": _name(view, first) if ranking.best is first else None,
+        "time_to_target_s": {view.name_on(group): TIME_TO_TARGET_S.mean_of(group) for group in groups},
+        "shortest": view.name_on(first),
+        "first": view.name_on(first) if ranking.best is first else None,
         "compared": compared_data(ranking.comparisons),
     }
     named = [first]
     for group in [*others[:1], *(group for group in others[1:] if group.serial)]:
         text += (
-            f" {_name(view, group)} took {seconds(TIME_TO_TARGET_S.mean_of(group))}{_epochs(group)}: "
+            f" {view.name_on(group)} took {seconds(TIME_TO_TARGET_S.mean_of(group))}{_epochs(group)}: "
             f"{ranking.between(group, first).written}."
         )
         named.append(group)
@@ -52,13 +52,13 @@ def target_some_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     ]
     if some:
         named = [
-            f"{_name(view, group)} ({' of '.join(map(str, seeds_at_target(group)))})" for group in some
+            f"{view.name_on(group)} ({' of '.join(map(str, seeds_at_target(group)))})" for group in some
         ]
         yield Finding(
             "target_some_seeds",
             f"Only some seeds reached {_target(view)} test accuracy: {first_few(named, MAX_NAMED)}.",
             evidence(some),
-            {"seeds": {_name(view, group): seeds_at_target(group) for group in some}},
+            {"seeds": {view.name_on(group): seeds_at_target(group) for group in some}},
         )
 
 
@@ -68,7 +68,7 @@ def target_never(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if never:
         patience = view.workload.patience
         in_a_row = f" in {patience} consecutive epochs" if patience > 1 else ""
-        named = first_few([f"{_name(view, group)} ({_best_text(group)})" for group in never], MAX_NAMED)
+        named = first_few([f"{view.name_on(group)} ({_best_text(group)})" for group in never], MAX_NAMED)
         epochs = count(view.workload.epochs, "epoch")
         yield Finding(
             "target_never",
@@ -76,7 +76,7 @@ def target_never(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             evidence(never),
             {
                 "best_accuracy": {
-                    _name(view, group): best.high if (best := _best(group)) else None for group in never
+                    view.name_on(group): best.high if (best := _best(group)) else None for group in never
                 },
                 "epochs": view.workload.epochs,
             },
@@ -96,10 +96,6 @@ def _timed(group: Group) -> bool:
     """Whether all seeds reached the target and their times are comparable."""
     reached, seeds = seeds_at_target(group)
     return 0 < reached == seeds and group.first.times_compare
-
-
-def _name(view: WorkloadView, group: Group) -> str:
-    return view.name(group) + ("" if group.serial else f" on {group.shape.label}")
 
 
 def _epochs(group: Group) -> str:

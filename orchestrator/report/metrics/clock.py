@@ -10,11 +10,11 @@ from orchestrator.replay.described import fits_cores, has_cores
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
-from orchestrator.results.limits import rank_quota
+from orchestrator.results.limits import may_have_cores
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
 BUSY = 0.1  # share of its time that a rank had no core: the box itself takes less, also with containers
-LEAST_CALIBRATING = 0.5  # of the runs with as many cores as ranks; beside other load, fewer are lucky ones
+LEAST_CALIBRATING = 0.5  # of the runs with as many cores as ranks; fewer are exceptions beside other load
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ def error_of_difference(view: WorkloadView) -> float:
     return error.of_configuration if error else MAX_ERROR
 
 
-def may_have_cores(row: Row) -> bool:
-    """Whether each rank of a run, one or several, could have a core to itself."""
-    run, runtime = row.run, row.wall.result.runtime_info
-    return not (row.wall.shares_cores or run.slower_nodes or run.on_gpu) and rank_quota(run, runtime) >= 1
+def shows_load(row: Row) -> bool:
+    """Whether other load shows in a run: each rank, one or several, could have a core to itself."""
+    result = row.wall.result
+    return not row.run.on_gpu and may_have_cores(row.run, result.runtime_info, result.cores)
 
 
 def lost_cores(row: Row) -> bool:
     """Whether other processes took the cores of a run that could have had them to itself."""
-    return may_have_cores(row) and row.without_core > BUSY
+    return shows_load(row) and row.without_core > BUSY
 
 
 def calibrates(row: Row) -> bool:

@@ -119,6 +119,10 @@ class WorkloadView:
             return group.strategy_label
         return f"{group.strategy_label} over {group.transport}{self.partitioner(group)}"
 
+    def name_on(self, group: Group) -> str:
+        """`ddp over gloo on 2 nodes`, `serial`."""
+        return self.name(group) if group.serial else f"{self.name(group)} on {group.shape.label}"
+
     def partitioner(self, group: Group) -> str:
         """` with random_sampling`; empty if the strategy was not run with several partitioners."""
         labels = {other.partitioner_label for other in self.groups if other.line[:2] == group.line[:2]}

@@ -56,6 +56,16 @@ class Candidate:
         return len(self.group.ok_rows)
 
     @property
+    def seeds_to_be_sure(self) -> int:
+        return max(SURE_SEEDS, self.seeds + 4)
+
+    @property
+    def advice(self) -> str:
+        """`Choose`, `Probably choose`, or to stay with serial."""
+        verb = "stay with" if self.group.serial else "choose"
+        return verb.capitalize() if self.sure else f"Probably {verb}"
+
+    @property
     def sure(self) -> bool:
         """Whether the choice can be stated, rather than called probable."""
         return self.speed.probability >= SURE and self.seeds >= SURE_SEEDS

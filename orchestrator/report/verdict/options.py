@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.formats import ABSENT, percent, points, probability, ratio, seconds, size
+from orchestrator.report.formats import ABSENT, points, probability
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, SPEEDUP, TRAIN_S
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
@@ -25,12 +26,10 @@ def options(
     claims: Claims,
     chances: bool = False,
 ) -> tuple[Option, ...]:
-    """The configurations that the headline names, serial, and the next most probable ones.
+    """The configurations to show, compared with serial.
 
     chances: whether to show how probable each is.
     """
-    shown = [*named[:MOST_NAMED], *(each for each in found if each.group is serial), *found]
-    distinct = list({id(each): each for each in shown}.values())[:MOST]
     return tuple(
         option(
             view,
@@ -39,8 +38,14 @@ def options(
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
-        for each in distinct
+        for each in shown(found, named)
     )
+
+
+def shown(found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
+    """Those that the headline names, serial, and the next most probable ones: each once."""
+    serial = [each for each in found if each.group.serial]
+    return list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
 
 
 def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
@@ -70,7 +75,7 @@ def measured_difference(serial: Group | None, group: Group) -> str:
 def option(
     view: WorkloadView,
     group: Group,
-    time: Metric = lambda row: row.train_s,
+    time: Quantity = TRAIN_S,
     speedup: tuple[float, float] | None = None,
     difference: str = ABSENT,
     chance: str = ABSENT,
@@ -83,33 +88,21 @@ def option(
         difference: of its accuracy from serial's, as text.
         chance: to be the right choice, as text.
     """
-    accuracy = ACCURACY.interval(group)
-    speedup = speedup or SPEEDUP.interval(group)
+    times = [each for row in group.ok_rows if (each := time.of(row))]
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, lambda row: row.accuracy, percent, accuracy),
+        _mean(group, ACCURACY, ACCURACY.interval(group)),
         difference,
-        _time(group, time),
-        ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
-        _mean(group, BYTES_SENT_PER_RANK.of, size),
+        _mean(group, time, ratio_interval(times)),
+        ABSENT if group.serial else _mean(group, SPEEDUP, speedup or SPEEDUP.interval(group)),
+        _mean(group, BYTES_SENT_PER_RANK),
         chance,
     )
 
 
-def _mean(
-    group: Group,
-    metric: Metric,
-    write: Callable[[float], str],
-    interval: tuple[float, float] | None = None,
-    geometric: bool = False,
-) -> str:
-    spread = group.over(metric, geometric)
+def _mean(group: Group, quantity: Quantity, interval: tuple[float, float] | None = None) -> str:
+    spread = quantity.over(group)
     if spread is None:
         return ABSENT
-    return write(spread.mean) + (f" ({span(*interval, write)})" if interval else "")
-
-
-def _time(group: Group, time: Metric) -> str:
-    times = [each for row in group.ok_rows if (each := time(row))]
-    return _mean(group, time, seconds, ratio_interval(times), geometric=True)
+    return quantity.write(spread.mean) + (f" ({span(*interval, quantity.write)})" if interval else "")

@@ -25,7 +25,6 @@ from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
     MOST_NAMED,
     PROBABLE,
-    SURE_SEEDS,
     Candidate,
     candidates,
     in_question,
@@ -107,19 +106,17 @@ class Wording:
     def choice(self, chosen: Candidate, serial: Group | None) -> str:
         """What to choose, and what it gains."""
         group = chosen.group
-        verb = "stay with" if group.serial else "choose"
-        verb = verb.capitalize() if chosen.sure else f"Probably {verb}"
         reached = percent(ACCURACY.mean_of(group))
         if serial is None or group.serial:
             text = f"{seconds(TRAIN_S.mean_of(group))}{self._clock}, {reached} accuracy"
-            return f"{verb} {self.name(group)}{self._links}: {text}."
+            return f"{chosen.advice} {self.name(group)}{self._links}: {text}."
         gain = TRAIN_S.mean_of(serial) / TRAIN_S.mean_of(group)
         if gain >= 1:
             speed = f"{ratio(gain)} times as fast as serial{self._clock}"
         else:
             speed = f"it takes {ratio(1 / gain)} times as long as serial{self._clock}"
         accuracy = f"{reached} accuracy (serial {percent(ACCURACY.mean_of(serial))})"
-        return f"{verb} {self.name(group)}{self._links}: {speed}, {accuracy}."
+        return f"{chosen.advice} {self.name(group)}{self._links}: {speed}, {accuracy}."
 
     def toss_up(self, named: Sequence[Candidate], serial: Group | None, few: bool) -> str:
         """What may be the choice, where none is probable."""
@@ -159,7 +156,7 @@ class Wording:
             return ""
         if self._view.staged:
             return "A larger --budget or --repeat adds seeds."
-        return f"To be surer, run it again with --repeat {max(SURE_SEEDS, chosen.seeds + 4)}."
+        return f"To be surer, run it again with --repeat {chosen.seeds_to_be_sure}."
 
     def seeds_won(self, group: Group, serial: Group | None) -> str:
         """`It was faster than serial in 5 of 5 seeds.`"""

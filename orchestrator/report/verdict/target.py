@@ -23,12 +23,11 @@ from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
     MOST_NAMED,
     PROBABLE,
-    SURE_SEEDS,
     Candidate,
     at_target,
     in_question,
 )
-from orchestrator.report.verdict.options import MOST, option
+from orchestrator.report.verdict.options import option, shown
 
 
 def to_target(view: WorkloadView) -> Verdict:
@@ -54,35 +53,39 @@ def to_target(view: WorkloadView) -> Verdict:
         headline, certainty = _choice(view, target, found), _chance(view, first)
     else:
         names = listed([_named(view, each.group) for each in named[:MOST_NAMED]])
-        headline, certainty = f"A toss-up which reaches {target} first: {names}.", _chance(view, first)
-    serial = [each for each in found if each.group.serial]
-    shown = list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
+        headline, certainty = (
+            f"It is a toss-up which of these reaches {target} first: {names}.",
+            _chance(view, first),
+        )
     chances = not few and len(found) > 1
     options = tuple(
         option(
             view,
             each.group,
-            TIME_TO_TARGET_S.of,
+            TIME_TO_TARGET_S,
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
-        for each in shown
+        for each in shown(found, named)
     )
     surety = f"{probability(first.speed.probability)} sure" if chances else ""
     text = " ".join(filter(None, [certainty, rest]))
-    better = f"over {view.tolerance.time * 100:.3g}% sooner at the target"
+    better = f"{_sooner(view)} at the target"
     return Verdict(view.workload, headline, text, sure, options, surety, better)
+
+
+def _sooner(view: WorkloadView) -> str:
+    """`over 5% sooner`: by more than the tolerance."""
+    return f"over {view.tolerance.time * 100:.3g}% sooner"
 
 
 def _choice(view: WorkloadView, target: str, found: Sequence[Candidate]) -> str:
     """What to choose, and what it gains over serial, or over the next one."""
     first = found[0]
-    verb = "stay with" if first.group.serial else "choose"
-    verb = verb.capitalize() if first.sure else f"Probably {verb}"
     others = [each.group for each in found[1:]]
     other = next((group for group in others if group.serial), others[0])
     longer = TIME_TO_TARGET_S.mean_of(other) / TIME_TO_TARGET_S.mean_of(first.group)
     return (
-        f"{verb} {_named(view, first.group)} to reach {target}: {_named(view, other)} takes "
+        f"{first.advice} {_named(view, first.group)} to reach {target}: {_named(view, other)} takes "
         f"{ratio(longer)} times as long."
     )
 
@@ -91,25 +94,25 @@ def _chance(view: WorkloadView, first: Candidate) -> str:
     """How sure the choice is, the most that it may cost, and what would make it surer."""
     seeds = count(first.seeds, "seed")
     text = (
-        f"With a probability of {probability(first.speed.probability)} ({seeds}), nothing here is over "
-        f"{view.tolerance.time * 100:.3g}% sooner. At worst, {view.name(first.group)} takes "
+        f"With a probability of {probability(first.speed.probability)} ({seeds}), nothing here is "
+        f"{_sooner(view)}. At worst, {view.name(first.group)} takes "
         f"{first.speed.longer:.0%} more time than the best here (95%)."
     )
-    more = max(SURE_SEEDS, first.seeds + 4)
-    return text if first.sure else f"{text} To be surer, run it again with --repeat {more}."
+    return (
+        text if first.sure else f"{text} To be surer, run it again with --repeat {first.seeds_to_be_sure}."
+    )
 
 
 def _named(view: WorkloadView, group: Group) -> str:
     """`ddp over gloo on 2 nodes (3.20 s)`."""
-    on = "" if group.serial else f" on {group.shape.label}"
     clock = "" if view.clock == "wall" else " in cluster time"
-    return f"{view.name(group)}{on} ({seconds(TIME_TO_TARGET_S.mean_of(group))}{clock})"
+    return f"{view.name_on(group)} ({seconds(TIME_TO_TARGET_S.mean_of(group))}{clock})"
 
 
 def _not_always(view: WorkloadView, found: Sequence[Candidate]) -> str:
     """The configurations that did not reach the target with every seed, as a sentence."""
     missed = [
-        view.name(group) + ("" if group.serial else f" on {group.shape.label}")
+        view.name_on(group)
         for group in view.line_groups
         if not any(group is each.group for each in found) and seeds_at_target(group)[0] < len(group.rows)
     ]
