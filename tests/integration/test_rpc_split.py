@@ -202,11 +202,11 @@ def stopping(method: str, doomed: int, context: NodeContext) -> Any:
 @pytest.mark.parametrize("method", ["forward", "_send_gradient"])
 def test_a_stopped_stage_is_named_after_the_timeout(tmp_path: Path, method: str) -> None:
     doomed = 2 if method == "_send_gradient" else 1  # the first stage sends no gradient
-    ranks = Ranks(f"{tmp_path}/rendezvous", timeout_s=5.0)
+    ranks = Ranks(f"{tmp_path}/rendezvous", timeout_s=10.0)  # enough for a call beside other load
     outcomes = ranks.run(partial(stopping, method, doomed), 3)
     kind, message, after_s = outcomes[0]
     assert outcomes[doomed] is None
     assert kind == "CommunicationError"
     assert message.startswith(f"calling node {doomed} failed: ")
     assert "\n" not in message
-    assert after_s < 5 + 5
+    assert after_s < 10 + 5
