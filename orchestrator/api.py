@@ -33,10 +33,10 @@ from orchestrator.sweeps.validation import excerpt
 if TYPE_CHECKING:
     import pandas
 
-    from orchestrator.report.figures import Plot
     from orchestrator.report.findings.base import Finding
     from orchestrator.report.findings.claims import Claims
     from orchestrator.report.model.comparison import Comparison
+    from orchestrator.report.plots import Plot
 
 Value = str | int | float | bool | None
 Line = dict[str, Value]
@@ -98,9 +98,10 @@ class Figure:
     @cached_property
     def svg(self) -> str:
         """The figure as SVG, on white."""
-        from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
+        from orchestrator.report.figures.chart import Chart
+        from orchestrator.report.figures.vega import svg_file, svg_of
 
-        return svg_file(svg_of(without_heading(dict(self.spec))), self.title)
+        return svg_file(svg_of(Chart(dict(self.spec)).without_heading), self.title)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -126,14 +127,12 @@ class Results:
         """What to choose, a sentence for each workload; empty if nothing has finished."""
         from orchestrator.report.verdict import verdicts
 
-        return tuple(
-            _plain(each.headline) for each in verdicts(self._comparison, self._found, self._claims)
-        )
+        return tuple(_plain(each.headline) for each in verdicts(self._comparison, self._claims))
 
     @cached_property
     def findings(self) -> tuple[dict[str, Any], ...]:
         """Every finding as in findings.json: its text, numbers, intervals and decisions."""
-        from orchestrator.report.findings import findings_json
+        from orchestrator.report.findings.base import findings_json
 
         return tuple(json.loads(findings_json(self._found)))
 
@@ -161,8 +160,8 @@ class Results:
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The report's figures by name: `time`, `speedup`, `accuracy`, …"""
-        from orchestrator.report.figures import draw
         from orchestrator.report.model.timelines import with_timelines
+        from orchestrator.report.plots import draw
 
         comparison = with_timelines(SweepPaths(self.directory), self._comparison)
         return {plot.name: _figure(plot) for plot in draw(comparison)}
@@ -179,13 +178,13 @@ class Results:
 
     @cached_property
     def _claims(self) -> Claims:
-        from orchestrator.report.findings import asked_by
+        from orchestrator.report.topics import asked_by
 
         return asked_by(self._comparison).decided()
 
     @cached_property
     def _found(self) -> Sequence[Finding]:
-        from orchestrator.report.findings import find
+        from orchestrator.report.topics import find
 
         return find(self._comparison, self._claims)
 
@@ -344,7 +343,7 @@ def _table(columns: Sequence[str], lines: Iterator[Line]) -> Table:
 
 
 def _figure(plot: Plot) -> Figure:
-    return Figure(plot.heading or plot.title, plot.chart.spec)
+    return Figure(plot.heading, plot.chart.spec)
 
 
 def _shown(value: Value) -> str:

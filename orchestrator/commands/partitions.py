@@ -267,11 +267,11 @@ def labels_csv(previews: Sequence[PartitionPreview]) -> str:
 def _figure(previews: Sequence[PartitionPreview]) -> str:
     # Imported here: Altair is slow to load, and the tables do not need it.
     from orchestrator.report.figures.maps import LabelMap, label_maps
-    from orchestrator.report.figures.vega import heading_of, svg_file, svg_of, without_heading
+    from orchestrator.report.figures.vega import svg_file, svg_of
     from orchestrator.report.model.labels import ClusterShape
 
     maps = [
         LabelMap(item.label, ClusterShape.of(item.run), item.summary) for item in previews if item.summary
     ]
-    spec = label_maps(maps).spec
-    return svg_file(svg_of(without_heading(spec)), heading_of(spec))
+    chart = label_maps(maps)
+    return svg_file(svg_of(chart.without_heading), chart.heading)

@@ -48,9 +48,9 @@ def copy_results(directory: Path, to: Path = RESULTS) -> None:
 
 def draw_picture(results: Path = RESULTS) -> str:
     """The picture as SVG. Raises InputError for invalid results, or if a figure is missing."""
-    from orchestrator.report.figures import draw
     from orchestrator.report.figures.vega import svg_file, svg_of
     from orchestrator.report.model.comparison import compare
+    from orchestrator.report.plots import draw
 
     try:
         known = Results.model_validate_json(read_regular(results))

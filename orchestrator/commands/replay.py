@@ -152,15 +152,15 @@ def conclusions(paths: SweepPaths, found: Sequence[Row]) -> list[str]:
     Workloads over links of their own are left out, since their links are replaced.
     """
     # Imported here: only this part of the command compares runs.
-    from orchestrator.report.findings import asked_by, find
     from orchestrator.report.model.comparison import read_comparison
+    from orchestrator.report.topics import asked_by
     from orchestrator.report.verdict import verdicts
 
     comparison = read_comparison(paths, {row.key: row.time for row in found})
     claims = asked_by(comparison).decided()
     return [
         verdict.headline.replace(formats.JOIN, " ")
-        for verdict in verdicts(comparison, find(comparison, claims), claims)
+        for verdict in verdicts(comparison, claims)
         if len(verdict.options) > 1 and not verdict.workload.link
     ]
 

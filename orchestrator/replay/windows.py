@@ -91,7 +91,7 @@ class Piece(NamedTuple):
 def pieces(interval: Interval) -> Iterator[Piece]:
     """Waiting, then communication; or work."""
     if interval.name in WORK_PHASES:
-        yield Piece(cast(Phase, interval.name), interval.start, interval.end)
+        yield Piece(cast("Phase", interval.name), interval.start, interval.end)
         return
     ready = interval.start + interval.wait_s
     yield Piece("wait", interval.start, ready)

@@ -38,17 +38,17 @@ def write_report(paths: SweepPaths) -> Written:
 
 
 def _write(paths: SweepPaths, renderer: Renderer) -> Written:
-    # Imported here, since Altair is slow to load and most commands draw nothing.
-    from orchestrator.report.figures import draw
+    # Imported here: most commands that import this package write no report.
     from orchestrator.report.figures.vega import svg_file
-    from orchestrator.report.findings import asked_by, find, findings_json
+    from orchestrator.report.findings.base import findings_json
     from orchestrator.report.metrics.fairness import unequal_conditions
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.model.timelines import with_timelines
+    from orchestrator.report.plots import draw
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
-    from orchestrator.report.render.summary import disturbance
-    from orchestrator.report.verdict import verdicts
+    from orchestrator.report.render.page import page_of
+    from orchestrator.report.topics import asked_by, find
 
     check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
@@ -56,17 +56,18 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     drawn = renderer.draw([plot.spec for plot in plots])
     claims = asked_by(comparison).decided()
     findings = find(comparison, claims)
-    found = verdicts(comparison, findings, claims)
+    page = page_of(comparison, findings, claims, plots)
     write_atomic(paths.summary, summary_csv(comparison))
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
     write_atomic(paths.columns, columns_csv())
     write_atomic(paths.findings, findings_json(findings))
-    write_atomic(paths.markdown, markdown.render(comparison, findings, found, plots))
+    write_atomic(paths.markdown, markdown.render(page, comparison))
     drawings = drawn.result()
     for plot, svg in zip(plots, drawings.svgs, strict=True):
         write_atomic(paths.plots / f"{plot.name}.svg", svg_file(svg, plot.heading))
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
-    write_atomic(paths.html, html.render(comparison, findings, found, plots, drawings))
-    return Written(disturbance(findings), [each.headline for each in found], unequal_conditions(comparison))
+    write_atomic(paths.html, html.render(page, comparison, plots, drawings))
+    headlines = [each.headline for each in page.verdicts]
+    return Written(page.disturbance, headlines, unequal_conditions(comparison))

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from orchestrator import report
+from orchestrator.report.figures.theme import css_variables
 
 SOURCES = Path(__file__).parent
 REPORT_STYLE = Path(report.__file__).parent / "render" / "report.css"
@@ -26,8 +27,6 @@ class Page:
 
 def page(name: str) -> Page:
     """The page of a sweep with this name. All else comes in messages, which the script shows as text."""
-    from orchestrator.report.figures.theme import css_variables  # loads Altair
-
     light, dark = css_variables()
     style = "\n".join(
         [

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.report.findings import asked_by
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import ACCURACY
 from orchestrator.report.statistics.chances import Tolerance
+from orchestrator.report.topics import asked_by
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
@@ -99,7 +99,7 @@ def of_choices(noise: Noise, seeds: int) -> None:
             for name in ("serial", *STRATEGIES)
         }
         comparison = a_report(rng, noise, seeds, effects)
-        (verdict,) = verdicts(comparison, [], Claims())
+        (verdict,) = verdicts(comparison, Claims())
         kind = verdict.headline.split()[0].replace("Stay", "Choose")
         if kind in chosen:
             chosen[kind].append(is_right(verdict.options[0].name.split()[0], effects))

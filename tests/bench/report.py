@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.report.figures import draw
 from orchestrator.report.figures.vega import packed, scripts, svg_of
-from orchestrator.report.findings import asked_by, find
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.timelines import with_timelines
+from orchestrator.report.plots import draw
 from orchestrator.report.render import html, markdown
 from orchestrator.report.render.csv_tables import epochs_csv, results_csv, summary_csv
+from orchestrator.report.render.page import page_of
 from orchestrator.report.renderer import Drawings
-from orchestrator.report.verdict import verdicts
+from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths
 from tests.bench.large_sweep import write_large_sweep
 
@@ -101,13 +101,13 @@ def parts(paths: SweepPaths) -> None:
     comparison = timed("timelines", lambda: with_timelines(paths, read))
     claims = timed("claims", lambda: asked_by(comparison).decided())
     findings = timed("findings", lambda: find(comparison, claims))
-    found = timed("verdicts", lambda: verdicts(comparison, findings, claims))
     plots = timed("figures", lambda: draw(comparison))
+    page = timed("verdicts, tables", lambda: page_of(comparison, findings, claims, plots))
     timed("CSV files", lambda: [write(comparison) for write in (summary_csv, results_csv, epochs_csv)])
-    timed("report.md", lambda: markdown.render(comparison, findings, found, plots))
+    timed("report.md", lambda: markdown.render(page, comparison))
     svgs = timed("SVG", lambda: [svg_of(plot.spec) for plot in plots])
     drawings = Drawings(svgs, timed("Vega", lambda: packed(scripts())))
-    timed("report.html", lambda: html.render(comparison, findings, found, plots, drawings))
+    timed("report.html", lambda: html.render(page, comparison, plots, drawings))
 
 
 def timed(name: str, work: Callable[[], T]) -> T:

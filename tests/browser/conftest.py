@@ -10,14 +10,14 @@ from filelock import FileLock
 from playwright.sync_api import Browser, sync_playwright
 
 from orchestrator.commands import doctor
-from orchestrator.report.figures import draw
-from orchestrator.report.findings import find
+from orchestrator.report.plots import draw
 from orchestrator.report.render import html
-from orchestrator.report.render.questions import kind_of
+from orchestrator.report.render.page import page_of
 from orchestrator.report.renderer import Renderer
+from orchestrator.report.topics import asked_by, find
 from tests.browser.reader import Reader
 from tests.support.command_line import run_cli
-from tests.unit.report_support import a_run, repeated, verdicts_of, write_sweep
+from tests.unit.report_support import a_run, repeated, write_sweep
 from tests.unit.test_report_golden import golden_comparison
 
 SMALL_SWEEP = """
@@ -69,13 +69,13 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
 
     def write(folder: Path) -> Path:
         comparison = golden_comparison()
-        plots = [*{kind_of(plot): plot for plot in reversed(draw(comparison))}.values()]
+        plots = [*{plot.kind.name: plot for plot in reversed(draw(comparison))}.values()]
         with Renderer() as renderer:
             drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
-        findings = find(comparison)
-        found = verdicts_of(comparison)
-        file.write_text(html.render(comparison, findings, found, plots, drawings))
+        claims = asked_by(comparison).decided()
+        page = page_of(comparison, find(comparison, claims), claims, plots)
+        file.write_text(html.render(page, comparison, plots, drawings))
         return file
 
     return written_once(shared_folder / "golden-report", write)

@@ -65,7 +65,7 @@ def test_choices_are_as_often_right_as_they_say(
     rng, right = np.random.default_rng(3), list[bool]()
     for at in range(SIMULATED):
         comparison, truth = simulated(rng, 0.05 * (at % 5), seeds)
-        (verdict,) = verdicts(comparison, [], Claims())
+        (verdict,) = verdicts(comparison, Claims())
         if verdict.headline.startswith(begins):
             right.append(is_right(chosen(verdict), truth))
     print(f"{seeds} seeds: {len(right)} of {SIMULATED} chosen, {right.count(False)} wrong")

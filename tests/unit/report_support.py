@@ -17,18 +17,19 @@ from orchestrator.replay.described import described
 from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import formats, write_report
-from orchestrator.report.figures import Plot, draw
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.findings import asked_by, find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
+from orchestrator.report.plots import Plot, draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import html, markdown
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
+from orchestrator.report.render.page import page_of as content_of
 from orchestrator.report.renderer import Drawings, Renderer
+from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Verdict, verdicts
 from orchestrator.results.records import (
     Certificate,
@@ -387,7 +388,7 @@ def unrendered_figures() -> Iterator[None]:
 
 def verdicts_of(comparison: Comparison) -> list[Verdict]:
     claims = asked_by(comparison).decided()
-    return verdicts(comparison, find(comparison, claims), claims)
+    return verdicts(comparison, claims)
 
 
 def page_of(
@@ -395,7 +396,8 @@ def page_of(
 ) -> str:
     """The page with empty figures; plots: all of the comparison if not given."""
     shown = draw(comparison) if plots is None else plots
-    return html.render(comparison, findings, verdicts_of(comparison), shown, undrawn(shown))
+    page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
+    return html.render(page, comparison, shown, undrawn(shown))
 
 
 def text_of(
@@ -403,7 +405,8 @@ def text_of(
 ) -> str:
     """report.md; plots: all of the comparison if not given."""
     shown = draw(comparison) if plots is None else plots
-    return markdown.render(comparison, findings, verdicts_of(comparison), shown)
+    page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
+    return markdown.render(page, comparison)
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:

@@ -8,13 +8,13 @@ from math import inf
 import pytest
 from scipy import stats
 
-from orchestrator.report.findings import asked_by, find
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.contrasts import Contrast
 from orchestrator.report.statistics.families import benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
+from orchestrator.report.topics import asked_by, find
 from tests.unit.report_support import a_comparison, a_run, around, finding_of, repeated
 
 LEVEL = 0.05

@@ -77,12 +77,16 @@ REPORT: dict[str, str] = {
     "quantities": "formats statistics model",
     "metrics": "formats statistics model quantities",
     "findings": "formats statistics model quantities metrics",
-    "verdict": "formats statistics model quantities metrics findings",
     "figures": "formats statistics model quantities metrics findings",
+    "topics": "formats statistics model quantities metrics findings figures",
+    "verdict": "formats statistics model quantities metrics findings topics",
+    "plots": "model figures topics",
     "renderer": "",
-    "render": "formats statistics model quantities metrics findings verdict figures renderer",
+    "render": "formats statistics model quantities metrics findings figures topics verdict plots renderer",
     "directories": "formats statistics model quantities metrics findings figures render",
-    "__init__": "formats statistics model quantities metrics findings verdict figures renderer render",
+    "__init__": (
+        "formats statistics model quantities metrics findings figures topics verdict plots renderer render"
+    ),
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
 

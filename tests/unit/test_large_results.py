@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.replay.described import cluster_times
-from orchestrator.report.figures.lines import SCALINGS, lines_over_nodes
+from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison, read_comparison
+from orchestrator.report.topics.speed import TIMES
 from orchestrator.results.store import SweepPaths, UnusableFile, read_result, write_atomic
 from tests.bench.large_sweep import ON_FEW_NODES, PAIRS, a_cluster_time, a_result, specs, write_large_sweep
 from tests.unit.report_support import a_run
@@ -83,7 +84,7 @@ def test_cluster_times_of_the_large_sweep_need_no_traces(tmp_path: Path) -> None
 def test_small_multiples_divide_the_lines_among_panels(comparison: Comparison) -> None:
     (workload,) = comparison.workloads
     view = comparison.view(workload)
-    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), SCALINGS[0])
+    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), TIMES)
     assert chart is not None
     assert "facet" in chart.spec
     coloured = [layer for layer in layers(chart.spec["spec"]) if "color" in layer.get("encoding", {})]
@@ -93,7 +94,7 @@ def test_small_multiples_divide_the_lines_among_panels(comparison: Comparison) -
 
 def test_small_multiples_draw_all_lines_behind_them_as_one_mark(comparison: Comparison) -> None:
     view = comparison.view(comparison.workloads[0])
-    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), SCALINGS[0])
+    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), TIMES)
     assert chart is not None
     (behind,) = [
         layer

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.findings import find
 from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, wall_by_cluster
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import GROUPS
+from orchestrator.report.topics import find
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     a_comparison,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings import find
-from orchestrator.report.findings.base import KINDS
+from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, evidence
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run, around, repeated
@@ -16,7 +16,13 @@ from tests.unit.test_report_golden import golden_comparison
 
 
 def lines(comparison: Comparison) -> dict[str, Evidence]:
-    return {line.topic: line for line in evidence(comparison, find(comparison))}
+    return {line.topic: line for line in evidence_of(comparison)[0]}
+
+
+def evidence_of(comparison: Comparison) -> tuple[list[Evidence], list[Finding]]:
+    claims = asked_by(comparison).decided()
+    findings = find(comparison, claims)
+    return evidence(comparison, findings, claims), findings
 
 
 def sound() -> list[RunResult]:
@@ -66,8 +72,7 @@ def test_pending_runs_and_few_seeds() -> None:
 
 def test_every_line_of_a_sweep_with_all_cautions_has_an_anchor_that_exists() -> None:
     comparison = golden_comparison()
-    findings = find(comparison)
-    found = evidence(comparison, findings)
+    found, findings = evidence_of(comparison)
     anchors = {finding.anchor for finding in findings}
     assert anchors == {f"finding-{kind}" for kind in KINDS if kind != "disturbed"}
     assert {line.anchor for line in found if not line.ok} <= anchors

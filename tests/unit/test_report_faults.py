@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings import find
-from orchestrator.report.metrics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.quantities import ELAPSED_S
 from orchestrator.report.render import columns
+from orchestrator.report.topics import find
+from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
 from orchestrator.results.records import InjectedFault, RunResult
 from tests.unit.report_support import (
     a_comparison,

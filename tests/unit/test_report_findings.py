@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.cautions import WIDE_DRIFT
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.rows import NO_SERIAL
 from orchestrator.report.render.summary import seeds_line
+from orchestrator.report.statistics.drift import WIDE
+from orchestrator.report.topics import find
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     FAST,
@@ -373,7 +373,7 @@ def test_a_drift_that_is_excluded_is_no_caution() -> None:
         for place, run in enumerate(repeated("serial", [8.0, 8.1, 8.0, 8.1, 8.0]))
     ]
     low, high = finding_of(a_comparison(*runs), "no_drift").data["interval"]
-    assert low < 1 < high < WIDE_DRIFT * low
+    assert low < 1 < high < WIDE * low
 
 
 def test_runs_that_did_not_learn_are_named() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.glance import strategies_at_a_glance
-from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.legend import legend
+from orchestrator.report.topics.exchange import exchange_by_size
 from orchestrator.results.records import RunResult
 from tests.unit.conftest import PROJECT
 from tests.unit.report_support import (
@@ -159,7 +159,7 @@ def test_communication_time_by_model_size() -> None:
 
 def test_the_report_has_this_figure_once(tmp_path: Path) -> None:
     paths = write_page(tmp_path, sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
-    assert [file.name for file in paths.plots.glob("exchange*")] == ["exchange.svg"]
+    assert [file.name for file in paths.plots.glob("exchange*")] == ["exchange-1.svg"]
 
 
 def test_one_model_size_has_no_figure() -> None:

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report import figures, formats
-from orchestrator.report.findings import find
+from orchestrator.report import formats
 from orchestrator.report.findings.base import KINDS
-from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render import columns
+from orchestrator.report.topics import FIGURES, find
+from orchestrator.report.topics.faults import fault_costs
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
@@ -344,17 +345,17 @@ def comparison() -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def plots(comparison: Comparison) -> list[figures.Plot]:
+def plots(comparison: Comparison) -> list[Plot]:
     """All figures; only titles and captions are compared."""
-    return figures.draw(comparison)
+    return draw(comparison)
 
 
 def test_the_golden_comparison_has_every_finding_and_figure(
-    comparison: Comparison, plots: list[figures.Plot]
+    comparison: Comparison, plots: list[Plot]
 ) -> None:
     # A disturbed sweep has most of its runs beside other load.
     assert {finding.kind for finding in find(comparison)} == set(KINDS) - {"disturbed"}
-    assert {plot.name.rpartition("-")[0] or plot.name for plot in plots} == set(figures.CAPTIONS)
+    assert {plot.kind.name for plot in plots} == set(FIGURES)
 
 
 @pytest.mark.parametrize("table", ["GROUPS", "CERTIFICATES", "MODEL_PARTITION", "CONTAINERS"])
@@ -368,13 +369,13 @@ def test_the_golden_comparison_fills_every_column_about_faults(comparison: Compa
     assert columns.filled(columns.FAULTS, costs) == list(columns.FAULTS)
 
 
-def test_markdown(comparison: Comparison, plots: list[figures.Plot]) -> None:
+def test_markdown(comparison: Comparison, plots: list[Plot]) -> None:
     text = text_of(comparison, find(comparison), plots)
     before, _, rest = text.partition("## Strategies\n")  # from the docstrings of strategies
     check("report.md", before + rest[rest.index("## ") :])
 
 
-def test_html(comparison: Comparison, plots: list[figures.Plot]) -> None:
+def test_html(comparison: Comparison, plots: list[Plot]) -> None:
     check("report.txt", Text(page_of(comparison, find(comparison), plots)).text)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.figures import draw
-from orchestrator.report.findings import find
 from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import OTHER_EPOCHS
+from orchestrator.report.plots import draw
 from orchestrator.report.render.columns import GROUPS, NOT_REACHED, RUNS
 from orchestrator.report.render.csv_tables import epochs_csv
+from orchestrator.report.topics import find
 from orchestrator.results.records import Certificate, EpochPoint, RunResult
 from tests.unit.report_support import (
     a_comparison,

@@ -13,16 +13,18 @@ import vl_convert
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
 from orchestrator.report.figures.chart import HIDDEN, Chart
 from orchestrator.report.figures.curves import accuracy_over_time
-from orchestrator.report.figures.lines import SCALINGS, lines_over_nodes
+from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import MOST_TOGETHER, ROW, folded
 from orchestrator.report.figures.style import Style
-from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.vega import VERSION
+from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
+from orchestrator.report.topics.speed import SPEEDUPS as SPEEDUP
+from orchestrator.report.topics.speed import TIMES as TIME
+from orchestrator.report.topics.target import time_to_target
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import SERIAL, a_comparison, a_run, layers, points, scale
 from tests.unit.test_report_learning import learned
 
-TIME, SPEEDUP, _, ACCURACY, _ = SCALINGS
 FEW = ["all_reduce", "one_shot", "gossip", "local_sgd"]
 MANY = [*FEW, "diloco", "all_gather", "reduce_broadcast", "parameter_server"]
 

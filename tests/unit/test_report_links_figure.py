@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.figures import draw
-from orchestrator.report.figures.links import time_by_link
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.plots import draw
 from orchestrator.report.quantities.links import OWN_LINKS
+from orchestrator.report.topics.links import time_by_link
 from tests.unit.report_support import a_comparison, a_run, around, repeated, unrendered_figures
 
 SLOW = {"bandwidth_mbit": 10, "latency_ms": 1}
@@ -53,7 +53,7 @@ def test_the_figures_of_several_workloads_over_links_have_files_of_their_own() -
     ]
     with unrendered_figures():
         names = [plot.name for plot in draw(a_comparison(*runs))]
-    assert names[:2] == ["links-1", "links-2"]
+    assert sum(name.startswith("links-") for name in names) == 2
     assert len({*names}) == len(names)
 
 

@@ -10,12 +10,12 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from orchestrator.report import figures
-from orchestrator.report.findings import find
-from orchestrator.report.findings.questions import QUESTIONS
+from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.tables import AT_FIRST
+from orchestrator.report.topics import find
 from tests.unit.report_support import FAST, SERIAL, a_run, text_of, unrendered_figures, write_page
 from tests.unit.test_report_golden import golden_comparison
 
@@ -32,13 +32,13 @@ def comparison() -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def plots(comparison: Comparison) -> list[figures.Plot]:
+def plots(comparison: Comparison) -> list[Plot]:
     with unrendered_figures():
-        return figures.draw(comparison)
+        return draw(comparison)
 
 
 @pytest.fixture(scope="module")
-def text(comparison: Comparison, plots: list[figures.Plot]) -> str:
+def text(comparison: Comparison, plots: list[Plot]) -> str:
     return text_of(comparison, find(comparison), plots)
 
 
@@ -100,7 +100,7 @@ def test_columns_beyond_the_first_are_folded_and_none_is_lost(comparison: Compar
             assert {head.title for head in table.heads} <= titles
 
 
-def test_every_figure_is_linked_once_below_its_title(text: str, plots: list[figures.Plot]) -> None:
+def test_every_figure_is_linked_once_below_its_title(text: str, plots: list[Plot]) -> None:
     assert sorted(re.findall(r"\]\(plots/(.+?)\.svg\)", text)) == sorted(plot.name for plot in plots)
     above = re.findall(r"(?m)^\*\*.+\n\n!\[", text)
     assert len(above) == len(plots)

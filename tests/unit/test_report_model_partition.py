@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from orchestrator.report.figures.maps import LabelMap
-from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
-from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import component_label
@@ -22,6 +20,10 @@ from orchestrator.report.quantities.data_partition import (
 )
 from orchestrator.report.render.columns import MODEL_PARTITION
 from orchestrator.report.render.legend import legend
+from orchestrator.report.topics.bubbles import bubbles
+from orchestrator.report.topics.exchange import exchange_by_size
+from orchestrator.report.topics.memory import memory_per_rank
+from orchestrator.report.topics.split_points import split_points_figure
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     SERIAL,

@@ -14,13 +14,13 @@ from urllib.parse import unquote
 import pytest
 
 from orchestrator.report import formats, write_report
-from orchestrator.report.figures import draw
 from orchestrator.report.figures.chart import Chart, chart_of, layered
-from orchestrator.report.figures.lines import SCALINGS, lines_over_nodes
+from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.style import Style
-from orchestrator.report.findings.questions import QUESTIONS
+from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.plots import draw
 from orchestrator.report.quantities.data_partition import partition_summary_of
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
@@ -30,6 +30,7 @@ from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.tables import AT_FIRST, table_of_groups
 from orchestrator.report.render.terms import TERMS, SectionTerms
+from orchestrator.report.topics.speed import TIMES
 from orchestrator.results.records import (
     RunResult,
 )
@@ -169,7 +170,7 @@ def time_figure(*results: RunResult) -> Chart:
     """Wall time over the number of nodes."""
     comparison = a_comparison(*results)
     (workload,) = comparison.workloads
-    chart = lines_over_nodes(comparison.view(workload).line_groups, Style(comparison.groups), SCALINGS[0])
+    chart = lines_over_nodes(comparison.view(workload).line_groups, Style(comparison.groups), TIMES)
     assert chart is not None
     return chart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.partitioners import MAX_COLUMNS, WORST, partitioners_by_strategy
+from orchestrator.report.topics.partitioners import MAX_COLUMNS, WORST, partitioners_by_strategy
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import SERIAL, a_comparison, a_run, records_of
 

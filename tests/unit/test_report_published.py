@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.figures import draw
-from orchestrator.report.findings import find
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.plots import draw
 from orchestrator.report.render.columns import PUBLISHED
+from orchestrator.report.topics import find
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (

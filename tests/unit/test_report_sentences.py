@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.report import figures
-from orchestrator.report.figures import CAPTIONS
-from orchestrator.report.findings import find
+from orchestrator.report.figures.sentences import figure_sentence
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.sentences import figure_sentence
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.labels import Workload
+from orchestrator.report.plots import draw
+from orchestrator.report.topics import FIGURES, find
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, around, repeated, unrendered_figures
 from tests.unit.test_report_golden import golden_comparison, on_360_images
@@ -32,29 +32,26 @@ def findings(golden: Comparison) -> list[Finding]:
 
 def test_every_figure_has_a_sentence(golden: Comparison, findings: Sequence[Finding]) -> None:
     with unrendered_figures():
-        plots = figures.draw(golden)
-    said = {}
-    for plot in plots:
-        name = plot.name if plot.name in CAPTIONS else plot.name.rpartition("-")[0]
-        said[plot.name] = figure_sentence(name, golden.view(plot.workload), findings)
+        plots = draw(golden)
+    said = {plot.name: sentence(plot.kind.name, golden, plot.workload, findings) for plot in plots}
     assert [name for name, text in said.items() if not text.endswith(".")] == []
     assert [text for text in said.values() if len(text) > LONGEST] == []
 
 
-def test_an_unknown_figure_has_none(golden: Comparison, findings: Sequence[Finding]) -> None:
-    assert figure_sentence("none", golden.view(golden.workloads[0]), findings) == ""
+def sentence(name: str, comparison: Comparison, workload: Workload, findings: Sequence[Finding]) -> str:
+    kind = FIGURES[name]
+    return figure_sentence(kind.shows, kind.otherwise, comparison.view(workload), findings)
 
 
 def said(name: str, *results: RunResult) -> str:
     comparison = a_comparison(*results)
-    view = comparison.view(comparison.workloads[0])
-    return figure_sentence(name, view, find(comparison)).replace(JOIN, " ")
+    return sentence(name, comparison, comparison.workloads[0], find(comparison)).replace(JOIN, " ")
 
 
 def test_only_a_finding_decides_what_is_the_fastest() -> None:
     fast, equal = repeated("all_reduce", around(4.0, 0.1), nodes=2), around(4.02, 0.1)[::-1]
-    decided = said("time", *fast, *repeated("ddp", around(6.0, 0.1), nodes=2))
-    undecided = said("time", *fast, *repeated("ddp", equal, nodes=2))
+    decided = said("speedup", *fast, *repeated("ddp", around(6.0, 0.1), nodes=2))
+    undecided = said("speedup", *fast, *repeated("ddp", equal, nodes=2))
     assert "the fastest of 2 configurations" in decided
     assert "the fastest" not in undecided
     assert all("all_reduce over mpi took 4.00 s and reached 90.0%" in text for text in (decided, undecided))
@@ -66,9 +63,8 @@ def test_accuracies_are_measured_whatever_is_decided() -> None:
         *repeated("all_reduce", around(0.9, 0.002), "accuracy", nodes=2),
         *repeated("ddp", around(0.5, 0.002)[::-1], "accuracy", nodes=2),
     )
-    assert (
-        text
-        == "Accuracies from 50.0% (ddp over gloo) to 90.0% (all_reduce over mpi) were measured on 2 nodes."
+    assert text == (
+        "Measured on 2 nodes: test accuracy from 50.0% (ddp over gloo) to 90.0% (all_reduce over mpi)."
     )
 
 
@@ -93,6 +89,6 @@ def test_findings_of_other_workloads_do_not_count() -> None:
     ]
     comparison = a_comparison(*fast, *other)
     found = find(comparison)
-    texts = [figure_sentence("time", comparison.view(workload), found) for workload in comparison.workloads]
+    texts = [sentence("speedup", comparison, workload, found) for workload in comparison.workloads]
     assert ["all_reduce" in texts[0], "ddp" in texts[1]] == [True, True]
     assert ["ddp" in texts[0], "all_reduce" in texts[1]] == [False, False]

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.figures import draw
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.stragglers import (
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.rows import UNEQUAL_NODES
+from orchestrator.report.plots import draw
+from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.render.columns import GROUPS
+from orchestrator.report.topics.stragglers import (
     MAX_NUMBERED_RANKS,
     MAX_PANELS,
     MOST_ROWS,
     straggler_attribution,
 )
-from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.rows import UNEQUAL_NODES
-from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
-from orchestrator.report.render.columns import GROUPS
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     SERIAL,

@@ -9,10 +9,10 @@ import pytest
 import vl_convert
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.lines import SCALINGS
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.report.figures.vega import VERSION, svg_file, svg_of
+from orchestrator.report.topics.speed import TIMES
 from tests.unit.report_support import SERIAL
 from tests.unit.test_report_lines import MANY, drawn, runs
 
@@ -22,7 +22,7 @@ LONG = "M0,0" + "L1.5,2.25" * 20
 
 @pytest.fixture(scope="module")
 def panels() -> Chart:
-    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], SCALINGS[0])
+    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], TIMES)
 
 
 def root(body: str, head: str = "") -> str:

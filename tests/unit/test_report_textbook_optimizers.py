@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.figures import draw
-from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.textbook_optimizers import optimizer_pairs
+from orchestrator.report.plots import draw
+from orchestrator.report.topics import find
+from orchestrator.report.topics.textbook_optimizers import optimizer_pairs
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 from trainer.spec.registries import OPTIMIZERS

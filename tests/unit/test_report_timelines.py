@@ -13,12 +13,13 @@ import pytest
 from orchestrator.replay.run import NoClusterTime
 from orchestrator.replay.windows import Part
 from orchestrator.report import formats, write_report
-from orchestrator.report.figures import draw, timelines
+from orchestrator.report.figures import timelines
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.timelines import MOST_RANKS, _exchange, small_timelines
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
+from orchestrator.report.plots import draw
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format

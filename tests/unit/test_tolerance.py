@@ -57,7 +57,7 @@ def test_what_is_within_the_tolerance_may_be_chosen_and_keeps_accuracy() -> None
     chosen, kept = [], []
     for tolerance in (Tolerances(), Tolerances(accuracy="4pt")):
         comparison = a_comparison(*runs, tolerance=tolerance)
-        chosen.append(verdicts(comparison, [], Claims())[0].options[0].name)
+        chosen.append(verdicts(comparison, Claims())[0].options[0].name)
         kept.append(finding_of(comparison, "best_accuracy").data["compared"][0]["keeps"])
     assert chosen == ["serial", "all_reduce over mpi"]
     assert kept == [False, True]

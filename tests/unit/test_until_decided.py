@@ -157,9 +157,9 @@ def test_it_is_decided_from_eight_seeds_on() -> None:
 
 def test_the_report_says_why_no_more_seeds_were_added_and_keeps_what_was_left_out() -> None:
     comparison = staged(*a_race(8, 3))
-    (verdict,) = verdicts(comparison, [], Claims())
+    (verdict,) = verdicts(comparison, Claims())
     assert [option.chance for option in verdict.options] == ["over 99%", "under 1%", "under 1%"]
-    (line,) = [line for line in evidence(comparison, []) if line.topic == "Seeds"]
+    (line,) = [line for line in evidence(comparison, [], Claims()) if line.topic == "Seeds"]
     assert line.text.replace(JOIN, " ").startswith(
         "3 to 8 seeds per configuration, added until the choice was decided"
     )

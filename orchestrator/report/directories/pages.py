@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from orchestrator.report.directories.differences import Difference
 from orchestrator.report.directories.matches import Match, Matches
+from orchestrator.report.figures.theme import css_variables
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import ABSENT, count, first_few, listed
 from orchestrator.report.render import html
@@ -141,8 +142,6 @@ def markdown(matches: Matches, differences: Sequence[Difference]) -> str:
 
 def page(matches: Matches, differences: Sequence[Difference]) -> str:
     """The comparison as one self-contained HTML file. Everything that comes from files is escaped."""
-    from orchestrator.report.figures.theme import css_variables  # loads Altair
-
     environment = Environment(
         loader=FileSystemLoader(SOURCES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

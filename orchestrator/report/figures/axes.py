@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil, floor, log10
 from typing import Any, Literal
 
-import altair as alt
+from orchestrator.report.figures.lazy import alt
 
 FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
 LOG_FROM = 16  # node counts that differ by this factor go on a logarithmic axis
@@ -16,6 +16,12 @@ MOST_TICKS = 12
 GAP = 1.5  # times the range of all other values: values farther away are clipped
 MOST_CLIPPED = 0.25  # of all values; more are no exception
 LEAST_RANGE = 0.02  # of an accuracy axis
+# Labels of an axis of bytes, as formats.size writes them.
+SIZE_AXIS = (
+    "datum.value < 1000 ? format(datum.value, 'd') + ' B' : "
+    "format(datum.value / pow(1000, floor(log(datum.value * 1.000001) / log(1000))), '.3~r') + ' ' + "
+    "['B', 'kB', 'MB', 'GB', 'TB'][floor(log(datum.value * 1.000001) / log(1000))]"
+)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
 
-import altair as alt
-
 from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart, chart_of, in_lines, layered
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN

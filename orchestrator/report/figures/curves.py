@@ -1,21 +1,18 @@
-"""Accuracy against time: of each configuration, and over training; loss curves of optimizers."""
+"""Accuracy against time: of each configuration, and over training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import altair as alt
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of
+from orchestrator.report.figures.chart import Chart, chart_of
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.lines import record, tooltip
-from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, Record
+from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
-from orchestrator.report.figures.theme import SERIES_COLOURS, colour
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models
-from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.quantities import TRAIN_S
@@ -118,57 +115,3 @@ def _target(target: float, y: alt.Y) -> list[alt.Chart]:
         text=f"target, {percent(target)}", color=colour("soft"), align="left", dx=4, dy=-7
     )
     return [rule, text.encode(x=alt.value(0))]
-
-
-def loss_curves(pair: OptimizerPair) -> Chart:
-    """A line for each seed of the library's optimizer, and crosses in its colour for the textbook's."""
-    textbook, library = pair.names
-    records: list[dict[str, Any]] = [
-        {
-            "series": name,
-            "seed": row.seed,
-            "epoch": epoch,
-            "loss": loss,
-            "written": f"{loss:.4g}",
-            "colour": at % SERIES_COLOURS,
-        }
-        for at, (one, other) in enumerate(pair.runs)
-        for name, row in ((library, other), (textbook, one))
-        for epoch, loss in enumerate(losses(row), 1)
-    ]
-    values = [record["loss"] for record in records]
-    y = amount_axis(values, "loss", "test loss", log=True)
-    look = alt.Color(
-        "colour:N",
-        scale=alt.Scale(
-            domain=[*range(SERIES_COLOURS)], range=[colour(f"s{at}") for at in range(SERIES_COLOURS)]
-        ),
-        legend=None,
-    )
-    last = max((record["epoch"] for record in records), default=1)
-    x = alt.X(
-        "epoch:Q",
-        axis=alt.Axis(tickMinStep=1, format="d"),
-        scale=alt.Scale(domain=[1, max(2, last)], padding=10),
-    )
-    tips = [
-        alt.Tooltip("series:N", title="optimizer"),
-        alt.Tooltip("seed:Q"),
-        alt.Tooltip("epoch:Q"),
-        alt.Tooltip("written:N", title="test loss"),
-    ]
-    base = chart_of(records).encode(x=x, y=y.y, color=look)
-    lines = base.transform_filter(alt.datum.series == library).mark_line(strokeWidth=2, aria=False)
-    crosses = base.transform_filter(alt.datum.series == textbook).mark_point(
-        shape="M-0.6,-0.6L0.6,0.6M0.6,-0.6L-0.6,0.6", size=60, strokeWidth=1.6
-    )
-    title = f"{textbook} and {library}, batch {pair.textbook.first.run.batch_size:,}"
-    drawn = alt.layer(lines.encode(detail="seed:N"), crosses.encode(tooltip=tips)).properties(
-        title=alt.TitleParams(
-            title, subtitle=f"Lines: {library}. Crosses: {textbook}. A colour is a seed."
-        ),
-        width=HALF_PAGE - AXIS_WIDTH - 40,
-        height=HEIGHT,
-        usermeta={"domains": y.domains},
-    )
-    return Chart.of(drawn, log_axis="y")

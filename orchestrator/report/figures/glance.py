@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import altair as alt
-
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
 from orchestrator.report.figures.chart import PADDING, Chart, chart_of, data_of
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import (
     Style,
     series_name,

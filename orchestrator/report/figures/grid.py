@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-import altair as alt
-
 from orchestrator.report.figures.bars import HALF_PAGE, extent_of, fold
 from orchestrator.report.figures.chart import FULL_WIDTH, Chart, chart_of, in_lines, layered
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.theme import colour
 
 MAX_COLUMNS_IN_HALF = 4  # of a page

@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import altair as alt
-
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, share_axis
 from orchestrator.report.figures.chart import Chart, chart_of
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
-from orchestrator.report.quantities import ACCURACY, CPU_TIME_SPEEDUP, SPEEDUP, STALENESS, TRAIN_S
+from orchestrator.report.quantities import CPU_TIME_SPEEDUP, SPEEDUP
 from orchestrator.report.quantities.quantity import SECONDS, SHARE, Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
 Point = tuple[Group, Spread]
-Explained = tuple[alt.Chart, alt.Chart]  # a mark and its text
+Explained = tuple["alt.Chart", "alt.Chart"]  # a mark and its text
 VISIBLE_IDEAL = 1.2  # an axis that ends below has no room for ideal speedup
 
 
@@ -46,21 +45,6 @@ class Scaling:
     def has_ideal(self) -> bool:
         """Whether it is at best the number of ranks."""
         return self.quantity in (SPEEDUP, CPU_TIME_SPEEDUP)
-
-
-SCALINGS = (
-    Scaling("time", TRAIN_S, "{Clock} time", "{clock} time, s", cores_matter=True),
-    Scaling("speedup", SPEEDUP, "Speedup", "serial {clock} time / {clock} time", cores_matter=True),
-    Scaling(
-        "cpu_time_speedup",
-        CPU_TIME_SPEEDUP,
-        "CPU-time speedup",
-        "serial CPU time / CPU time",
-        only_on="wall",  # cluster time replaces it
-    ),
-    Scaling("accuracy", ACCURACY, "Test accuracy", "test accuracy"),
-    Scaling("staleness", STALENESS, "Staleness of gradients", "updates by others"),
-)
 
 
 def lines_over_nodes(

@@ -10,11 +10,11 @@ from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from orchestrator.report import formats
 from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, data_of, layered
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.labels import ClusterShape
 from trainer.training.partition import PartitionSummary

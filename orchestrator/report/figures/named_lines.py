@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import altair as alt
-
 from orchestrator.report.figures.axes import Axis
 from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart, chart_of, data_of
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group

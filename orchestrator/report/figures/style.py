@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import altair as alt
-
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.theme import OTHER_SHAPE, SERIES_COLOURS, TRANSPORT_SHAPES, colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split

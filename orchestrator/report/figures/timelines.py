@@ -7,13 +7,11 @@ from math import ceil
 from textwrap import wrap
 from typing import Any
 
-import altair as alt
-
 from orchestrator.replay.windows import Part, Steps, Window
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import phase_scale, top_legend
-from orchestrator.report.figures.chart import FULL_WIDTH, Chart, data_of
-from orchestrator.report.figures.stragglers import panel_header
+from orchestrator.report.figures.chart import FULL_WIDTH, Chart, data_of, panel_header
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.formats import JOIN, significant, whole
 from orchestrator.report.model.comparison import WorkloadView

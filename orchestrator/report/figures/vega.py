@@ -11,25 +11,15 @@ import gzip
 import json
 import re
 from hashlib import sha256
-from typing import Any
 
 import altair
 import vl_convert
 
+from orchestrator.report.figures.chart import Spec
 from orchestrator.report.figures.svg import compact, with_heading
-from orchestrator.report.figures.theme import config, with_light_colours
-
-Spec = dict[str, Any]
+from orchestrator.report.figures.theme import with_light_colours
 
 VERSION = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite
-
-
-def spec_of(chart: altair.TopLevelMixin) -> Spec:
-    """The chart's specification in the style of the report.
-
-    Tests validate specifications. Here that would take half of the time in which figures are drawn.
-    """
-    return {**chart.to_dict(validate=False), "background": None, "config": config()}
 
 
 def svg_of(spec: Spec) -> str:
@@ -37,20 +27,6 @@ def svg_of(spec: Spec) -> str:
     written = json.dumps(spec)
     svg = str(vl_convert.vegalite_to_svg(written, vl_version=VERSION))
     return compact(svg, sha256(written.encode()).hexdigest()[:8])
-
-
-def heading_of(spec: Spec) -> str:
-    """The title of the figure; empty if it has none."""
-    title = spec.get("title", "")
-    return str(title.get("text", "") if isinstance(title, dict) else title)
-
-
-def without_heading(spec: Spec) -> Spec:
-    """The specification for a page, which shows the heading above the figure. A subtitle stays."""
-    title = spec.get("title")
-    subtitle = title.get("subtitle") if isinstance(title, dict) else None
-    rest = {name: value for name, value in spec.items() if name != "title"}
-    return {**rest, "title": {**title, "text": ""}} if subtitle else rest  # type: ignore[dict-item]
 
 
 def svg_file(svg: str, heading: str) -> str:

@@ -2,58 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.rows import Row
 
+FURTHER = "further"
+# The questions under which a report shows findings and figures, in its order.
+QUESTIONS = {
+    "asked": "What the sweep asks",
+    "source": "How does it compare with its reference?",
+    "links": "Which strategy suits which link?",
+    "partitioners": "Which partitioner costs accuracy?",
+    "choice": "How accurate is it, and after how much time?",
+    "scale": "How does it scale?",
+    "accuracy": "What does it cost in accuracy?",
+    "time": "Where does the time go?",
+    "waiting": "Which rank delays the others?",
+    "data": "Which samples did each node see?",
+    "model": "How is the model split?",
+    FURTHER: "Further comparisons",
+}
+
 
 @dataclass(frozen=True)
 class Kind:
-    """topic: the heading under which a report shows it. caution: it limits what may be concluded."""
+    """A kind of finding.
+
+    topic: the heading under which a report shows it. question: a key of QUESTIONS; those of cautions are
+    shown by themselves. caution: it limits what may be concluded.
+    """
 
     topic: str
+    question: str = FURTHER
     caution: bool = False
 
 
 KINDS = {
-    "asked": Kind("Question of the sweep"),
-    "asked_unanswered": Kind("Question of the sweep"),
-    "ablation": Kind("Ablation"),
-    "ablation_incomplete": Kind("Ablation"),
-    "published_time": Kind("Published"),
-    "textbook_curve_equal": Kind("Textbook optimizer"),
+    "asked": Kind("Question of the sweep", "asked"),
+    "asked_unanswered": Kind("Question of the sweep", "asked"),
+    "ablation": Kind("Ablation", "source"),
+    "ablation_incomplete": Kind("Ablation", "source"),
+    "published_time": Kind("Published", "source"),
+    "textbook_curve_equal": Kind("Textbook optimizer", "source"),
     "textbook_curve_differs": Kind("Textbook optimizer", caution=True),
-    "links": Kind("Links"),
-    "front": Kind("Accuracy and time"),
-    "target_first": Kind("Target accuracy"),
-    "target_some_seeds": Kind("Target accuracy"),
-    "target_never": Kind("Target accuracy"),
-    "fastest": Kind("Speed"),
-    "more_nodes": Kind("More nodes"),
-    "slower_than_serial": Kind("Speed"),
-    "transports": Kind("Transport"),
-    "all_reduce_and_ddp": Kind("Exchange"),
-    "mean_gradient": Kind("Exchange"),
-    "straggler": Kind("Stragglers"),
-    "least_memory": Kind("Memory"),
-    "bubble": Kind("Bubble"),
-    "split_point": Kind("Split point"),
-    "best_accuracy": Kind("Accuracy"),
-    "fewer_updates": Kind("Accuracy"),
-    "averaging": Kind("Averaging"),
+    "links": Kind("Links", "links"),
+    "front": Kind("Accuracy and time", "choice"),
+    "target_first": Kind("Target accuracy", "scale"),
+    "target_some_seeds": Kind("Target accuracy", "scale"),
+    "target_never": Kind("Target accuracy", "scale"),
+    "fastest": Kind("Speed", "scale"),
+    "more_nodes": Kind("More nodes", "scale"),
+    "slower_than_serial": Kind("Speed", "scale"),
+    "transports": Kind("Transport", "time"),
+    "all_reduce_and_ddp": Kind("Exchange", "time"),
+    "mean_gradient": Kind("Exchange", "time"),
+    "straggler": Kind("Stragglers", "waiting"),
+    "least_memory": Kind("Memory", "model"),
+    "bubble": Kind("Bubble", "model"),
+    "split_point": Kind("Split point", "model"),
+    "best_accuracy": Kind("Accuracy", "accuracy"),
+    "fewer_updates": Kind("Accuracy", "accuracy"),
+    "averaging": Kind("Averaging", "accuracy"),
     "variant": Kind("Parameters"),
-    "partitioner_loss": Kind("Partitioning"),
-    "partitioner_effect": Kind("Partitioning"),
-    "slow_node": Kind("Slow node"),
+    "partitioner_loss": Kind("Partitioning", "partitioners"),
+    "partitioner_effect": Kind("Partitioning", "partitioners"),
+    "slow_node": Kind("Slow node", "waiting"),
     "fault_cost": Kind("Faults"),
     "accuracy_is": Kind("What accuracy is", caution=True),
     "conditions_unequal": Kind("Unequal conditions", caution=True),
     "scaled_beyond_the_rule": Kind("Learning rate", caution=True),
-    "cluster_time": Kind("Cluster time"),
+    "cluster_time": Kind("Cluster time", "time"),
     "cluster_time_uncalibrated": Kind("Cluster time", caution=True),
     "cpu_inflation": Kind("Cluster time", caution=True),
     "disturbed": Kind("Other load", caution=True),
@@ -63,7 +87,7 @@ KINDS = {
     "too_few_seeds": Kind("Too few seeds", caution=True),
     "undecided": Kind("Undecided", caution=True),
     "drift": Kind("Drift", caution=True),
-    "no_drift": Kind("Drift"),
+    "no_drift": Kind("Drift", "time"),
     "not_learned": Kind("Not learned", caution=True),
     "no_serial": Kind("No serial run", caution=True),
     "other_seeds": Kind("Other seeds", caution=True),
@@ -98,6 +122,10 @@ class Finding:
         return KINDS[self.kind].topic
 
     @property
+    def question(self) -> str:
+        return KINDS[self.kind].question
+
+    @property
     def first_sentence(self) -> str:
         """What it says first, for a figure that shows it."""
         first, more, _ = self.text.partition(". ")
@@ -118,3 +146,20 @@ def evidence(groups: Iterable[Group | None]) -> tuple[Row, ...]:
     """The ok runs of the groups, each once."""
     rows = {row.key: row for group in groups if group for row in group.ok_rows}
     return tuple(rows.values())
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """findings.json: every finding with its numbers, its runs and what was decided."""
+    entries = [
+        {
+            "kind": finding.kind,
+            "topic": finding.topic,
+            "caution": finding.caution,
+            "workload": finding.workload.label if finding.workload else None,
+            "text": finding.text.replace(JOIN, " "),
+            "runs": [row.key for row in finding.rows],
+            "data": finding.data,
+        }
+        for finding in findings
+    ]
+    return json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

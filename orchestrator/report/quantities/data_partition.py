@@ -13,6 +13,7 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import COUNT, SHARE, Quantity, Unit, named
 from trainer.training.partition import PartitionSummary
 
+SKEWED_BITS = 0.02  # mean divergence of labels that is reported
 NO_CERTIFICATE = "the run has no certificate"
 BITS = Unit("bits", formats.bits)
 DISTANCE = Unit("0 … 2", formats.distance)

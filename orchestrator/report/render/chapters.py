@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.fairness import stated_conditions
-from orchestrator.report.metrics.faults import FaultCost
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities.containers import containers
@@ -23,6 +22,7 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.tables import Table, table_of, table_of_groups
 from orchestrator.report.render.workloads import workload_names
+from orchestrator.report.topics.faults import FaultCost
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count, percent, points, seconds, short
 from orchestrator.report.metrics.clock import wall_by_cluster
-from orchestrator.report.metrics.faults import FaultCost
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
@@ -40,6 +39,7 @@ from orchestrator.report.quantities.learning import (
 from orchestrator.report.quantities.links import requested_bandwidth, requested_latency
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread, span
+from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.limits import counted
 
 NOT_REACHED = "not reached"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +15,33 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.report import formats
-from orchestrator.report.figures import Plot
 from orchestrator.report.figures.theme import config, css_variables
 from orchestrator.report.figures.vega import inline, packed
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.faults import fault_costs
-from orchestrator.report.metrics.published import differences, published_lines
+from orchestrator.report.metrics.published import published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
+from orchestrator.report.plots import Plot
 from orchestrator.report.quantities.containers import containers, single_container
-from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_table
-from orchestrator.report.render.columns import PUBLISHED, run_label
+from orchestrator.report.render.chapters import FirstOfKind
+from orchestrator.report.render.columns import run_label
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
-from orchestrator.report.render.legend import legend
-from orchestrator.report.render.questions import interactive, parts, questions
+from orchestrator.report.render.page import Page
+from orchestrator.report.render.questions import interactive
 from orchestrator.report.render.runs import runs
-from orchestrator.report.render.summary import HOW_TO_OPEN, disturbance, one_line, seeds_line
-from orchestrator.report.render.tables import table_of
+from orchestrator.report.render.summary import HOW_TO_OPEN
 from orchestrator.report.render.terms import TERMS, SectionTerms
-from orchestrator.report.render.workloads import AS_STATED, workload_names
+from orchestrator.report.render.workloads import AS_STATED
 from orchestrator.report.renderer import Drawings
-from orchestrator.report.verdict import Verdict, evidence
-from orchestrator.results.times import time_line
 
 FEW_RUNS = 10  # whose table is open at first
 SOURCES = Path(__file__).parent
 
 
 def render(
+    page: Page,
     comparison: Comparison,
-    findings: Sequence[Finding],
-    verdicts: Sequence[Verdict],
     plots: Sequence[Plot],
     drawings: Drawings,
 ) -> str:
@@ -62,33 +58,16 @@ def render(
     )
     svgs = {plot.name: svg for plot, svg in zip(plots, drawings.svgs, strict=True)}
     light, dark = css_variables()
-    names = workload_names(comparison.workloads)
-    published, costs = published_lines(comparison), fault_costs(comparison)
-    chapters = chapters_of(comparison)
     return environment.get_template("template.html.j2").render(
-        record=comparison.record,
-        summary=one_line(comparison),
-        seeds=seeds_line(comparison),
-        disturbance=disturbance(findings),
-        verdicts=verdicts,
-        evidence=evidence(comparison, findings),
+        **{field.name: getattr(page, field.name) for field in fields(page)},
         chips=chips(comparison.groups),
         filters=filters(comparison),
-        names=names,
         as_stated=AS_STATED,
         anchor_of=FirstOfKind(),
-        questions=questions(comparison, findings, plots, names),
         drawing=lambda figure: Markup(inline(svgs[figure.name], str(escape(figure.alt)))),
-        cautions=parts([finding for finding in findings if finding.caution], names),
         runs_of=_runs_of,
-        published=table_of("Published and measured", PUBLISHED, published) if published else None,
-        published_speedups=any(line.published_speedup for line in published),
-        differences=differences(comparison),
-        chapters=chapters,
-        fault_costs=fault_table(costs) if costs else None,
-        legend=legend(comparison.groups),
+        published_speedups=any(line.published_speedup for line in published_lines(comparison)),
         runs=runs(comparison),
-        times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",
         single_container=any(single_container(row) and containers(row) for row in comparison.rows),
         environments=environments(comparison),
         absent=formats.ABSENT,

@@ -8,22 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import ABSENT, count
-from orchestrator.report.metrics.faults import fault_costs
-from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import Timeline
-from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_table
-from orchestrator.report.render.columns import PUBLISHED, Cell
-from orchestrator.report.render.legend import legend
-from orchestrator.report.render.questions import Figure, Part, Question, parts, questions
-from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, disturbance, one_line, seeds_line
-from orchestrator.report.render.tables import AT_FIRST, Head, Table, table_of
-from orchestrator.report.render.workloads import WorkloadNames, workload_names
-from orchestrator.report.verdict import Evidence, Option, Verdict, evidence
-from orchestrator.results.times import time_line
+from orchestrator.report.render.chapters import FirstOfKind
+from orchestrator.report.render.columns import Cell
+from orchestrator.report.render.legend import Entry
+from orchestrator.report.render.page import Page
+from orchestrator.report.render.questions import Figure, Part, Question
+from orchestrator.report.render.summary import HOW_TO_OPEN, STATES
+from orchestrator.report.render.tables import AT_FIRST, Head, Table
+from orchestrator.report.render.workloads import WorkloadNames
+from orchestrator.report.verdict import Evidence, Option, Verdict
 
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
 NAMED_BY = 2  # columns that say what a line of a table is about
@@ -39,39 +36,24 @@ _ESCAPES = str.maketrans(
 _BLOCK_MARKER = re.compile(r"^(\d*)([#+=:.)-])")  # begins a heading, a list, a table or a rule
 
 
-def render(
-    comparison: Comparison,
-    findings: Sequence[Finding],
-    verdicts: Sequence[Verdict],
-    plots: Sequence[Plot],
-) -> str:
-    """The file's text. plots: linked as plots/<name>.svg."""
-    names, anchors = workload_names(comparison.workloads), FirstOfKind()
-    cautions = parts([finding for finding in findings if finding.caution], names)
+def render(page: Page, comparison: Comparison) -> str:
+    """The file's text. Figures are linked as plots/<name>.svg."""
+    anchors = FirstOfKind()
     parts_of_report = [
-        *_opening(comparison),
-        *filter(None, [_paragraph(disturbance(findings))]),
-        *_verdicts(verdicts, names),
-        *_evidence(evidence(comparison, findings)),
-        *(
-            text
-            for question in questions(comparison, findings, plots, names)
-            for text in _question(question, anchors)
-        ),
-        *(["## Cautions", *_findings(cautions, anchors)] if cautions else []),
-        *_published(comparison),
-        *_results(comparison),
-        *_strategies(comparison),
+        f"# {plain(page.record.name)}",
+        _paragraph(page.record.description),
+        _paragraph(" ".join(filter(None, [page.summary, page.seeds]))),
+        _paragraph(page.disturbance),
+        *_verdicts(page.verdicts, page.names),
+        *_evidence(page.evidence),
+        *(text for question in page.questions for text in _question(question, anchors)),
+        *(["## Cautions", *_findings(page.cautions, anchors)] if page.cautions else []),
+        *_published(page),
+        *_results(page),
+        *_strategies(page.legend),
         *_missing(comparison),
     ]
-    return "\n\n".join(parts_of_report) + "\n"
-
-
-def _opening(comparison: Comparison) -> Iterator[str]:
-    record = comparison.record
-    yield f"# {plain(record.name)}"
-    summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
-    yield from filter(None, [_paragraph(record.description), _paragraph(summary)])
+    return "\n\n".join(filter(None, parts_of_report)) + "\n"
 
 
 def _verdicts(found: Sequence[Verdict], names: WorkloadNames) -> Iterator[str]:
@@ -165,23 +147,22 @@ def _finding(finding: Finding, anchor: str) -> str:
     return f"- {target}**{finding.topic}**: {plain(finding.text)}{runs}"
 
 
-def _published(comparison: Comparison) -> Iterator[str]:
-    lab, published = comparison.record.lab, published_lines(comparison)
-    if published:
+def _published(page: Page) -> Iterator[str]:
+    if page.published:
         yield "## Published and measured"
-        yield from _table(table_of("", PUBLISHED, published))
-    elif lab:
+        yield from _table(page.published)
+    elif page.record.lab:
         yield "## The published experiment"
-    if lab:
-        facts = [("Source", lab.source), *differences(comparison)]
+    if page.record.lab:
+        facts = [("Source", page.record.lab.source), *page.differences]
         yield "\n".join(f"- {plain(name)}: {plain(fact)}" for name, fact in facts)
 
 
-def _results(comparison: Comparison) -> Iterator[str]:
-    if found := chapters_of(comparison):
+def _results(page: Page) -> Iterator[str]:
+    if page.chapters:
         yield "## Results"
         yield "One line per configuration: the mean over seeds, with the range over seeds in parentheses."
-    for chapter in found:
+    for chapter in page.chapters:
         yield f"### {plain(chapter.heading)}"
         yield from filter(None, [_paragraph(chapter.conditions)])
         yield from _table(chapter.results)
@@ -192,15 +173,15 @@ def _results(comparison: Comparison) -> Iterator[str]:
         ):
             if table:
                 yield _folded(title, _table(table))
-    if costs := fault_costs(comparison):
+    if page.fault_costs:
         yield "## What faults cost"
-        yield from _table(fault_table(costs))
-    if comparison.rows:
-        yield _paragraph(time_line(row.wall.result for row in comparison.rows)) + "."
+        yield from _table(page.fault_costs)
+    if page.times:
+        yield f"{_paragraph(page.times)}."
 
 
-def _strategies(comparison: Comparison) -> Iterator[str]:
-    if entries := legend(comparison.groups):
+def _strategies(entries: Sequence[Entry]) -> Iterator[str]:
+    if entries:
         yield "## Strategies"
         yield "\n".join(
             f"- {_code(entry.name)}: {plain(entry.summary)} {_code(entry.file)}" for entry in entries

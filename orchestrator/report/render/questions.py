@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report.figures import Plot
-from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.questions import QUESTIONS, question_of_figure, question_of_topic
-from orchestrator.report.findings.sentences import figure_sentence
+from orchestrator.report.figures.sentences import figure_sentence
+from orchestrator.report.findings.base import QUESTIONS, Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline
+from orchestrator.report.plots import Plot
 from orchestrator.report.render.figure_data import FigureData, figure_data
 from orchestrator.report.render.workloads import WorkloadNames
 
@@ -72,7 +70,7 @@ def questions(
                 of_workload := [
                     _figure(plot, comparison, findings)
                     for plot in plots
-                    if plot.workload == workload and question_of_figure(kind_of(plot)) == key
+                    if plot.workload == workload and plot.kind.question == key
                 ]
             )
         ]
@@ -86,9 +84,8 @@ def questions(
 
 def _question_of(finding: Finding, plots: Sequence[Plot]) -> str:
     """The key of the question that a finding answers; partitioners have one if they have a figure."""
-    key = question_of_topic(finding.topic)
-    compared = key != "partitioners" or any(kind_of(plot) == key for plot in plots)
-    return key if compared else "data"
+    compared = finding.question != "partitioners" or any(plot.kind.name == "partitioners" for plot in plots)
+    return finding.question if compared else "data"
 
 
 def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
@@ -99,11 +96,6 @@ def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
         part = found.setdefault(finding.workload, Part(label, {}))
         part.topics.setdefault(finding.topic, []).append(finding)
     return list(found.values())
-
-
-def kind_of(plot: Plot) -> str:
-    """The name of the figure, which is the same for all workloads."""
-    return re.sub(r"-\d+$", "", plot.name)
 
 
 def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
@@ -118,13 +110,13 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
 
 
 def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
-    sentence = figure_sentence(kind_of(plot), comparison.view(plot.workload), findings)
-    title = plot.heading or plot.title
+    kind, title = plot.kind, plot.heading
+    sentence = figure_sentence(kind.shows, kind.otherwise, comparison.view(plot.workload), findings)
     return Figure(
         name=plot.name,
         title=title,
         sentence=sentence,
-        notes=" ".join(filter(None, [plot.caption, plot.note])),
+        notes=" ".join(filter(None, [kind.caption, plot.note])),
         alt=" ".join(filter(None, [f"{title}.", sentence, plot.note])),
         wide=plot.chart.wide,
         timelines=plot.timelines,

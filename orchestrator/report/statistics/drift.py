@@ -10,6 +10,8 @@ import numpy as np
 
 from orchestrator.report.statistics.intervals import MIN_SEEDS, t_quantile
 
+WIDE = 1.5  # high / low bound
+
 
 @dataclass(frozen=True)
 class Drift:
@@ -18,6 +20,16 @@ class Drift:
     factor: float
     low: float
     high: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval excludes that there is none."""
+        return not self.low <= 1 <= self.high
+
+    @property
+    def wide(self) -> bool:
+        """Whether the interval cannot exclude a drift that matters."""
+        return self.high > WIDE * self.low
 
 
 def time_drift(runs: Sequence[tuple[float, str, float]]) -> Drift | None:

@@ -5,9 +5,6 @@ It compares nothing itself: what it calls decided was decided by the claims of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
@@ -32,12 +29,12 @@ RULE = (
 )
 
 
-def verdicts(comparison: Comparison, findings: Sequence[Finding], claims: Claims) -> list[Verdict]:
+def verdicts(comparison: Comparison, claims: Claims) -> list[Verdict]:
     """What to choose, for each workload; of a lab, one verdict on whether it reproduces.
 
     claims: those of the findings, decided.
     """
-    lab = of_lab(comparison, findings) or of_textbook_optimizers(comparison, findings)
+    lab = of_lab(comparison, claims) or of_textbook_optimizers(comparison)
     if lab:
         return [lab]
     return [_of_workload(comparison, workload, claims) for workload in comparison.workloads]

@@ -10,7 +10,6 @@ from zlib import crc32
 
 import numpy as np
 
-from orchestrator.report.findings.speed import MEAN_GRADIENT, timed
 from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import WorkloadView
@@ -27,6 +26,8 @@ from orchestrator.report.statistics.chances import (
     for_speed,
 )
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.topics.exchange import MEAN_GRADIENT
+from orchestrator.report.topics.speed import timed
 
 SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
 PROBABLE = 0.8  # from which it is called probable

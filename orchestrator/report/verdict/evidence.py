@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent
-from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.metrics.clock import clock_error
+from orchestrator.report.metrics.fairness import differences
+from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.topics.clock import drift_of, speedup_limit, unchecked_ranks
+from orchestrator.report.topics.conditions import differing_conditions
+from orchestrator.report.topics.runs import Tally
 from orchestrator.report.verdict.base import Evidence
 
 MOST_NAMED = 3
 
 
-def evidence(comparison: Comparison, findings: Sequence[Finding]) -> list[Evidence]:
-    """One line for each topic on which the sweep has something to say."""
+def evidence(comparison: Comparison, findings: Sequence[Finding], claims: Claims) -> list[Evidence]:
+    """One line for each topic on which the sweep has something to say. Its anchor is that of a finding."""
     kinds = _Kinds(findings)
-    rules: tuple[Callable[[Comparison, _Kinds], Evidence | None], ...] = (
-        _samples,
-        _conditions,
-        _clock,
-        _seeds,
-        _failures,
-        _drift,
-        _learning,
-        _serial,
-        _machines,
-    )
-    return [line for rule in rules if (line := rule(comparison, kinds))]
+    found = [
+        _samples(comparison, kinds),
+        _conditions(comparison, kinds),
+        _clock(comparison, kinds),
+        _seeds(comparison, kinds, Tally.of(claims)),
+        _failures(comparison, kinds),
+        _drift(comparison, kinds),
+        _learning(comparison, kinds),
+        _serial(comparison, kinds),
+        _machines(comparison, kinds),
+    ]
+    return [line for line in found if line]
 
 
 class _Kinds:
@@ -67,16 +73,15 @@ def _samples(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 def _conditions(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     if not comparison.workloads:
         return None
-    unequal, scaled = kinds.of("conditions_unequal"), kinds.of("scaled_beyond_the_rule")
-    if not unequal and not scaled:
-        return Evidence("Fairness", "compared configurations have equal conditions", ok=True)
-    names = list(dict.fromkeys(name for finding in unequal for name in finding.data["differences"]))
-    parts = []
+    unequal = [each for view in _views(comparison) for each in differences(view)]
+    names, parts = list(dict.fromkeys(each.condition for each in unequal)), []
     if names:
         verb = "differs" if len(names) == 1 else "differ"
         parts.append(f"{count(len(names), 'condition')} {verb}: {first_few(names, MOST_NAMED)}")
-    if scaled:
+    if kinds.of("scaled_beyond_the_rule"):
         parts.append("learning rates are scaled beyond the rule")
+    if not parts:
+        return Evidence("Fairness", "compared configurations have equal conditions", ok=True)
     return Evidence(
         "Fairness", "; ".join(parts), False, kinds.anchor("conditions_unequal", "scaled_beyond_the_rule")
     )
@@ -88,22 +93,22 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     parts, ok = [], True
     if "cluster" in clocks:
-        unknown = [f for f in kinds.of("cluster_time_uncalibrated") if "worst_error" not in f.data]
-        errors = [
-            finding.data
-            for kind in ("cluster_time", "cluster_time_uncalibrated")
-            for finding in kinds.of(kind)
-            if "worst_error" in finding.data
+        rows_of = [
+            [row for group in view.groups for row in group.ok_rows]
+            for view in _views(comparison)
+            if view.clock == "cluster" and not view.workload.faults
         ]
+        errors = [(error, rows) for rows in rows_of if (error := clock_error(rows))]
+        unknown = len(errors) < len(rows_of)
         ok = not kinds.of("cluster_time_uncalibrated")
         if errors:
-            worst = max(errors, key=lambda data: data["worst_error"])
+            worst, _ = max(errors, key=lambda each: each[0].worst)
             parts.append(
-                f"cluster time, off wall time by {percent(worst['median_error'])} in the median and "
-                f"{percent(worst['worst_error'])} at most in {count(worst['checked'], 'run')} with a core "
-                "for each rank"
+                f"cluster time, off wall time by {percent(worst.median)} in the median and "
+                f"{percent(worst.worst)} at most in {count(len(worst.rows), 'run')} with a core for each "
+                "rank"
             )
-        if unchecked := sorted({ranks for data in errors for ranks in data["unchecked_ranks"]}):
+        if unchecked := sorted({ranks for _, rows in errors for ranks in unchecked_ranks(rows)}):
             ok = False
             parts.append(
                 f"runs of {listed([str(ranks) for ranks in unchecked])} ranks could not be checked"
@@ -113,11 +118,10 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         if unknown:
             parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))
     if "wall" in clocks:
-        shared = [finding.data for finding in kinds.of("shared_cores")]
+        limits = [limit for view in _views(comparison) if (limit := speedup_limit(view)) is not None]
         wall = "wall time" if not parts else "elsewhere wall time"
-        if shared:
-            limit = min(data["limit"] for data in shared)
-            parts.append(f"{wall} on shared cores, where no speedup can exceed {limit:.3g}")
+        if limits:
+            parts.append(f"{wall} on shared cores, where no speedup can exceed {min(limits):.3g}")
             ok = False
         elif lost := {
             row.key: row.without_core
@@ -138,7 +142,7 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     return Evidence("Clock", "; ".join(parts), ok, anchor)
 
 
-def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
+def _seeds(comparison: Comparison, kinds: _Kinds, tally: Tally) -> Evidence | None:
     seeds = [len(group.ok_rows) for group in comparison.groups if group.first.trains and group.ok]
     if not seeds:
         return None
@@ -150,17 +154,13 @@ def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
     enough = (high if comparison.record.stages else low) >= MIN_SEEDS
-    for finding in kinds.of("undecided"):
-        data = finding.data
-        enough = enough and data["undecided"] <= data["decided"]
+    if tally.undecided:
+        enough = enough and tally.undecided <= tally.shown + tally.likely
         parts.append(
-            f"{count(data['shown'], 'difference')} shown, {data['likely']} likely, "
-            f"{data['undecided']} undecided"
+            f"{count(tally.shown, 'difference')} shown, {tally.likely} likely, {tally.undecided} undecided"
         )
-        if needed := data["seeds"]:
-            half = needed[(len(needed) - 1) // 2]
-            would = sum(one <= half for one in needed)
-            parts.append(f"{half} seeds would probably decide {would} of those")
+    if tally.half:
+        parts.append("{} seeds would probably decide {} of those".format(*tally.half))
     return Evidence("Seeds", "; ".join(parts), enough, kinds.anchor("undecided", "too_few_seeds"))
 
 
@@ -180,22 +180,20 @@ def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 
 
 def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    cautions = kinds.of("drift")
-    found = [
-        (finding.data["interval"], finding.data["factor"]) for finding in [*cautions, *kinds.of("no_drift")]
-    ]
+    found = [drift for view in _views(comparison) if (drift := drift_of(view))]
     if not found:
         return None
-    changed = [each for each in found if not each[0][0] <= 1 <= each[0][1]]
-    (low, high), factor = max(changed or found, key=lambda each: abs(each[1] - 1))
-    by = f"{factor - 1:+.0%} from the first run to the last ({low - 1:+.0%} to {high - 1:+.0%})"
-    by = by.replace("-", "−")
+    changed = [drift for drift in found if drift.shown]
+    most = max(changed or found, key=lambda drift: abs(drift.factor - 1))
+    factor, low, high = (f"{each - 1:+.0%}" for each in (most.factor, most.low, most.high))
+    by = f"{factor} from the first run to the last ({low} to {high})".replace("-", "−")
     if not changed:
-        text = f"{'undecided' if cautions else 'none shown'}: times changed by {by}"
-        return Evidence("Drift", text, not cautions, kinds.anchor("drift", "no_drift"))
+        wide = any(drift.wide for drift in found)
+        text = f"{'undecided' if wide else 'none shown'}: times changed by {by}"
+        return Evidence("Drift", text, not wide, kinds.anchor("drift", "no_drift"))
     where = f"in {len(changed)} of {len(found)} workloads, times" if len(found) > 1 else "times"
-    most = "; the largest change is " if len(changed) > 1 else " by "
-    text = f"{where} changed{most}{by}"
+    largest = "; the largest change is " if len(changed) > 1 else " by "
+    text = f"{where} changed{largest}{by}"
     return Evidence("Drift", text, False, kinds.anchor("drift"))
 
 
@@ -224,7 +222,7 @@ def _serial(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 
 
 def _machines(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    names = [finding.data["condition"] for finding in kinds.of("conditions_differ")]
+    names = [*differing_conditions(comparison)]
     parts = [f"runs differ in {first_few(names, MOST_NAMED)}"] if names else []
     if number := kinds.runs("out_of_memory"):
         parts.append(f"{count(number, 'run')} lost processes for lack of memory")
@@ -234,3 +232,7 @@ def _machines(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     anchor = kinds.anchor("conditions_differ", "out_of_memory", "link_not_enforced")
     return Evidence("Machines", "; ".join(parts), False, anchor)
+
+
+def _views(comparison: Comparison) -> list[WorkloadView]:
+    return [comparison.view(workload) for workload in comparison.workloads]

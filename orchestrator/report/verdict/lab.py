@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.textbook_optimizers import TOLERANCE
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY
+from orchestrator.report.topics.published import Ablated, ablated, ablation_sentence
+from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 
@@ -45,22 +46,22 @@ class _Reproduced:
         return f"{what}: {write(self.published)} published, {write(self.measured)} here"
 
 
-def of_lab(comparison: Comparison, findings: Sequence[Finding]) -> Verdict | None:
+def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     """Whether published accuracies are reproduced; without any, what the lab's ablation shows."""
     if comparison.record.lab is None or not comparison.workloads:
         return None
-    ablations = [finding for finding in findings if finding.kind == "ablation"]
+    complete = [each for each in ablated(comparison) if not each.lacking]
+    largest = max(complete, key=lambda each: each.nodes, default=None)  # the first of equals
     lines = [line for line in published_lines(comparison) if line.measured]
     known = [found for line in lines if (found := _beside(line))]
     groups = [line.measured for line in lines if line.measured]
     workload = groups[0].workload if groups else comparison.workloads[0]
     workload = workload if workload in comparison.workloads else comparison.workloads[0]
-    causes = _causes(ablations)
     if known and not overrides(comparison):
         headline, decided = _reproduction(known), all(each.interval for each in known)
-    elif ablations:
-        headline = f"{_largest(ablations).text.partition('. ')[0].rstrip('.')}."
-        decided = _largest(ablations).data["compared"][-1]["decision"] in ("more", "less")
+    elif largest:
+        headline = ablation_sentence(largest, claims)
+        decided = largest.compared(claims)[1].decided
     else:
         return None
     view = comparison.view(workload)
@@ -68,7 +69,7 @@ def of_lab(comparison: Comparison, findings: Sequence[Finding]) -> Verdict | Non
         option(view, group, difference=measured_difference(view.serial, group))
         for group in _distinct(groups)[:MOST]
     )
-    return Verdict(workload, headline, causes, decided, options)
+    return Verdict(workload, headline, _causes(largest, claims), decided, options)
 
 
 def _beside(line: PublishedLine) -> _Reproduced | None:
@@ -98,27 +99,22 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
     )
 
 
-def _largest(ablations: Sequence[Finding]) -> Finding:
-    """The ablation on most nodes."""
-    return max(ablations, key=lambda finding: finding.data["nodes"])
-
-
-def _causes(ablations: Sequence[Finding]) -> str:
-    """The causes that the ablation on most nodes decides, as a sentence."""
-    if not ablations:
+def _causes(found: Ablated | None, claims: Claims) -> str:
+    """The causes that an ablation decides, as a sentence."""
+    if found is None:
         return "No ablation explains it."
-    data = _largest(ablations).data
-    nodes, decided = count(data["nodes"], "node"), []
-    for step, compared in zip(data["steps"], data["compared"], strict=False):
-        if step["decision"] in ("more", "less"):
-            after, before = compared["values"]
+    nodes, decided = count(found.nodes, "node"), []
+    differences, _ = found.compared(claims)
+    for fixes, each in zip(found.fixes, differences, strict=True):
+        if each.decided:
+            after, before = each.values
             effect = (
-                points(after - before)
-                if compared["scale"] == "difference"
-                else f"{ratio(after / before)} times as long without"
+                f"{ratio(after / before)} times as long without"
+                if each.quantity.ratio
+                else points(after - before)
             )
-            decided.append(f"{step['fixes']} ({effect})")
-    changes = len(data["steps"])
+            decided.append(f"{fixes} ({effect})")
+    changes = len(differences)
     if not decided:
         which = "the change" if changes == 1 else f"none of the {changes} changes"
         verb = "is not" if changes == 1 else "is"
@@ -127,27 +123,31 @@ def _causes(ablations: Sequence[Finding]) -> str:
     return f"Shown causes on {nodes}, fixed one after the other: {listed(decided)}{open_}."
 
 
-def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) -> Verdict | None:
+def of_textbook_optimizers(comparison: Comparison) -> Verdict | None:
     """Whether textbook optimizers have the library's loss curves, in a sweep that compares nothing else."""
-    found = [finding for finding in findings if finding.kind.startswith("textbook_curve")]
-    if not found or any(comparison.view(workload).candidates for workload in comparison.workloads):
+    off = [
+        (pair, difference)
+        for pair in optimizer_pairs(comparison)
+        if (difference := pair.max_difference) is not None
+    ]
+    if not off or any(comparison.view(workload).candidates for workload in comparison.workloads):
         return None
-    different = [finding.data["optimizers"][0] for finding in found if finding.caution]
-    names = list(dict.fromkeys(finding.data["optimizers"][0] for finding in found))
-    settings = f" in all {len(found)} settings" if len(found) > len(names) else ""
-    worst = max(finding.data["max_difference"] for finding in found)
-    off = f"by {{}} {worst:.1e} of the highest loss (tolerance {TOLERANCE:g})."
+    different = list(dict.fromkeys(pair.names[0] for pair, difference in off if difference > TOLERANCE))
+    names = list(dict.fromkeys(pair.names[0] for pair, _ in off))
+    settings = f" in all {len(off)} settings" if len(off) > len(names) else ""
+    worst = max(difference for _, difference in off)
+    by = f"by {{}} {worst:.1e} of the highest loss (tolerance {TOLERANCE:g})."
     if different:
         headline = (
             f"{first_few(different)} and torch's optimizer have different test-loss curves: losses differ "
-            f"{off.format('up to')}"
+            f"{by.format('up to')}"
         )
     else:
         headline = (
             f"{first_few(names)} {'follows' if len(names) == 1 else 'follow'} the test-loss curves of "
-            f"torch's optimizers{settings}: losses differ {off.format('at most')}"
+            f"torch's optimizers{settings}: losses differ {by.format('at most')}"
         )
-    seeds = min(finding.data["seeds"] for finding in found)
+    seeds = min(len(pair.runs) for pair, _ in off)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."
     return Verdict(comparison.workloads[0], headline, certainty, decided=True)
 

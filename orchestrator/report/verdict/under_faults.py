@@ -7,10 +7,10 @@ from math import log
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, ratio
-from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, ELAPSED_S
+from orchestrator.report.topics.faults import fault_costs
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, option
 

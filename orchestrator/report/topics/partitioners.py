@@ -1,4 +1,4 @@
-"""Findings about partitioners: their effect on coverage, overlap and accuracy."""
+"""Partitioners: their effect on coverage, overlap and accuracy."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.grid import Grid, Side
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.sentences import Shown
+from orchestrator.report.figures.style import series_name
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.findings.compared import Compared
-from orchestrator.report.formats import listed, percent, seconds, whole
+from orchestrator.report.formats import listed, percent, points, seconds, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, COVERAGE, JS_MEAN, OVERLAP, TRAIN_S
+from orchestrator.report.quantities.data_partition import SKEWED_BITS
 from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.topic import Topic
 
-SKEWED_BITS = 0.02  # mean divergence of labels that is reported
 UNEQUAL = 1.1  # largest part / smallest part, beyond which their sizes are reported
+
+
+MIN_COMPARED = 2  # strategies with several partitioners; fewer are compared by other figures
+MAX_COLUMNS = 7  # more columns have no room for their names
+WORST = 0.3  # loss of accuracy at full colour
+
+
+Cells = dict[tuple[str, str], Spread]
 
 
 def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -168,3 +183,77 @@ def _sizes(groups: Sequence[Group]) -> list[str]:
     if not samples or max(samples) <= UNEQUAL * min(samples):
         return []
     return [f"{whole(min(samples))} to {whole(max(samples))} samples per rank"]
+
+
+def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
+    """Accuracy of the strategies that were run with several partitioners; None for fewer than two of them.
+
+    A strategy per row; with many partitioners, a partitioner per row.
+    """
+    cells: Cells = {
+        (series_name(group), group.partitioner_label): spread
+        for group in view.candidates
+        if group.partitioner_label and (spread := group.accuracy)
+    }
+    compared = [name for name in dict.fromkeys(name for name, _ in cells) if len(_with(cells, name)) > 1]
+    partitioners = [
+        label for label in view.partitioners if any((name, label) in cells for name in compared)
+    ]
+    if len(compared) < MIN_COMPARED:
+        return None
+    by_partitioner = len(partitioners) > max(MAX_COLUMNS, len(compared))
+    rows, columns = (partitioners, compared) if by_partitioner else (compared, partitioners)
+    row, column = ("partitioner", "series") if by_partitioner else ("series", "partitioner")
+    records = [_record(cells, name, label, partitioners[0]) for name in compared for label in partitioners]
+    tips = {
+        "series": "strategy",
+        "partitioner": "partitioner",
+        "written": "test accuracy",
+        "range": "over seeds",
+        "change": f"against {partitioners[0]}",
+    }
+    return Grid(records, Side(row, rows), Side(column, columns), "loss", WORST, tips).chart(
+        alt.TitleParams(
+            f"Test accuracy by partitioner, {view.shape.label}",
+            subtitle=f"The darker, the lower than with {partitioners[0]}",
+        )
+    )
+
+
+def _with(cells: Cells, name: str) -> list[str]:
+    return [label for strategy, label in cells if strategy == name]
+
+
+def _record(cells: Cells, name: str, label: str, reference: str) -> dict[str, Any]:
+    spread, best = cells.get((name, label)), cells.get((name, reference))
+    loss = best.mean - spread.mean if spread and best else None
+    return {
+        "series": name,
+        "partitioner": label,
+        "accuracy": spread.mean if spread else None,
+        "written": percent(spread.mean if spread else None),
+        "range": spread.range_of_seeds(percent) if spread else "",
+        "loss": max(0.0, loss or 0.0),
+        "change": points(-loss if loss is not None else None),
+    }
+
+
+def _none_shown(shown: Shown) -> str:
+    return f"No partitioner is likely to cost accuracy against {shown.view.partitioners[0]}."
+
+
+TOPIC = Topic(
+    rules=(partitioner_loss, partitioner_effect),
+    figures=(
+        FigureKind(
+            "partitioners",
+            "partitioners",
+            "Means over seeds. Darker cells lose more against the first partitioner, strategy by "
+            "strategy. Not shown are strategies with one partitioner.",
+            lambda subject: partitioners_by_strategy(subject.view),
+            shows=("partitioner_loss",),
+            otherwise=_none_shown,
+            links_matter=False,
+        ),
+    ),
+)

@@ -1,18 +1,26 @@
-"""Findings about cluster time: what it stands for, its error, and the runs that have none."""
+"""Clock: what cluster time stands for, its error, shared cores, drift, and times that compare with none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.formats import count, first_few, percent
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.clock import BUSY, MAX_ERROR, clock_error, lost_cores, shows_load
 from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import config_of
+from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import CPU_TIME_SPEEDUP
+from orchestrator.report.statistics.drift import Drift, time_drift
+from orchestrator.report.topics.topic import Topic
+from orchestrator.results.limits import counted
 
 MOST_DISTURBED = 0.25  # of the runs that show it
 
@@ -55,7 +63,6 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
         return
     off = error.worst > MAX_ERROR
-    unchecked = sorted({row.run.world_size for row in rows if row.wall.shares_cores})
     able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
@@ -74,9 +81,14 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "error_of_difference": error.of_configuration,
             "checked": len(error.rows),
             "of": able,
-            "unchecked_ranks": unchecked,
+            "unchecked_ranks": unchecked_ranks(rows),
         },
     )
+
+
+def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
+    """The numbers of ranks of runs on shared cores, whose cluster times nothing checks."""
+    return sorted({row.run.world_size for row in rows if row.wall.shares_cores})
 
 
 def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -135,3 +147,113 @@ def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]
             tuple(rows),
             {"configurations": names, "reason": reason},
         )
+
+
+def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
+    limit = speedup_limit(view)
+    sharing = [group for group in view.groups if group.first.shares_cores]
+    if limit is None:
+        return
+    cores = max(row.result.cores for group in sharing for row in group.rows)
+    shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
+    text = (
+        f"Runs on {_on(shapes)} shared {counted(cores, 'core')}: their wall-clock speedup cannot exceed "
+        f"{limit:.3g}, and does not predict that of as many machines."
+    )
+    data: dict[str, Any] = {"shapes": [shape.short for shape in shapes], "cores": cores, "limit": limit}
+    most = shapes[-1]
+    by_cpu_time = [
+        (spread.mean, group)
+        for group in sharing
+        if group.shape == most and (spread := CPU_TIME_SPEEDUP.over(group))
+    ]
+    if by_cpu_time:
+        reached, best = max(by_cpu_time, key=lambda item: item[0])
+        text += (
+            f" With a core for every rank and free communication, {view.name(best)} on {most.label} would "
+            f"reach a speedup of {ratio(reached)} by CPU time."
+        )
+        data |= {"strategy": view.name(best), "cpu_time_speedup": reached}
+    beyond = [row.speedup for row in evidence(sharing) if row.speedup and row.speedup > row.speedup_limit]
+    serial_s = view.serial.over(lambda row: row.train_s) if view.serial else None
+    if beyond and serial_s:
+        text += (
+            f" A speedup above that, of up to {ratio(max(beyond))}, comes from serial runs in which the "
+            f"machine was slow (serial took {serial_s.range(seconds)})."
+        )
+        data["beyond_limit"] = max(beyond)
+    yield Finding("shared_cores", text, evidence(sharing), data)
+
+
+def speedup_limit(view: WorkloadView) -> float | None:
+    """What no wall-clock speedup on shared cores can exceed; None if no run shared any."""
+    sharing = [group for group in view.groups if group.first.shares_cores]
+    return max((row.speedup_limit for group in sharing for row in group.rows), default=None)
+
+
+def _on(shapes: list[ClusterShape]) -> str:
+    """`2, 4 and 5 nodes`; with ranks per node if there are several."""
+    if any(shape.processes_per_node > 1 for shape in shapes):
+        return listed([shape.label for shape in shapes])
+    *others, last = shapes
+    return listed([*(shape.short for shape in others), last.label])
+
+
+def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """How much slower the machine was at the end of the sweep than at its start."""
+    found = drift_of(view)
+    if found is None:
+        return
+    text = (
+        f"From the first run to the last, {view.clock} times changed by a factor of {ratio(found.factor)} "
+        f"({ratio(found.low)} to {ratio(found.high)})"
+    )
+    if not found.shown:
+        text += ": whether there is a drift is undecided"
+    else:
+        text += (
+            ": the machine was not equally fast all the time. The order of runs is random, so no "
+            "configuration is systematically favoured"
+        )
+    yield Finding(
+        "drift" if found.shown or found.wide else "no_drift",
+        f"{text}.",
+        tuple(_with_times(view)),
+        {"factor": found.factor, "interval": (found.low, found.high)},
+    )
+
+
+def drift_of(view: WorkloadView) -> Drift | None:
+    """How the times of a workload changed during the sweep; None if that cannot be seen."""
+    return time_drift(
+        [(row.result.started_at, _configuration(row), row.train_s or 0.0) for row in _with_times(view)]
+    )
+
+
+def _with_times(view: WorkloadView) -> list[Row]:
+    return [
+        row for group in view.groups if group.first.times_compare for row in group.ok_rows if row.train_s
+    ]
+
+
+def _configuration(row: Row) -> str:
+    return json.dumps([config_of(row), row.location], sort_keys=True)
+
+
+def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs whose ranks were threads of one interpreter."""
+    rows = [row for row in comparison.rows if row.ok and not row.result.times_compare]
+    if rows:
+        text = (
+            f"The ranks of {count(len(rows), 'run')} were threads of one interpreter and slowed each other "
+            "down: their times do not compare, and no finding about time includes them."
+        )
+        yield Finding("thread_ranks", text, tuple(rows))
+
+
+TOPIC = Topic(
+    rules=(cluster_time,),
+    rules_with_faults=(shared_cores, drift),
+    sweep_rules=(disturbed, cpu_inflation, no_cluster_time, thread_ranks),
+)

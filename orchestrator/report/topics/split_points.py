@@ -1,139 +1,94 @@
-"""Figures of model partitioning: memory of the fullest rank, pipeline bubbles, and split points."""
+"""Split points: where a model of two stages is split best."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-import altair as alt
-
-from orchestrator.report import formats
+from orchestrator.report.figures.axes import SIZE_AXIS
 from orchestrator.report.figures.bars import (
-    Bar,
-    bar_names,
-    fold,
-    name_axis,
-    stacked_bars,
-    step_of,
     top_legend,
-    width_beside,
 )
 from orchestrator.report.figures.chart import WIDTH, Chart, chart_of, data_of, layered
-from orchestrator.report.figures.style import Style, series_name, short_name
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.sentences import measured
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.split_points import one_per_split, two_stage_splits
+from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import (
-    BUBBLE,
-    BUBBLE_FORMULA,
     LOAD_BALANCE,
     SPLIT_POINT_BYTES_PER_STEP,
     STEP_S,
 )
-from orchestrator.report.quantities.model_partition import busy_s, is_partitioned, memory_by_kind
-
-MIN_SPLIT_POINTS = 3  # fewer are shown by the table alone
-FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
-MEMORY = ("weights", "gradient", "optimizer", "activations")  # in the order of the stack
-STAGE_TOKENS = {"stage 0": "compute", "stage 1": "communicate"}
-# Labels of an axis of bytes, as formats.size writes them.
-SIZE_AXIS = (
-    "datum.value < 1000 ? format(datum.value, 'd') + ' B' : "
-    "format(datum.value / pow(1000, floor(log(datum.value * 1.000001) / log(1000))), '.3~r') + ' ' + "
-    "['B', 'kB', 'MB', 'GB', 'TB'][floor(log(datum.value * 1.000001) / log(1000))]"
+from orchestrator.report.quantities.model_partition import (
+    busy_s,
 )
+from orchestrator.report.topics.topic import Topic
+
+MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 
 
-def memory_per_rank(view: WorkloadView) -> Chart | None:
-    """Stacked bars of each strategy's fullest rank, serial first, then by size.
-
-    None if all ranks of all strategies keep the same amount, or none recorded it.
-    """
-    shown = [(group, _memory(group)) for group in view.reference_candidates]
-    shown = [(group, kinds) for group, kinds in shown if kinds]
-    if not shown or not is_partitioned([group for group, _ in shown]):
-        return None
-    shown.sort(key=lambda item: sum(item[1].values()))
-    if view.serial and (whole := _memory(view.serial)):
-        shown.insert(0, (view.serial, whole))
-    names = bar_names([group for group, _ in shown])
-    bars = [
-        Bar(series_name(group), name, kinds, formats.size(sum(kinds.values())))
-        for (group, kinds), name in zip(shown, names, strict=True)
-    ]
-    scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
-    axis = alt.Axis(
-        title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
-    )
-    title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
-    return Chart.of(stacked_bars(bars, scale, axis, formats.size, title))
+FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
+STAGE_TOKENS = {"stage 0": "compute", "stage 1": "communicate"}
 
 
-def _memory(group: Group) -> dict[str, float]:
-    """Bytes of each kind, mean over seeds."""
-    rows = [kinds for row in group.ok_rows if (kinds := memory_by_kind(row))]
-    return {kind: fmean(each.get(kind, 0) for each in rows) for kind in MEMORY} if rows else {}
-
-
-def bubbles(view: WorkloadView, style: Style) -> Chart | None:
-    """The measured bubble and the formula for each pipeline of every size; None for a single one."""
-    known = [group for group in one_per_split(view.groups) if BUBBLE.over(group)]
-    shown = sorted(known, key=_formula)
-    if len(shown) < 2:
-        return None
-    names = [fold(f"{short_name(group)}, {group.shape.label}") for group in shown]
-    records = [_bubble(group, name) for group, name in zip(shown, names, strict=True)]
-    axis = alt.Axis(
-        title=f"share of {view.clock} time that stages wait", format=".0%", tickCount=5, grid=True
-    )
-    most = max(max(record["high"], record["formula"]) for record in records)
-    scale = alt.Scale(domain=[0, 1.06 * most or 1], nice=False)
-    base = chart_of(records).encode(
-        y=name_axis(names),
-        tooltip=[
-            alt.Tooltip("name:N", title="strategy"),
-            alt.Tooltip("measured:Q", format=".1%"),
-            alt.Tooltip("formula:Q", format=".1%"),
-            alt.Tooltip("range:N", title="over seeds"),
-        ],
-    )
-    colours = alt.Color("series:N", scale=style.colours(shown), legend=None)
-    spans = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round").encode(
-        x=alt.X("low:Q", axis=axis, scale=scale), x2="high:Q", color=colours
-    )
-    formulas = base.mark_tick(thickness=2, height=20, color=colour("ink")).encode(x="formula:Q")
-    dots = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x="measured:Q",
-        color=colours,
-        shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None),
-    )
-    title = alt.TitleParams("Pipeline bubble", subtitle="Point: measured. Vertical mark: formula")
-    drawn = layered(spans, formulas, dots).properties(
-        title=title, width=width_beside(names), height=alt.Step(step_of(names))
-    )
-    return Chart.of(drawn)
-
-
-def _bubble(group: Group, name: str) -> dict[str, Any]:
-    measured = BUBBLE.over(group)
-    if measured is None:
-        raise ValueError(f"{name}: no bubble was measured")
-    return {
-        "series": series_name(group),
-        "name": name,
-        "measured": measured.mean,
-        "low": measured.low,
-        "high": measured.high,
-        "range": measured.range(formats.percent),
-        "formula": _formula(group),
+def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The fastest, the slowest and the default of several split points of a two-stage model."""
+    splits = two_stage_splits(view.groups)
+    if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
+        return
+    blocks = {
+        id(group): block
+        for block, group in splits.by_block.items()
+        if group.first.times_compare and STEP_S.sample(group)
     }
+    groups = [group for group in splits.by_block.values() if id(group) in blocks]
+    if len(groups) < MIN_SPLIT_POINTS:
+        return
+    groups.sort(key=STEP_S.mean_of)
+    ranking = claims.all_pairs(STEP_S, groups)
+    fastest, slowest = groups[0], groups[-1]
+    best, worst = blocks[id(fastest)], blocks[id(slowest)]
+    claimed = "was the fastest" if ranking.best is fastest else "had the shortest step"
+    text = (
+        f"Of {len(groups)} split points of {splits.name} in two stages, the one before {best} {claimed}: "
+        f"{seconds(STEP_S.mean_of(fastest))}{_details(fastest)}. "
+        f"The step of the one before {worst} took {seconds(STEP_S.mean_of(slowest))}{_details(slowest)}: "
+        f"{ranking.between(slowest, fastest).written}."
+    )
+    shown = [fastest, slowest]
+    for group in groups[1:]:
+        if blocks[id(group)] == splits.default:
+            text += (
+                f" The default is before {splits.default}: {seconds(STEP_S.mean_of(group))}"
+                f"{_details(group)}, {ranking.between(group, fastest).written}."
+            )
+            shown.append(group)
+    if best == splits.default:
+        text += " It is the default."
+    data = {
+        "best": best,
+        "worst": worst,
+        "default": splits.default,
+        "fastest": ranking.best is fastest,
+        "step_s": {blocks[id(group)]: STEP_S.mean_of(group) for group in groups},
+        "compared": compared_data(ranking.comparisons),
+    }
+    yield Finding("split_point", text, evidence(shown), data)
 
 
-def _formula(group: Group) -> float:
-    formula = BUBBLE_FORMULA.over(group)
-    return formula.mean if formula else 0.0
+def _details(group: Group) -> str:
+    balance, sent = LOAD_BALANCE.over(group), SPLIT_POINT_BYTES_PER_STEP.over(group)
+    parts = [f"load balance {percent(balance.mean)}"] if balance else []
+    parts += [f"{size(sent.mean)} of traffic"] if sent else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
@@ -177,7 +132,7 @@ def _split(block: str, group: Group) -> dict[str, Any]:
         "step": spread.mean if spread else None,
         "low": spread.low if spread else None,
         "high": spread.high if spread else None,
-        "written": formats.seconds(spread.mean if spread else None),
+        "written": seconds(spread.mean if spread else None),
         "stages": stages,
         "balance": _mean(group, LOAD_BALANCE.of),
         "bytes": _mean(group, SPLIT_POINT_BYTES_PER_STEP.of),
@@ -200,7 +155,7 @@ def _times(records: Sequence[dict[str, Any]], token: str, behind: Sequence[alt.C
 def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
     """The busy time of both stages side by side, with their load balance above."""
     stages = [
-        {"block": each["block"], "stage": stage, "busy": busy, "written": formats.seconds(busy)}
+        {"block": each["block"], "stage": stage, "busy": busy, "written": seconds(busy)}
         for each in records
         for stage, busy in zip(STAGE_TOKENS, each["stages"], strict=True)
     ]
@@ -229,8 +184,7 @@ def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt
 
 def _traffic(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
     amounts = [
-        {"block": each["block"], "bytes": each["bytes"], "written": formats.size(each["bytes"])}
-        for each in records
+        {"block": each["block"], "bytes": each["bytes"], "written": size(each["bytes"])} for each in records
     ]
     values = [each["bytes"] for each in records]
     log = min(values) > 0 and max(values) > FAR_APART * min(values)
@@ -252,3 +206,20 @@ def _traffic(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> 
 def _mean(group: Group, metric: Metric) -> float:
     spread = group.over(metric)
     return spread.mean if spread else 0.0
+
+
+TOPIC = Topic(
+    rules=(split_point,),
+    figures=(
+        FigureKind(
+            "split_points",
+            "model",
+            "The model in two stages, split before each of these blocks, all else equal; mean over seeds; "
+            "the band is the range over seeds. Percent: load balance, mean / maximum busy time. With "
+            "several pipelines, the one with most split points.",
+            lambda subject: split_points_figure(subject.view, subject.style),
+            shows=("split_point",),
+            otherwise=measured(STEP_S),
+        ),
+    ),
+)

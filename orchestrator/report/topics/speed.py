@@ -1,27 +1,37 @@
-"""Findings about wall time: the fastest strategies, their speedup, and the cost of the exchange."""
+"""Speed: the fastest strategies, their speedup, and what more nodes gain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import pairwise
 
+from orchestrator.report.figures.lines import Scaling
+from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds, size
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.quantities import (
-    BYTES_PER_STEP,
-    COMMUNICATE_S,
-    EXCHANGE_S_PER_STEP,
+    CPU_TIME_SPEEDUP,
     EXCHANGE_SHARE,
+    SPEEDUP,
     TRAIN_S,
 )
 from orchestrator.report.quantities.learning import same_epochs
+from orchestrator.report.topics.topic import Topic
 
 MAX_NAMED = 4  # in one sentence
-MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
+TIMES = Scaling("time", TRAIN_S, "{Clock} time", "{clock} time, s", cores_matter=True)
+SPEEDUPS = Scaling("speedup", SPEEDUP, "Speedup", "serial {clock} time / {clock} time", cores_matter=True)
+CPU_TIME_SPEEDUPS = Scaling(
+    "cpu_time_speedup",
+    CPU_TIME_SPEEDUP,
+    "CPU-time speedup",
+    "serial CPU time / CPU time",
+    only_on="wall",  # cluster time replaces it
+)
 
 
 def timed(groups: Sequence[Group]) -> list[Group]:
@@ -123,7 +133,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     named = slower if len(slower) <= MAX_NAMED else [slower[0], slower[-1]]
     parts = [
         f"{view.name(each.left)} ({seconds(each.values[0])}, {each.written}; "
-        f"{_exchange_share(each.left)} of it exchange)"
+        f"{exchange_share(each.left)} of it exchange)"
         for each in named
     ]
     which = (
@@ -148,114 +158,91 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     )
 
 
-def _exchange_share(group: Group) -> str:
+def exchange_share(group: Group) -> str:
     share = EXCHANGE_SHARE.over(group)
     return percent(share.mean) if share else "an unknown share"
 
 
-def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """The same strategy and partitioner over several transports."""
-    same: dict[tuple[str, str], list[Group]] = {}
-    for group in view.candidates:
-        same.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
-    for candidates in same.values():
-        groups = timed(candidates)
-        if len({group.transport for group in groups}) < 2:
+def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """What more nodes gain: from the fewest to the most, and at which number a strategy stops to gain."""
+    lines = list(_by_line(view))
+    steps_of = [[(more, fewer) for fewer, more in pairwise(groups)] for groups in lines]
+    compared = claims.pairs(TRAIN_S, [pair for steps in steps_of for pair in steps])
+    wholes = claims.pairs(TRAIN_S, [(groups[-1], groups[0]) for groups in lines])
+    for groups, whole in zip(lines, wholes, strict=True):
+        steps = [each for each in compared if any(each.right is group for group in groups)]
+        if any(each.verdict == "too_few_seeds" for each in steps):
             continue
-        first, *others = groups
-        ranking = claims.among(TRAIN_S, groups)
-        parts = [
-            f"{seconds(TRAIN_S.mean_of(group))} over {group.transport}{_communication(group)}, "
-            f"{ranking.between(group, first).written}"
-            for group in others
-        ]
+        first = groups[0]
+        parts = [f"{_time(first)} on {first.shape.label}"]
+        parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
         yield Finding(
-            "transports",
-            f"{view.times_at}, {first.strategy_label}{view.partitioner(first)} took "
-            f"{seconds(TRAIN_S.mean_of(first))} over {first.transport}{_communication(first)}; "
-            f"{'; '.join(parts)}.",
+            "more_nodes",
+            f"{view.subject(first)} took {'; '.join(parts)}. {_worth(steps, whole)}",
             evidence(groups),
             {
-                "strategy": first.strategy_label,
-                "train_s": {group.transport: TRAIN_S.mean_of(group) for group in groups},
-                "communicate_s": {
-                    group.transport: spent.mean for group in groups if (spent := COMMUNICATE_S.over(group))
-                },
-                "compared": compared_data(ranking.comparisons),
+                "strategy": view.name(first),
+                "ranks": [group.shape.ranks for group in groups],
+                "train_s": [TRAIN_S.mean_of(group) for group in groups],
+                "steps": [each.verdict for each in steps],
+                "whole": whole.verdict,
+                "compared": compared_data([*steps, whole] if len(steps) > 1 else steps),
             },
         )
 
 
-def _communication(group: Group) -> str:
-    spent = COMMUNICATE_S.over(group)
-    return f" with {seconds(spent.mean)} of communication" if spent else ""
+def _time(group: Group) -> str:
+    """A speed never appears without its accuracy."""
+    accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
+    return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"
 
 
-def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
-    by_line = {group.line: group for group in view.candidates if TRAIN_S.sample(group)}
-    for one, other in combinations(by_line.values(), 2):
-        # By label: a parameter, such as a compression, changes the mathematics.
-        pair = {group.strategy_label: group for group in (one, other)}
-        if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
-            continue
-        ours, ddp = pair["all_reduce"], pair["ddp"]
-        (compared,) = claims.pairs(TRAIN_S, [(ddp, ours)])
-        yield Finding(
-            "all_reduce_and_ddp",
-            f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
-            f"{_exchange_share(ours)} of it exchange, and {view.name(ddp)} {seconds(compared.values[0])}, "
-            f"{_exchange_share(ddp)} of it exchange: ddp took {compared.written}.",
-            evidence([ours, ddp]),
-            {
-                "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
-                "exchange_share": {
-                    name: share.mean
-                    for name, group in pair.items()
-                    if (share := EXCHANGE_SHARE.over(group))
-                },
-                "compared": compared_data([compared]),
-            },
-        )
+def _worth(steps: Sequence[Compared], whole: Compared) -> str:
+    """Whether it became faster from the fewest to the most nodes, and where it became slower."""
+    fewest, most = whole.right.shape.short, whole.left.shape.label
+    changed = {"less": "faster", "more": "slower"}.get(whole.verdict)
+    if changed:
+        text = f"From {fewest} to {most}, it became {changed}"
+        text += f": {whole.written}" if len(steps) > 1 else ""
+    elif whole.within_tolerance:
+        text = f"From {fewest} to {most}, its time is the same within the tolerance"
+    else:
+        text = f"Whether it becomes faster from {fewest} to {most} is undecided"
+    against = [each for each in steps if each.verdict == "more"] if len(steps) > 1 else []
+    if against:
+        where = [f"{each.right.shape.short} to {each.left.shape.label}" for each in against]
+        text += f". It became slower from {listed(where)}"
+    return f"{text}."
 
 
-def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """The cost per step of each way to take the same mean gradient."""
-    same: dict[tuple[str, str, int], list[Group]] = {}
-    for group in view.candidates:
-        # By label: a parameter may change the mean.
-        if EXCHANGE_S_PER_STEP.sample(group) and group.strategy_label in MEAN_GRADIENT:
-            same.setdefault(group.line[1:], []).append(group)
-    for ways in same.values():
-        if len(ways) < 2 or {group.strategy for group in ways} <= {"all_reduce", "ddp"}:
-            continue  # see all_reduce_and_ddp
-        first, *others = sorted(ways, key=EXCHANGE_S_PER_STEP.mean_of)
-        ranking = claims.among(EXCHANGE_S_PER_STEP, ways)
-        parts = [
-            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
-            f"{ranking.between(group, first).written}"
-            for group in others
-        ]
-        yield Finding(
-            "mean_gradient",
-            f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
-            f"{view.partitioner(first)}, waiting included, takes "
-            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in {first.strategy_label}"
-            f"{_sent(first)}; {'; '.join(parts)}.",
-            evidence(ways),
-            {
-                "transport": first.transport,
-                "exchange_s_per_step": {
-                    group.strategy: EXCHANGE_S_PER_STEP.mean_of(group) for group in [first, *others]
-                },
-                "bytes_per_step": {
-                    group.strategy: sent.mean for group in ways if (sent := BYTES_PER_STEP.over(group))
-                },
-                "compared": compared_data(ranking.comparisons),
-            },
-        )
+def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
+    """The groups that differ only in their number of nodes, the fewest first; at least two."""
+    lines: dict[tuple[str, str, str, int], list[Group]] = {}
+    for group in timed(view.line_groups):
+        if not group.serial and not group.shape.slower_nodes:
+            lines.setdefault(group.line, []).append(group)
+    for groups in lines.values():
+        groups.sort(key=lambda group: group.shape.ranks)
+        if len({group.shape.ranks for group in groups}) == len(groups) > 1:
+            yield groups
 
 
-def _sent(group: Group) -> str:
-    sent = BYTES_PER_STEP.over(group)
-    return f" ({size(sent.mean)} sent per rank)" if sent else ""
+TOPIC = Topic(
+    rules=(more_nodes, fastest, slower_than_serial),
+    figures=(
+        over_nodes(TIMES, "scale", "Grey line: serial. Shaded: nodes share cores."),
+        over_nodes(
+            SPEEDUPS,
+            "scale",
+            "Relative to the serial run of the same workload and seed. Dashed: ideal speedup. Shaded: "
+            "nodes share cores.",
+            shows=("fastest",),
+        ),
+        over_nodes(
+            CPU_TIME_SPEEDUPS,
+            "scale",
+            "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
+            "communication were free. Pipeline stages still wait for each other.",
+        ),
+    ),
+)

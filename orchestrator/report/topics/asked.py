@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.published import MEASURES
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
+from orchestrator.report.topics.published import MEASURES
+from orchestrator.report.topics.topic import Topic
 from orchestrator.sweeps.expand import matches
 
 
@@ -52,3 +53,6 @@ def _named(comparison: Comparison, group: Group) -> str:
 def _written(selection: dict[str, object]) -> str:
     """`strategy ddp, nodes 4`"""
     return ", ".join(f"{field} {value}" for field, value in selection.items())
+
+
+TOPIC = Topic(sweep_rules=(questions,))

@@ -1,10 +1,15 @@
-"""Findings about accuracy: its difference from serial, and the choices it depends on."""
+"""Accuracy: its difference from serial, and the choices it depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from orchestrator.report.figures.glance import strategies_at_a_glance
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.lines import Scaling
+from orchestrator.report.figures.over_nodes import over_nodes
+from orchestrator.report.figures.sentences import measured
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
@@ -19,9 +24,14 @@ from orchestrator.report.quantities import (
     COVERAGE,
     LOCAL_ACCURACY,
     OVERLAP,
+    STALENESS,
 )
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.topic import Topic
+
+ACCURACIES = Scaling("accuracy", ACCURACY, "Test accuracy", "test accuracy")
+STALENESSES = Scaling("staleness", STALENESS, "Staleness of gradients", "updates by others")
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:
@@ -221,3 +231,33 @@ def _differing_parameters(one: Group, other: Group) -> tuple[dict[str, str | Non
 
 def _pairs(values: dict[str, str | None]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+TOPIC = Topic(
+    rules=(best_accuracy, fewer_updates, averaging, variants),
+    figures=(
+        FigureKind(
+            "strategies",
+            "accuracy",
+            "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: "
+            "serial. An arrow is a value outside the axis. Colours are the same in all figures; the list "
+            "of strategies below names the file of each.",
+            lambda subject: strategies_at_a_glance(subject.view, subject.style),
+            otherwise=measured(ACCURACY),
+            links_matter=False,
+        ),
+        over_nodes(
+            ACCURACIES,
+            "accuracy",
+            "Of the final weights, on the whole test split. An arrow with a number is a value outside the "
+            "axis.",
+            links_matter=False,
+        ),
+        over_nodes(
+            STALENESSES,
+            "accuracy",
+            "Updates by other workers between a worker's pull of the weights and its push of a gradient, "
+            "mean over all gradients. The number of nodes includes the server.",
+        ),
+    ),
+)

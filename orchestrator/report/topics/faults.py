@@ -1,19 +1,24 @@
-"""What faults cost: runs with faults beside the runs that differ in nothing but their faults."""
+"""Faults: what they cost, by the runs that differ in nothing but their faults."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.compared import Compared
+from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric, config_of
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import ACCURACY, ELAPSED_S, REPEATED_STEPS, SAMPLES_LOST
 from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.topic import Topic
 
 # Fields that say how a run survives faults: they may differ between the two.
 SURVIVAL = ("on_loss", "checkpoint_epochs", "checkpoint_steps")
-
 NO_COUNTERPART = "no run without faults to compare with"
 NO_COMMON_SEED = "no seed finished both with and without faults"
 
@@ -89,3 +94,50 @@ def _most_similar(group: Group, others: Sequence[Group]) -> Group | None:
         return other.ok, sum(getattr(mine, name) == getattr(theirs, name) for name in SURVIVAL)
 
     return max(others, key=common, default=None)
+
+
+def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Time, steps, samples and accuracy that faults cost a configuration."""
+    costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
+    pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
+    times = {id(each.left): each for each in claims.asked_by_sweep(ELAPSED_S, pairs)}
+    accuracies = {id(each.left): each for each in claims.asked_by_sweep(ACCURACY, pairs)}
+    for cost in costs:
+        if time := times.get(id(cost.group)):
+            yield _finding(cost, time, accuracies.get(id(cost.group)))
+
+
+def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Finding:
+    group = cost.group
+    repeated = cost.with_faults(REPEATED_STEPS.of)
+    lost = cost.with_faults(SAMPLES_LOST.of)
+    name = f"{group.strategy_label} over {group.transport} on {group.shape.label}"
+    parts = [f"time {_both(time, seconds)}{time.aside}"]
+    if accuracy:
+        parts.append(f"accuracy {_both(accuracy, percent)}{accuracy.aside}")
+    if repeated:
+        parts.append(f"{repeated.range(whole)} steps repeated")
+    if lost:
+        parts.append(f"{lost.range(whole)} samples lost")
+    return Finding(
+        "fault_cost",
+        f"{name}, {group.first.faults_label}: {'; '.join(parts)}.",
+        tuple(row for pair in cost.pairs for row in pair),
+        {
+            "strategy": group.strategy_label,
+            "faults": group.first.faults_label,
+            "elapsed_s": time.values[0],
+            "undisturbed_s": time.values[1],
+            "repeated_steps": repeated.mean if repeated else None,
+            "samples_lost": lost.mean if lost else None,
+            "accuracy": accuracy.values if accuracy else None,
+            "compared": compared_data([time, accuracy] if accuracy else [time]),
+        },
+    )
+
+
+def _both(compared: Compared, write: Callable[[float], str]) -> str:
+    return f"{write(compared.values[0])} with faults and {write(compared.values[1])} without"
+
+
+TOPIC = Topic(sweep_rules=(fault_cost,))

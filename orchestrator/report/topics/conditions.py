@@ -1,0 +1,128 @@
+"""Conditions: what compared configurations do not share, and what a number means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.formats import first_few, listed
+from orchestrator.report.metrics.fairness import (
+    compared_groups,
+    described,
+    differences,
+    scales_beyond_the_rule,
+)
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.rows import Row
+from orchestrator.report.topics.topic import Topic
+from orchestrator.results.limits import written
+
+MAX_NAMED = 6  # per sentence; the tables list all
+SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
+
+
+def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """What the accuracy is where it is not the share of samples of the right class."""
+    rows = evidence(view.groups)
+    meaning = rows[0].run.loss.accuracy_is if rows else None
+    if meaning:
+        loss = rows[0].run.name_of("loss")
+        yield Finding(
+            "accuracy_is",
+            f"With the loss {loss}, accuracy is {meaning}.",
+            rows,
+            {"loss": loss, "accuracy": meaning},
+        )
+
+
+def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Conditions that the compared configurations of a workload do not share."""
+    if found := differences(view):
+        yield Finding(
+            "conditions_unequal",
+            f"Compared at {view.shape.label} under unequal conditions: "
+            f"{'; '.join(described(view, each) for each in found)}.",
+            evidence(compared_groups(view)),
+            {
+                "shape": view.shape.short,
+                "differences": {
+                    each.condition: {
+                        value: [view.name(group) for group in groups]
+                        for value, groups in each.values.items()
+                    }
+                    for each in found
+                },
+            },
+        )
+
+
+def scaled_beyond_the_rule(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs with a scaled learning rate whose updates use one batch of those it was scaled by."""
+    groups = [group for group in view.groups if scales_beyond_the_rule(group.first.run)]
+    if groups:
+        names = list(dict.fromkeys(group.strategy_label for group in groups))
+        rows = evidence(groups)
+        factors = sorted({row.run.batch_multiplier for row in rows})
+        replicas = listed([str(factor) for factor in factors], "or")
+        yield Finding(
+            "scaled_beyond_the_rule",
+            f"The learning rate of {first_few(names, MAX_NAMED)} was scaled with the number of replicas "
+            f"({replicas}), but each of their updates uses the batch of one replica. The scaling rules are "
+            "for updates with the mean gradient of all replicas (Goyal et al. 2017, Krizhevsky 2014) and "
+            "do not cover these runs.",
+            rows,
+            {"strategies": names, "factors": factors},
+        )
+
+
+def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """The caveats that a strategy's definition declares."""
+    caveats: dict[tuple[str, str], list[Row]] = {}
+    for row in comparison.rows:
+        if row.ok and row.run.strategy.caveat:
+            caveats.setdefault((row.strategy, row.run.strategy.caveat), []).append(row)
+    for (strategy, caveat), rows in caveats.items():
+        yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
+
+
+def conditions_differ(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs of one report with different machines or software."""
+    for name, values in differing_conditions(comparison).items():
+        effect = (
+            "they are not compared with each other"
+            if name in SEPARATED
+            else "their numbers may not compare"
+        )
+        yield Finding(
+            "conditions_differ",
+            f"The runs differ in {name} ({listed(values)}): {effect}.",
+            (),
+            {"condition": name, "values": values, "compared": name not in SEPARATED},
+        )
+
+
+def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:
+    """The machines and the software in which runs differ, with their values."""
+    ok = [row for row in comparison.rows if row.ok]
+    runtimes: dict[str, list[Row]] = {}
+    for row in ok:
+        runtimes.setdefault(row.result.runtime, []).append(row)
+    conditions: dict[str, list[str]] = {
+        "runtime": list(runtimes),
+        "number of cores": [written(row.result.cores) for row in ok],
+    }
+    # Runtimes record different facts, and their rows are never compared: look within each runtime.
+    for rows in runtimes.values():
+        for name in {name: None for row in rows for name in row.result.environment if name != "cores"}:
+            found = [str(row.result.environment.get(name, "unknown")) for row in rows]
+            if len(set(found)) > 1:
+                conditions[name] = [*conditions.get(name, []), *found]
+    distinct = {name: list(dict.fromkeys(found)) for name, found in conditions.items()}
+    return {name: values for name, values in distinct.items() if len(values) > 1}
+
+
+TOPIC = Topic(
+    rules_with_faults=(accuracy_is, conditions_unequal, scaled_beyond_the_rule),
+    sweep_rules=(strategy_caveats, conditions_differ),
+)

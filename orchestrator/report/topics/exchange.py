@@ -1,0 +1,250 @@
+"""Exchange: what transports and ways to take the same mean gradient cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from orchestrator.report.figures.axes import Axis, amount_axis
+from orchestrator.report.figures.bars import time_by_phase
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.lines import record, tooltip
+from orchestrator.report.figures.named_lines import Lines
+from orchestrator.report.figures.sentences import measured
+from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.timelines import small_timelines
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import listed, seconds, size
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.labels import ClusterShape, Workload
+from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
+from orchestrator.report.quantities import (
+    BYTES_PER_STEP,
+    COMMUNICATE_S,
+    EXCHANGE_S_PER_STEP,
+    EXCHANGE_SHARE,
+    TRAIN_S,
+    WAIT_S,
+)
+from orchestrator.report.quantities.model_partition import model_size
+from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.speed import exchange_share, timed
+from orchestrator.report.topics.topic import Topic
+
+MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
+Point = tuple[Group, int, Spread]  # parameters of the model, seconds
+
+
+def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The same strategy and partitioner over several transports."""
+    same: dict[tuple[str, str], list[Group]] = {}
+    for group in view.candidates:
+        same.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
+    for candidates in same.values():
+        groups = timed(candidates)
+        if len({group.transport for group in groups}) < 2:
+            continue
+        first, *others = groups
+        ranking = claims.among(TRAIN_S, groups)
+        parts = [
+            f"{seconds(TRAIN_S.mean_of(group))} over {group.transport}{_communication(group)}, "
+            f"{ranking.between(group, first).written}"
+            for group in others
+        ]
+        yield Finding(
+            "transports",
+            f"{view.times_at}, {first.strategy_label}{view.partitioner(first)} took "
+            f"{seconds(TRAIN_S.mean_of(first))} over {first.transport}{_communication(first)}; "
+            f"{'; '.join(parts)}.",
+            evidence(groups),
+            {
+                "strategy": first.strategy_label,
+                "train_s": {group.transport: TRAIN_S.mean_of(group) for group in groups},
+                "communicate_s": {
+                    group.transport: spent.mean for group in groups if (spent := COMMUNICATE_S.over(group))
+                },
+                "compared": compared_data(ranking.comparisons),
+            },
+        )
+
+
+def _communication(group: Group) -> str:
+    spent = COMMUNICATE_S.over(group)
+    return f" with {seconds(spent.mean)} of communication" if spent else ""
+
+
+def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
+    by_line = {group.line: group for group in view.candidates if TRAIN_S.sample(group)}
+    for one, other in combinations(by_line.values(), 2):
+        # By label: a parameter, such as a compression, changes the mathematics.
+        pair = {group.strategy_label: group for group in (one, other)}
+        if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
+            continue
+        ours, ddp = pair["all_reduce"], pair["ddp"]
+        (compared,) = claims.pairs(TRAIN_S, [(ddp, ours)])
+        yield Finding(
+            "all_reduce_and_ddp",
+            f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
+            f"{exchange_share(ours)} of it exchange, and {view.name(ddp)} {seconds(compared.values[0])}, "
+            f"{exchange_share(ddp)} of it exchange: ddp took {compared.written}.",
+            evidence([ours, ddp]),
+            {
+                "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
+                "exchange_share": {
+                    name: share.mean
+                    for name, group in pair.items()
+                    if (share := EXCHANGE_SHARE.over(group))
+                },
+                "compared": compared_data([compared]),
+            },
+        )
+
+
+def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The cost per step of each way to take the same mean gradient."""
+    same: dict[tuple[str, str, int], list[Group]] = {}
+    for group in view.candidates:
+        # By label: a parameter may change the mean.
+        if EXCHANGE_S_PER_STEP.sample(group) and group.strategy_label in MEAN_GRADIENT:
+            same.setdefault(group.line[1:], []).append(group)
+    for ways in same.values():
+        if len(ways) < 2 or {group.strategy for group in ways} <= {"all_reduce", "ddp"}:
+            continue  # see all_reduce_and_ddp
+        first, *others = sorted(ways, key=EXCHANGE_S_PER_STEP.mean_of)
+        ranking = claims.among(EXCHANGE_S_PER_STEP, ways)
+        parts = [
+            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
+            f"{ranking.between(group, first).written}"
+            for group in others
+        ]
+        yield Finding(
+            "mean_gradient",
+            f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
+            f"{view.partitioner(first)}, waiting included, takes "
+            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in {first.strategy_label}"
+            f"{_sent(first)}; {'; '.join(parts)}.",
+            evidence(ways),
+            {
+                "transport": first.transport,
+                "exchange_s_per_step": {
+                    group.strategy: EXCHANGE_S_PER_STEP.mean_of(group) for group in [first, *others]
+                },
+                "bytes_per_step": {
+                    group.strategy: sent.mean for group in ways if (sent := BYTES_PER_STEP.over(group))
+                },
+                "compared": compared_data(ranking.comparisons),
+            },
+        )
+
+
+def _sent(group: Group) -> str:
+    sent = BYTES_PER_STEP.over(group)
+    return f" ({size(sent.mean)} sent per rank)" if sent else ""
+
+
+def models_alike(comparison: Comparison) -> list[Workload]:
+    """The workloads that differ from the first one only in the model; none unless there are several."""
+    workloads = comparison.workloads
+    alike = [each for each in workloads if replace(each, model=workloads[0].model) == workloads[0]]
+    return alike if len(alike) > 1 else []
+
+
+def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
+    """One line per strategy and transport at the compared shape; None without several sizes."""
+    workloads = models_alike(comparison)
+    if not workloads:
+        return None
+    shape = comparison.view(workloads[0]).shape
+    points: list[Point] = []
+    for workload in workloads:
+        view = comparison.view(workload)
+        size = model_size(view.groups)
+        for group in view.line_groups:
+            spread = EXCHANGE_S_PER_STEP.over(group)
+            if size and spread and spread.low > 0 and group.shape == shape:
+                points.append((group, size, spread))
+    if len({size for _, size, _ in points}) < 2:
+        return None
+    return _drawn(points, style, shape)
+
+
+def _drawn(points: list[Point], style: Style, shape: ClusterShape) -> Chart:
+    shown = [group for group, _, _ in points]
+    order = style.order(shown)
+    points = sorted(points, key=lambda point: (order.index(series_name(point[0])), point[1]))
+    sizes = sorted({size for _, size, _ in points})
+    values = [value for _, _, spread in points for value in (spread.low, spread.high)]
+    title = f"Exchange per step against model size, {shape.label}"
+    return Lines(
+        title=title,
+        records=[
+            {**record(group, spread, seconds, shown), "parameters": size} for group, size, spread in points
+        ],
+        groups=shown,
+        style=style,
+        x=Axis("parameters", "parameters of the model", sizes[0], sizes[-1], True, tuple(sizes), ",d", 14),
+        y=amount_axis(values, "mean", "exchange per step, s", log=True),
+        tooltip=tooltip("exchange per step", ("parameters", "parameters"), with_accuracy=True),
+        log_axis="y",
+    ).chart()
+
+
+def _once(subject: Subject) -> Chart | None:
+    """The figure, at the first workload."""
+    first = subject.comparison.workloads[0] == subject.view.workload
+    return exchange_by_size(subject.comparison, subject.style) if first else None
+
+
+def _timelines(subject: Subject) -> Sequence[Timeline]:
+    return timelines_of(subject.view, subject.comparison.windows)[0]
+
+
+def _without_timeline(subject: Subject) -> str:
+    """The strategies that the figure leaves out, and why."""
+    view, (_, missing) = subject.view, timelines_of(subject.view, subject.comparison.windows)
+    notes = [f"Without a timeline: {listed([*names])} ({reason})." for reason, names in missing.items()]
+    if faster := strategies_of(view) - len(slowest_runs(view)):
+        notes.append(f"Faster strategies that are not shown: {faster}.")
+    return " ".join(notes)
+
+
+TOPIC = Topic(
+    rules=(transports, all_reduce_and_ddp, mean_gradient),
+    figures=(
+        FigureKind(
+            "exchange",
+            "time",
+            "All models of the sweep that are otherwise trained alike. Seconds of communication and "
+            "waiting per step of the rank that took most steps, mean over ranks.",
+            _once,
+            otherwise=measured(EXCHANGE_S_PER_STEP),
+        ),
+        FigureKind(
+            "phases",
+            "time",
+            "Every second of training belongs to one phase. Evaluation is not included. A serial bar more "
+            "than three times as long as all others is left out.",
+            lambda subject: time_by_phase(subject.view.line_groups, subject.view.shape),
+            otherwise=measured(EXCHANGE_SHARE),
+            partitioners="few",
+        ),
+        FigureKind(
+            "timelines",
+            "time",
+            "The slowest run of each strategy, at the number of nodes at which strategies are compared, "
+            "or at the strategy's largest. A line per rank, a scale per run; times are since training "
+            "started. Shown are a few steps in the middle of the run, or one exchange if most steps have "
+            "none. A line that stops early is that of a rank that had ended. Serial runs exchange nothing "
+            "and are not shown.",
+            lambda subject: small_timelines(subject.view, _timelines(subject)),
+            otherwise=measured(WAIT_S),
+            note=_without_timeline,
+            timelines=_timelines,
+        ),
+    ),
+)

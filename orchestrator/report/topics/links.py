@@ -1,0 +1,205 @@
+"""Links: the fastest strategy over each, and links that were requested and not enforced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.grid import Grid, Side
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.style import series_name
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group, one_per_work
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.links import OWN_LINKS, measured
+from orchestrator.report.topics.speed import time_and_accuracy, timed
+from orchestrator.report.topics.topic import Topic
+
+MIN_LINKS = 2
+SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
+TIPS = {
+    "series": "strategy",
+    "link": "links",
+    "written": "time",
+    "range": "over seeds",
+    "slower": "of the fastest",
+    "accuracy": "test accuracy",
+}
+
+
+@dataclass(frozen=True)
+class _OverLink:
+    """What was found over one link. fastest: the strategy that is shown to be it, with its accuracy."""
+
+    link: str
+    fastest: str
+    text: str
+    data: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+
+def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """The fastest strategy over each link, where a workload was trained over several.
+
+    Strategies are compared over the same link, with the comparisons of the workload's other findings.
+    """
+    for base, views in comparison.over_links().items():
+        found = [each for view in views if (each := _over_link(view, claims))]
+        if len(found) < MIN_LINKS:
+            continue
+        yield Finding(
+            "links",
+            " ".join([_fastest(found), *(each.text for each in found)]),
+            tuple(row for each in found for row in each.rows),
+            {
+                "links": [each.data for each in found],
+                "compared": [compared for each in found for compared in each.data["compared"]],
+            },
+            base if len(comparison.workloads) > len(views) else None,
+        )
+
+
+def _fastest(found: Sequence[_OverLink]) -> str:
+    """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 links is undecided.`"""
+    decided = [f"{each.fastest} over {each.link}" for each in found if each.fastest]
+    if not decided:
+        return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
+    open_ = len(found) - len(decided)
+    rest = f"; {open_} of {len(found)} {'is' if open_ == 1 else 'are'} undecided" if open_ else ""
+    return f"Shown to be the fastest: {listed(decided)}{rest}."
+
+
+def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
+    """None with less than two strategies."""
+    groups = timed(one_per_work(view.ranked_candidates))
+    if len(groups) < 2:
+        return None
+    ranking = claims.all_pairs(TRAIN_S, groups)
+    first, second = groups[:2]
+    compared = ranking.between(second, first)
+    over = "Over" if view.clock == "wall" else "In cluster time, over"
+    text = f"{over} {_link(view, evidence(groups))}, {view.name(first)} took {time_and_accuracy(first)}"
+    if ranking.best is first:
+        text += f", the fastest of {count(len(groups), 'configuration')}"
+    text += f"; {view.name(second)} took {seconds(TRAIN_S.mean_of(second))}{compared.aside}."
+    even = [view.name(group) for group in ranking.may_be_best if group is not first]
+    if ranking.best is not first and even:
+        text += f" Which is the fastest is undecided between {view.name(first)} and {first_few(even)}."
+    accuracy = f" ({percent(first.accuracy.mean)})" if first.accuracy else ""
+    data = {
+        "link": view.workload.link,
+        "fastest": view.name(first) if ranking.best is first else None,
+        "order": [view.name(group) for group in groups],
+        "train_s": [TRAIN_S.mean_of(group) for group in groups],
+        "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
+        "compared": compared_data(ranking.of(first)),
+    }
+    fastest = f"{view.name(first)}{accuracy}" if ranking.best is first else ""
+    rows = evidence([first, second])
+    return _OverLink(view.workload.link or OWN_LINKS, fastest, text, data, rows)
+
+
+def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
+    """`links of 10 Mbit/s, 1 ms (measured: 9.52 Mbit/s, 1.10 ms)`."""
+    if not view.workload.link:
+        return OWN_LINKS
+    enforced = not any(row.link_not_enforced for row in rows)
+    speeds = measured(rows)
+    achieved = f"measured: {speeds}" if speeds else "not measured"
+    return f"links of {view.workload.link} ({achieved if enforced else 'not enforced'})"
+
+
+def not_enforced(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """The runs whose wall time does not contain the links that they request."""
+    rows = [row for row in comparison.rows if row.ok and row.link_not_enforced]
+    if not rows:
+        return
+    runtimes = listed(sorted({row.result.runtime for row in rows}))
+    text = (
+        f"Runtime {runtimes} did not enforce the links that {count(len(rows), 'run')} request: their "
+        "messages took this machine's own links, and their wall times do not contain the requested ones. "
+        "Their cluster times do: a replay of their traces over the requested bandwidth and latency, "
+        "without jitter and loss"
+    )
+    in_wall_time = [row for row in rows if row.clock == "wall"]
+    if in_wall_time:
+        text += (
+            f". {count(len(in_wall_time), 'run')} of these lack cluster times and are compared in wall time"
+        )
+    yield Finding(
+        "link_not_enforced", f"{text}.", tuple(rows), {"in_wall_time": [row.key for row in in_wall_time]}
+    )
+
+
+def time_by_link(views: Sequence[WorkloadView]) -> Chart | None:
+    """A strategy per row, serial first; a link per column. None for fewer than two links.
+
+    Args:
+        views: of one workload over several links.
+    """
+    records = [record for view in views for record in _records(view)]
+    links = list(dict.fromkeys(record["link"] for record in records))
+    names = list(dict.fromkeys(record["series"] for record in records))
+    if len(links) < MIN_LINKS:
+        return None
+    clock, shape = views[0].clock, views[0].shape
+    title = alt.TitleParams(
+        f"{clock.capitalize()} time by link, {shape.label}",
+        subtitle="The darker, the slower than the fastest distributed strategy over the same link",
+    )
+    grid = Grid(records, Side("series", names), Side("link", links), "shade", log(SLOWEST), TIPS)
+    return grid.chart(title)
+
+
+def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
+    """The cells of one link; none if no distributed strategy has a time."""
+    timed = [group for group in view.ranked_candidates if TRAIN_S.sample(group)]
+    serial = [view.serial] if view.serial and TRAIN_S.sample(view.serial) else []
+    if not timed:
+        return
+    fastest = min(map(TRAIN_S.mean_of, timed))
+    for group in [*serial, *timed]:
+        yield _record(group, view.workload.link or OWN_LINKS, TRAIN_S.mean_of(group) / fastest)
+
+
+def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
+    spread = TRAIN_S.over(group)
+    return {
+        "series": series_name(group),
+        "link": link,
+        "written": seconds(TRAIN_S.mean_of(group)),
+        "range": spread.range_of_seeds(seconds) if spread else "",
+        "slower": f"{ratio(slower)} times",
+        "accuracy": percent(group.accuracy.mean if group.accuracy else None),
+        "shade": 0.0 if group.serial else log(slower),
+    }
+
+
+def _once(subject: Subject) -> Chart | None:
+    """The figure, at the first of the workloads that differ only in their links."""
+    views = subject.comparison.over_links().get(subject.view.workload.without_links, [])
+    first = bool(views) and views[0].workload == subject.view.workload
+    return time_by_link(views) if first else None
+
+
+TOPIC = Topic(
+    sweep_rules=(links, not_enforced),
+    figures=(
+        FigureKind(
+            "links",
+            "links",
+            "Geometric means over seeds. Serial has no links. The finding below says which differences are "
+            "shown.",
+            _once,
+            shows=("links",),
+        ),
+    ),
+)

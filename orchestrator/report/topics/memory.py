@@ -1,0 +1,148 @@
+"""Memory: what the fullest rank of each strategy holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+from orchestrator.report.figures.axes import SIZE_AXIS
+from orchestrator.report.figures.bars import (
+    Bar,
+    bar_names,
+    stacked_bars,
+)
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.sentences import measured
+from orchestrator.report.figures.style import series_name
+from orchestrator.report.figures.theme import colour
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import listed, percent, seconds, size
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import (
+    STEP_S,
+)
+from orchestrator.report.quantities.model_partition import (
+    NOTABLY_LESS,
+    is_partitioned,
+    memory_by_kind,
+    memory_bytes,
+)
+from orchestrator.report.quantities.quantity import BYTES, Quantity
+from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.topic import Topic
+
+DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
+
+
+MEMORY = ("weights", "gradient", "optimizer", "activations")  # in the order of the stack
+
+
+def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The strategy that needs least memory on any rank, and its time per step beside other strategies."""
+    kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
+    if not kept or not is_partitioned(view.groups):
+        return
+    least, best = min(kept, key=lambda item: (item[0].mean, _step(item[1])))
+    serial = view.serial.over(memory_bytes) if view.serial else None
+    most = serial or max((spread for spread, _ in kept), key=lambda spread: spread.mean)
+    if least.mean >= NOTABLY_LESS * most.mean:
+        return
+    names = [view.name(group) for spread, group in kept if spread.mean == least.mean]
+    whose = "serial's" if serial else "the largest strategy's"
+    text = (
+        f"At {view.shape.label}, by the sizes of their tensors, {listed(names)} kept least per node: the "
+        f"fullest rank had "
+        f"{size(least.mean)} of weights, gradient, optimizer state and activations, "
+        f"{percent(least.mean / most.mean)} of {whose} {size(most.mean)}."
+    )
+    data: dict[str, Any] = {
+        "strategy": view.name(best),
+        "strategies": names,
+        "bytes": least.mean,
+        "compared_with": "serial" if serial else "the most of any strategy",
+        "compared_bytes": most.mean,
+    }
+    others = [
+        group
+        for group in view.reference_candidates
+        if group.strategy_label == DATA_PARALLEL and group is not best
+    ]
+    # Steps of other batches are other work.
+    compared = [
+        group
+        for group in [*others[:1], view.serial]
+        if group and group.first.times_compare and _steps(group) == _steps(best)
+    ]
+    pairs = [(best, group) for group in compared if STEP_S.sample(best) and STEP_S.sample(group)]
+    if steps := claims.pairs(STEP_S, pairs if best.first.times_compare else []):
+        parts = [
+            f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}"
+            for each in steps
+            if each.right
+        ]
+        text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
+        data["compared"] = compared_data(steps)
+    yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
+
+
+def _steps(group: Group) -> Spread | None:
+    return group.over(lambda row: row.steps)
+
+
+def _step(group: Group) -> float:
+    return STEP_S.mean_of(group) if STEP_S.sample(group) else float("inf")
+
+
+def memory_per_rank(view: WorkloadView) -> Chart | None:
+    """Stacked bars of each strategy's fullest rank, serial first, then by size.
+
+    None if all ranks of all strategies keep the same amount, or none recorded it.
+    """
+    shown = [(group, _memory(group)) for group in view.reference_candidates]
+    shown = [(group, kinds) for group, kinds in shown if kinds]
+    if not shown or not is_partitioned([group for group, _ in shown]):
+        return None
+    shown.sort(key=lambda item: sum(item[1].values()))
+    if view.serial and (whole := _memory(view.serial)):
+        shown.insert(0, (view.serial, whole))
+    names = bar_names([group for group, _ in shown])
+    bars = [
+        Bar(series_name(group), name, kinds, size(sum(kinds.values())))
+        for (group, kinds), name in zip(shown, names, strict=True)
+    ]
+    scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
+    axis = alt.Axis(
+        title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
+    )
+    title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
+    return Chart.of(stacked_bars(bars, scale, axis, size, title))
+
+
+def _memory(group: Group) -> dict[str, float]:
+    """Bytes of each kind, mean over seeds."""
+    rows = [kinds for row in group.ok_rows if (kinds := memory_by_kind(row))]
+    return {kind: fmean(each.get(kind, 0) for each in rows) for kind in MEMORY} if rows else {}
+
+
+TOPIC = Topic(
+    rules=(least_memory,),
+    figures=(
+        FigureKind(
+            "memory",
+            "model",
+            "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from "
+            "step to step, activations from the forward to the backward pass. Samples, the interpreter "
+            "and torch are not included.",
+            lambda subject: memory_per_rank(subject.view),
+            shows=("least_memory",),
+            otherwise=measured(Quantity(BYTES, memory_bytes, "Memory of the fullest rank")),
+            partitioners="first",
+            links_matter=False,
+        ),
+    ),
+)

@@ -1,0 +1,217 @@
+"""Runs: those that failed, are pending, have not learned, or have too few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, first_few, listed
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
+from orchestrator.report.quantities.containers import ran_out_of_memory
+from orchestrator.report.quantities.learning import learned
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.power import MOST_SEEDS
+from orchestrator.report.topics.topic import Topic
+
+MAX_NAMED = 6  # per sentence; the tables list all
+
+
+def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Configurations with fewer seeds than a claim of a difference needs."""
+    few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
+    if not few:
+        return
+    everything = len(few) == len(view.groups)
+    which = "every configuration" if everything else _names(view, few)
+    why = " Seeds were added only to what might be the choice at that time." if view.staged else ""
+    yield Finding(
+        "too_few_seeds",
+        f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.{why}",
+        evidence(few),
+        {
+            "all": everything,
+            "configurations": [f"{view.name(group)} on {group.shape.label}" for group in few],
+        },
+    )
+
+
+def _names(view: WorkloadView, groups: list[Group]) -> str:
+    """The first few names, and the number of the rest."""
+    return first_few([f"{view.name(group)} on {group.shape.label}" for group in groups], MAX_NAMED)
+
+
+def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs whose accuracy is not above chance, or whose loss rose."""
+    rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
+    if rows:
+        lost = {row.key for row in rows}
+        names = [
+            f"{view.name(group)} on {group.shape.label}"
+            for group in view.groups
+            if lost & {row.key for row in group.ok_rows}
+        ]
+        yield Finding(
+            "not_learned",
+            f"The final model of {count(len(rows), 'run')} is no better than a constant answer, given the "
+            f"size of the test set, or its loss did not fall: {first_few(names, MAX_NAMED)}.",
+            tuple(rows),
+        )
+
+
+def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs without a reference for a speedup."""
+    for reason in (NO_SERIAL, UNEQUAL_NODES):
+        rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
+        if rows:
+            yield Finding(
+                "no_serial",
+                f"{count(len(rows), 'run')} without speedup and accuracy difference: {reason}.",
+                tuple(rows),
+                {"reason": reason},
+            )
+
+
+def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs that are compared with serial runs of other seeds."""
+    based = [(row, row.baseline) for group in view.groups for row in group.ok_rows]
+    rows = [row for row, baseline in based if baseline and not baseline.same_seed]
+    if rows:
+        yield Finding(
+            "other_seeds",
+            f"{count(len(rows), 'run')} without a serial run of the same seed: compared with the mean of "
+            "serial runs of other seeds.",
+            tuple(rows),
+        )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many comparisons of a report are decided.
+
+    equal: within the tolerance. needed: of the undecided ones, the seeds that would probably decide each,
+    in order. hopeless: those that no number of seeds would decide. beyond: those that need too many.
+    """
+
+    shown: int
+    likely: int
+    equal: int
+    undecided: int
+    needed: list[int]
+    hopeless: int
+
+    @classmethod
+    def of(cls, claims: Claims) -> Tally:
+        undecided = [each for each in claims.all if each.verdict == "undecided"]
+        open_ = [each for each in undecided if not each.within_tolerance]
+        return cls(
+            sum(each.decided and each.level == "shown" for each in claims.all),
+            sum(each.decided and each.level == "likely" for each in claims.all),
+            len(undecided) - len(open_),
+            len(open_),
+            sorted(seeds for each in open_ if (seeds := each.seeds_to_decide)),
+            sum(each.hopeless for each in open_),
+        )
+
+    @property
+    def beyond(self) -> int:
+        return self.undecided - len(self.needed) - self.hopeless
+
+    @property
+    def half(self) -> tuple[int, int] | None:
+        """The seeds that would probably decide half of those that can be decided, and their number."""
+        if not self.needed:
+            return None
+        seeds = self.needed[(len(self.needed) - 1) // 2]
+        return seeds, sum(each <= seeds for each in self.needed)
+
+
+def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """How many comparisons are undecided, and how many seeds would probably decide them."""
+    tally = Tally.of(claims)
+    if not tally.undecided:
+        return
+    decided = tally.shown + tally.likely
+    parts = [f"{tally.shown} shown", f"{tally.likely} likely"]
+    parts += [f"{tally.equal} equal within the tolerance"] if tally.equal else []
+    text = (
+        f"Of {count(tally.undecided + tally.equal + decided, 'comparison')}, {listed(parts)}, and "
+        f"{tally.undecided} undecided; findings.json has all of them."
+    )
+    if tally.half:
+        seeds, number = tally.half
+        which = "it" if tally.undecided == 1 else f"{number} of them"
+        text += (
+            f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}: run "
+            f"the command of this sweep again with --repeat {seeds}. Runs that have finished are not "
+            "repeated."
+        )
+    if tally.hopeless:
+        text += (
+            f" No number of seeds would decide {tally.hopeless}: the differences are no larger than those "
+            "between two sessions, or than the error of cluster time."
+        )
+    if tally.beyond:
+        text += f" {tally.beyond} would need more than {MOST_SEEDS} seeds each."
+    data = {
+        "undecided": tally.undecided,
+        "decided": decided,
+        "shown": tally.shown,
+        "likely": tally.likely,
+        "within_tolerance": tally.equal,
+        "seeds": tally.needed,
+        "beyond": tally.beyond,
+        "hopeless": tally.hopeless,
+        "compared": compared_data(claims.all),
+    }
+    yield Finding("undecided", text, (), data)
+
+
+def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs that failed or timed out, by cause."""
+    causes: dict[tuple[str, str], list[Row]] = {}
+    for row in comparison.failed:
+        verb = "timed out" if row.status == "timeout" else "failed"
+        causes.setdefault((verb, row.cause or "no cause was reported"), []).append(row)
+    for (verb, cause), rows in list(causes.items())[:MAX_NAMED]:
+        subject = rows[0].key if len(rows) == 1 else count(len(rows), "run")
+        yield Finding(
+            "failed",
+            f"{subject} {verb}: {cause.rstrip('.')}.",
+            tuple(rows),
+            {"status": rows[0].status, "cause": cause},
+        )
+    if rest := [row for rows in list(causes.values())[MAX_NAMED:] for row in rows]:
+        text = f"{count(len(rest), 'more run')} failed; the table of runs lists their causes."
+        yield Finding("failed", text, tuple(rest), {"status": None, "cause": None})
+
+
+def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs without a result."""
+    missing, planned = len(comparison.pending), len(comparison.record.keys)
+    if missing:
+        text = (
+            f"{missing} of {count(planned, 'run')} are pending: this report does not cover the whole sweep."
+        )
+        yield Finding("pending", text, (), {"pending": missing, "planned": planned})
+
+
+def out_of_memory(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs that finished although the kernel killed processes in their containers."""
+    rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
+    if rows:
+        text = (
+            f"The kernel killed processes in the containers of {count(len(rows), 'run')} that ran out of "
+            "memory. The remaining processes finished, and the numbers are theirs: raise memory_mb."
+        )
+        yield Finding("out_of_memory", text, tuple(rows))
+
+
+TOPIC = Topic(
+    rules=(no_serial, other_seeds),
+    rules_with_faults=(too_few_seeds, not_learned),
+    sweep_rules=(undecided, failed, pending, out_of_memory),
+)

@@ -1,0 +1,96 @@
+"""Samples: those that nodes trained on, and whether they are those of the partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.maps import LabelMap, label_maps
+from orchestrator.report.figures.sentences import Shown
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.formats import bits, count, percent
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.quantities import COVERAGE, JS_MEAN
+from orchestrator.report.quantities.data_partition import (
+    SKEWED_BITS,
+    partition_summary_of,
+    replica_ranks,
+    representatives,
+)
+from orchestrator.report.topics.topic import Topic
+
+MANY_MAPS = 8  # of more maps, those of the compared number of nodes are drawn
+
+
+def unverified(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs that did not train on the samples of the partition, or whose replicas differ."""
+    for kind, rows, what in [
+        (
+            "not_verified",
+            [row for row in comparison.rows if row.verified is False],
+            "trained on other samples than the partition assigns",
+        ),
+        (
+            "replicas_differ",
+            [row for row in comparison.rows if row.replicas_equal is False],
+            "ended with replicas that differ; the accuracy is that of rank 0",
+        ),
+    ]:
+        if rows:
+            yield Finding(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
+
+
+def maps(view: WorkloadView) -> Chart | None:
+    """A map for each partition; of many, those at the view's shape. None without certificates."""
+    partitions = [(row, partition_summary_of(row)) for row in representatives(view.groups)]
+    found = [
+        LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row), row.seed)
+        for row, summary in partitions
+        if summary
+    ]
+    if len(found) > MANY_MAPS:
+        found = [each for each in found if each.shape == view.shape] or found
+    return label_maps(found) if found else None
+
+
+def _skew(shown: Shown) -> str:
+    """`With shards, 4 nodes together saw 50.0% of the set in epoch 1; …`"""
+    view = shown.view
+    groups = [group for group in view.candidates if COVERAGE.over(group) and JS_MEAN.over(group)]
+    if not groups:
+        return ""
+    least, most = min(groups, key=COVERAGE.mean_of), max(groups, key=JS_MEAN.mean_of)
+    share, divergence = COVERAGE.mean_of(least), JS_MEAN.mean_of(most)
+    nodes = count(view.shape.nodes, "node")
+    seen = (
+        f"{nodes} together saw the whole training set in epoch 1"
+        if share == 1
+        else f"With {least.partitioner_label}, {nodes} together saw {percent(share)} of the set in epoch 1"
+    )
+    if divergence < SKEWED_BITS:
+        return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
+    return (
+        f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits in the "
+        "mean over nodes and seeds."
+    )
+
+
+TOPIC = Topic(
+    sweep_rules=(unverified,),
+    figures=(
+        FigureKind(
+            "labels",
+            "data",
+            "The samples that nodes trained on, in the run of the lowest seed for each partitioner and "
+            "number of nodes; of many maps, those of the number of nodes at which strategies are "
+            "compared. Colours compare between maps of equally many nodes; an empty cell is no sample. JS "
+            "divergence (bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a "
+            "node and of the whole set: mean and maximum over nodes.",
+            lambda subject: maps(subject.view),
+            otherwise=_skew,
+            links_matter=False,
+        ),
+    ),
+)

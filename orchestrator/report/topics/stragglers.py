@@ -1,0 +1,298 @@
+"""Stragglers: the rank that others wait for, the cost of a slow node, and a map of all waiting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from math import ceil
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from orchestrator.report.figures.chart import (
+    FULL_WIDTH,
+    WIDTH,
+    Chart,
+    chart_of,
+    layered,
+    panel_header,
+)
+from orchestrator.report.figures.kind import FigureKind
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.sentences import Shown
+from orchestrator.report.figures.style import series_name
+from orchestrator.report.figures.theme import colour
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, percent, seconds
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.quantity import POINTS, Quantity
+from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.topics.topic import Topic
+
+MAX_NAMED = 4
+MIN_SHARE = 0.05  # of the wall time
+
+
+MAX_PANELS = 6
+MAX_COLUMNS = 3
+MOST_ROWS = 16  # of a map; with more ranks, a row and a column are several
+MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
+NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
+ROW = 26  # pixels of a numbered row
+GAP = 50  # pixels between panels
+MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
+
+
+def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The rank that the others waited for, if it is claimed to cause more than an even share of it."""
+    known = [(slow, group) for group in view.reference_candidates if (slow := _straggler(group))]
+    measured = {group.first.key: slow for slow, group in known}
+    compared = claims.with_zero(
+        _excess(known),
+        [group for _, group in known],
+        chosen_from=max((slow.ranks for slow, _ in known), default=1),
+    )
+    found = [(measured[each.left.first.key], each) for each in compared if each.verdict == "more"]
+    found = [(slow, each) for slow, each in found if slow.share_of_time >= MIN_SHARE]
+    found.sort(key=lambda item: -item[0].share_of_time)
+    for slow, each in found[:MAX_NAMED]:
+        group = each.left
+        noun = group.shape.rank_noun
+        others, mean = (
+            (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
+        )
+        role = " (the server)" if slow.rank < group.first.run.strategy.servers else ""
+        yield Finding(
+            "straggler",
+            f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank}{role} "
+            f"during {percent(slow.share_of_time)} of the {view.clock} time{mean}; "
+            f"{percent(slow.share_of_waiting)} of all waiting was for {noun} {slow.rank}.",
+            evidence([group]),
+            {
+                "strategy": view.name(group),
+                "rank": slow.rank,
+                "share_of_time": slow.share_of_time,
+                "share_of_waiting": slow.share_of_waiting,
+                "compared": compared_data([each]),
+            },
+        )
+
+
+def _straggler(group: Group) -> Straggler | None:
+    """The rank that the others waited for most, mean over seeds."""
+    return straggler_of(mean_wait_shares(group)) if group.first.times_compare else None
+
+
+def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
+    """How far the share of the waiting that was for a group's straggler is above an even share."""
+    above = {
+        row.key: float(shares.sum(axis=0)[slow.rank] / shares.sum()) - 1 / slow.ranks
+        for slow, group in stragglers
+        for row in group.ok_rows
+        if (shares := wait_shares(row)) is not None and shares.any()
+    }
+    return Quantity(
+        POINTS, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
+    )
+
+
+def slow_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """The cost of nodes that are slower than the others, compared with the same run on equal nodes."""
+    equal = {_key(group): group for group in comparison.groups if not group.shape.slower_nodes}
+    for view in map(comparison.view, comparison.workloads):
+        if not view.workload.slower_speeds:
+            continue
+        pairs = [
+            (group, other)
+            for group in view.reference_candidates
+            if (other := equal.get(_key(group))) and _same_waiting(group, other)
+        ]
+        for compared in claims.pairs(TRAIN_S, pairs):
+            group = compared.left
+            yield Finding(
+                "slow_node",
+                f"{view.subject(group)} on {group.shape.label} took {seconds(compared.values[0])}, and "
+                f"{seconds(compared.values[1])} with equal nodes: {compared.written}.",
+                evidence([group, compared.right]),
+                {
+                    "strategy": view.name(group),
+                    "train_s": compared.values[0],
+                    "equal_train_s": compared.values[1],
+                    "compared": compared_data([compared]),
+                },
+                view.workload if view.one_of_many else None,
+            )
+
+
+def _same_waiting(group: Group, other: Group) -> bool:
+    """Whether the slow node is the only difference.
+
+    Over Open MPI, ranks poll while they wait, unless a node has less than a core per rank: then all ranks
+    sleep. On shared cores polling takes CPU from ranks that work: four polling ranks on two cores took four
+    times as long as sleeping ones with a last node limited to 0.25 cpu.
+    """
+    if not group.first.times_compare:
+        return False
+    return group.transport != "mpi" or group.first.run.oversubscribed == other.first.run.oversubscribed
+
+
+def _key(group: Group) -> str:
+    """The configuration and location of a group, without the speeds of its nodes."""
+    fields = {name: value for name, value in config_of(group.first).items() if name != "node_speed"}
+    return json.dumps([fields, group.first.location], sort_keys=True)
+
+
+def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
+    rows = [row for row in comparison.rows if row.ok and not row.wall.result.runtime_info.one_clock]
+    if rows:
+        text = (
+            f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "
+            "clocks of ranks, so these runs have none."
+        )
+        yield Finding("no_common_clock", text, tuple(rows))
+
+
+def straggler_attribution(view: WorkloadView) -> Chart | None:
+    """Heat maps rank × rank at the view's shape; None if no rank waited, or waiting was not recorded."""
+    known = [
+        (series_name(group), shares)
+        for group in view.reference_candidates
+        if (shares := mean_wait_shares(group)) is not None
+    ]
+    shown = [item for item in known if item[1].max() >= MIN_SHARE_SHOWN]
+    shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
+    if not shown:
+        return None
+    across = ceil(len(shown) / ceil(len(shown) / MAX_COLUMNS))
+    ranks, noun = len(shown[0][1]), view.shape.rank_noun
+    together = ceil(ranks / MOST_ROWS)
+    width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
+    records = [record for item in shown for record in _records(*item, together)]
+    panel = _panel(records, ranks, noun, together).properties(
+        width=width, height=ROW * ranks if ranks <= MAX_NUMBERED_RANKS else min(width, 16 * ranks)
+    )
+    titles = {series: _title(series, shares, noun, width) for series, shares in shown}
+    drawn = (
+        panel.facet(
+            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
+            columns=across,
+        )
+        .resolve_axis(x="independent", y="independent")
+        .properties(
+            title=alt.TitleParams(
+                f"Straggler attribution, {view.shape.label}",
+                subtitle=f"Share of {view.clock} time that {_waits(noun, together)}",
+            )
+        )
+    )
+    return Chart.of(drawn, wide=across > 1)
+
+
+def _title(series: str, shares: np.ndarray, noun: str, width: int) -> list[str]:
+    most = straggler_of(shares)
+    note = [f"{noun} {most.rank}: {percent(most.share_of_waiting)} of all waiting"] if most else []
+    return [*wrap(series, width // 7), *note]
+
+
+def _waits(noun: str, together: int) -> str:
+    if together == 1:
+        return f"a {noun} (row) waits for another (column)"
+    return f"one of {together} {noun}s (row) waits for {together} {noun}s (column), mean over the row"
+
+
+def _records(series: str, shares: np.ndarray, together: int) -> list[dict[str, Any]]:
+    """A record per cell: the mean over the waiting ranks, summed over those that they wait for."""
+    firsts = range(0, len(shares), together)
+    names = {first: _named(first, min(first + together, len(shares)) - 1) for first in firsts}
+    return [
+        {
+            "series": series,
+            "waiting": rank,
+            "for": other,
+            "waiting_ranks": names[rank],
+            "for_ranks": names[other],
+            "share": None
+            if rank == other and together == 1
+            else round(
+                float(shares[rank : rank + together, other : other + together].sum(axis=1).mean()), 5
+            ),
+        }
+        for rank in firsts
+        for other in firsts
+    ]
+
+
+def _named(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str, together: int) -> alt.LayerChart:
+    """One map of all panels; they have one colour scale."""
+    numbered = ranks <= MAX_NUMBERED_RANKS
+    most = max(record["share"] or 0.0 for record in records)
+    ticks = list(range(0, ranks, together))
+    axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
+    base = chart_of(records).encode(
+        x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
+        y=alt.Y("waiting:O", axis=alt.Axis(title=f"waiting {noun}", **axis)),
+    )
+    own = base.transform_filter("datum.share === null").mark_rect(color=colour("shade"), aria=False)
+    legend = alt.Legend(
+        title="share of time", format=".0%", orient="top", symbolFillColor=colour("wait_map")
+    )
+    cells = (
+        base.transform_filter("datum.share !== null")
+        .mark_rect(
+            color=colour("wait_map"), stroke=colour("paper"), strokeWidth=1 if numbered else 0, aria=False
+        )
+        .encode(
+            opacity=alt.Opacity(
+                "share:Q",
+                scale=alt.Scale(domain=[0, most], range=[0, NUMBERED_OPACITY if numbered else 1.0]),
+                legend=None if numbered else legend,
+            ),
+            tooltip=[
+                alt.Tooltip("series:N", title="strategy"),
+                alt.Tooltip("waiting_ranks:N", title=f"waiting {noun}"),
+                alt.Tooltip("for_ranks:N", title=f"{noun} waited for"),
+                alt.Tooltip("share:Q", title="share of its time", format=".1%"),
+            ],
+        )
+    )
+    if not numbered:
+        return layered(own, cells)
+    numbers = (
+        base.transform_filter("datum.share !== null")
+        .mark_text(fontSize=11)
+        .encode(text=alt.Text("share:Q", format=".0%"))
+    )
+    return layered(own, cells, numbers)
+
+
+def _none_shown(shown: Shown) -> str:
+    at = f"on {shown.view.shape.label}{shown.view.of_reference}"
+    return f"No rank is shown to delay the others more than its share {at}."
+
+
+TOPIC = Topic(
+    rules_with_faults=(straggler,),
+    sweep_rules=(slow_nodes, no_common_clock),
+    figures=(
+        FigureKind(
+            "stragglers",
+            "waiting",
+            "Share of its training time that each rank (row) waited for each other rank (column), mean "
+            "over seeds: in a collective for the last rank to enter, in a receive for the sender. The "
+            "runs with most waiting, at most six; colours compare between them.",
+            lambda subject: straggler_attribution(subject.view),
+            shows=("straggler",),
+            otherwise=_none_shown,
+            partitioners="first",
+        ),
+    ),
+)

@@ -1,0 +1,204 @@
+"""Textbook optimizers: whether they reproduce the loss curve of the library's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.report.figures.axes import amount_axis
+from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT
+from orchestrator.report.figures.theme import SERIES_COLOURS, colour
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, seconds
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities.learning import last_epoch
+from orchestrator.report.topics.topic import Topic
+from trainer.spec.registries import REGISTRIES
+
+TOLERANCE = 1e-3  # of the highest loss; rounding of float32 over some hundred steps stays below
+
+
+@dataclass(frozen=True)
+class OptimizerPair:
+    """Two configurations that differ only in the implementation of the optimizer."""
+
+    textbook: Group
+    library: Group
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.textbook.first.run.name_of("optimizer"), self.library.first.run.name_of("optimizer")
+
+    @property
+    def runs(self) -> list[tuple[Row, Row]]:
+        """The runs of both with the same seed, and so with the same initial weights and samples."""
+        library = {row.seed: row for row in self.library.ok_rows}
+        rows = [(row, library[row.seed]) for row in self.textbook.ok_rows if row.seed in library]
+        return [(one, other) for one, other in rows if last_epoch(one) == last_epoch(other)]
+
+    @property
+    def max_difference(self) -> float | None:
+        """The largest difference of losses after any epoch, relative to the library's highest loss.
+
+        Relative to a loss that training has made small, the rounding of sums in another order is large.
+        """
+        shares = [
+            max(abs(mine - theirs) for mine, theirs in zip(losses(one), expected, strict=True))
+            / max(expected)
+            for one, other in self.runs
+            if max(expected := losses(other), default=0.0) > 0
+        ]
+        return max(shares, default=None)
+
+
+def losses(row: Row) -> list[float]:
+    """Test loss of rank 0 after each epoch."""
+    points = [point for point in row.result.epochs if point.rank == 0]
+    return [point.test_loss for point in sorted(points, key=lambda point: point.epoch)]
+
+
+def optimizer_pairs(comparison: Comparison) -> Iterator[OptimizerPair]:
+    """Every textbook optimizer whose library counterpart was run with all else equal."""
+    groups = [group for group in comparison.groups if group.ok and _reproducible(group)]
+    by_key = {_key(group): group for group in groups}
+    for group in groups:
+        equivalent = getattr(group.first.run.optimizer, "equals", None)
+        if equivalent and (library := by_key.get(_key(group, optimizer_name=equivalent))):
+            yield OptimizerPair(group, library)
+
+
+def _reproducible(group: Group) -> bool:
+    """Whether equal seeds give equal weights; asynchronous strategies are not reproducible."""
+    strategy = group.first.run.strategy
+    return group.first.trains and (group.serial or strategy.synchronous)
+
+
+def _key(group: Group, optimizer_name: str = "") -> str:
+    """The configuration as text, with its optimizer under another name if one is given."""
+    row = group.first
+    rest = {field: value for field, value in config_of(row).items() if field != "optimizer"}
+    # Without defaults, since the library's optimizer may have more parameters.
+    optimizer = REGISTRIES["optimizer"].dump(row.run.optimizer, exclude_defaults=True)
+    if optimizer_name:
+        optimizer["name"] = optimizer_name
+    return json.dumps([rest, row.location, optimizer], sort_keys=True)
+
+
+def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Whether the textbook optimizer has the library's loss curve, and how much longer it takes."""
+    for pair in optimizer_pairs(comparison):
+        difference = pair.max_difference
+        if difference is None:
+            continue
+        textbook, library = pair.names
+        run, group = pair.textbook.first.run, pair.textbook
+        where = (
+            ""
+            if group.serial
+            else f", {group.strategy_label} over {group.transport} on {group.shape.label},"
+        )
+        epochs = max(last_epoch(one) or 0 for one, _ in pair.runs)
+        equal = difference <= TOLERANCE
+        curves = "the same test-loss curve" if equal else "different test-loss curves"
+        text = (
+            f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have {curves}: "
+            f"over {count(epochs, 'epoch')} and {count(len(pair.runs), 'seed')} the losses differ by at "
+            f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
+        )
+        data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
+        for times in claims.pairs(TRAIN_S, [(pair.textbook, pair.library)]):
+            text += (
+                f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
+                f"{times.written}."
+            )
+            data["compared"] = compared_data([times])
+        kind = "textbook_curve_equal" if equal else "textbook_curve_differs"
+        yield Finding(kind, text, evidence([pair.textbook, pair.library]), data)
+
+
+def loss_curves(pair: OptimizerPair) -> Chart:
+    """A line for each seed of the library's optimizer, and crosses in its colour for the textbook's."""
+    textbook, library = pair.names
+    records: list[dict[str, Any]] = [
+        {
+            "series": name,
+            "seed": row.seed,
+            "epoch": epoch,
+            "loss": loss,
+            "written": f"{loss:.4g}",
+            "colour": at % SERIES_COLOURS,
+        }
+        for at, (one, other) in enumerate(pair.runs)
+        for name, row in ((library, other), (textbook, one))
+        for epoch, loss in enumerate(losses(row), 1)
+    ]
+    values = [record["loss"] for record in records]
+    y = amount_axis(values, "loss", "test loss", log=True)
+    look = alt.Color(
+        "colour:N",
+        scale=alt.Scale(
+            domain=[*range(SERIES_COLOURS)], range=[colour(f"s{at}") for at in range(SERIES_COLOURS)]
+        ),
+        legend=None,
+    )
+    last = max((record["epoch"] for record in records), default=1)
+    x = alt.X(
+        "epoch:Q",
+        axis=alt.Axis(tickMinStep=1, format="d"),
+        scale=alt.Scale(domain=[1, max(2, last)], padding=10),
+    )
+    tips = [
+        alt.Tooltip("series:N", title="optimizer"),
+        alt.Tooltip("seed:Q"),
+        alt.Tooltip("epoch:Q"),
+        alt.Tooltip("written:N", title="test loss"),
+    ]
+    base = chart_of(records).encode(x=x, y=y.y, color=look)
+    lines = base.transform_filter(alt.datum.series == library).mark_line(strokeWidth=2, aria=False)
+    crosses = base.transform_filter(alt.datum.series == textbook).mark_point(
+        shape="M-0.6,-0.6L0.6,0.6M0.6,-0.6L-0.6,0.6", size=60, strokeWidth=1.6
+    )
+    title = f"{textbook} and {library}, batch {pair.textbook.first.run.batch_size:,}"
+    drawn = alt.layer(lines.encode(detail="seed:N"), crosses.encode(tooltip=tips)).properties(
+        title=alt.TitleParams(
+            title, subtitle=f"Lines: {library}. Crosses: {textbook}. A colour is a seed."
+        ),
+        width=HALF_PAGE - AXIS_WIDTH - 40,
+        height=HEIGHT,
+        usermeta={"domains": y.domains},
+    )
+    return Chart.of(drawn, log_axis="y")
+
+
+def _of_workload(subject: Subject) -> Chart | None:
+    """Of the last pair, if the workload is that of a textbook optimizer."""
+    pairs = [
+        pair
+        for pair in optimizer_pairs(subject.comparison)
+        if pair.textbook.workload == subject.view.workload
+    ]
+    return loss_curves(pairs[-1]) if pairs else None
+
+
+TOPIC = Topic(
+    sweep_rules=(compared_curves,),
+    figures=(
+        FigureKind(
+            "textbook_optimizers",
+            "source",
+            "Test loss after each epoch. Line: the library's optimizer. Crosses: the textbook "
+            "implementation, from the same initial weights and samples. A colour is a seed.",
+            _of_workload,
+            shows=("textbook_curve_differs", "textbook_curve_equal"),
+        ),
+    ),
+)
