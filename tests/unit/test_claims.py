@@ -111,7 +111,7 @@ def test_accuracy_against_serial_is_kept_lost_or_unknown() -> None:
         *repeated("serial", around(0.95, 0.001), "accuracy"),
         *repeated("all_reduce", around(0.949, 0.001)[::-1], "accuracy", nodes=2),
         *repeated("ddp", around(0.85, 0.001), "accuracy", nodes=2),
-        *repeated("gossip", around(0.88, 0.05)[::-1], "accuracy", nodes=2),
+        *repeated("gossip", around(0.93, 0.03)[::-1], "accuracy", nodes=2),
     ]
     finding = finding_of(a_comparison(*runs), "best_accuracy")
     states = {

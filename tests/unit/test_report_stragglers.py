@@ -185,16 +185,14 @@ def test_the_figure_is_limited_and_left_out_without_waiting() -> None:
 
 def test_rows_and_columns_are_several_ranks_where_these_are_many() -> None:
     ranks = 2 * MOST_ROWS - 1
-    waits = [
-        [0.0 if rank == other else (other + 1) / 100 for other in range(ranks)] for rank in range(ranks)
-    ]
+    waits = [[0.0 if rank == other else (other + 1) / 5 for other in range(ranks)] for rank in range(ranks)]
     shown = records_of(figure_of(a_comparison(waiting(waits))))
     assert len(shown) == MOST_ROWS**2
     cell = next(record for record in shown if (record["waiting"], record["for"]) == (2, 0))
     assert (cell["waiting_ranks"], cell["for_ranks"]) == ("2–3", "0–1")
-    assert cell["share"] == pytest.approx((0.01 + 0.02) / 10)
+    assert cell["share"] == pytest.approx((0.2 + 0.4) / 10)
     own = next(record for record in shown if (record["waiting"], record["for"]) == (0, 0))
-    assert own["share"] == pytest.approx((0.01 + 0.02) / 2 / 10)
+    assert own["share"] == pytest.approx((0.2 + 0.4) / 2 / 10)
     assert shown[-1]["for_ranks"] == str(ranks - 1)
     of_first = [record["share"] for record in shown if record["waiting"] == 0]
     assert sum(of_first) == pytest.approx((sum(waits[0]) + sum(waits[1])) / 2 / 10)

@@ -23,8 +23,8 @@ class Claims:
 
     What a report asks in any case is *shown* if it is decided: comparisons with one reference, as with
     serial, which of several is the best, and questions of the sweep. All of these together have a
-    probability of at most 5 % of a false claim. All other comparisons are *likely* if they are decided: of
-    those, on average at most 5 % are false.
+    probability of at most 5 % of a false claim. What is decided only among all comparisons is *likely*: of
+    those claims, on average at most 5 % are false.
 
     Rules run twice: with `Claims()`, which notes what they ask and decides nothing, and with `decided()`.
     What a rule compares may not depend on what is decided.

@@ -140,17 +140,20 @@ def _decisions(
     families: Sequence[tuple[Correction, Sequence[Name]]],
     level: float,
 ) -> dict[Name, tuple[Decision, Level, int]]:
-    """Of each comparison, with what it is called and the number of those that it was corrected with."""
+    """Of each comparison, with what it is called and the number of those that it was corrected with.
+
+    What the sweep asks is likely where it is decided with all other comparisons, and not by itself.
+    """
     found: dict[Name, tuple[Decision, Level, int]] = {}
     for correction, names in families:
         corrected = correction([contrasts[name] for name in names], level)
         for name, decision in zip(names, corrected, strict=True):
             found.setdefault(name, (decision, "shown", len(names)))
-    rest = [name for name in contrasts if name not in found]
-    factors = [asked.questions[name].chosen_from for name in rest]
-    corrected = benjamini_hochberg([contrasts[name] for name in rest], LIKELY_LEVEL, factors)
-    for name, decision in zip(rest, corrected, strict=True):
-        found[name] = decision, "likely", len(rest)
+    factors = [asked.questions[name].chosen_from for name in contrasts]
+    explored = benjamini_hochberg([*contrasts.values()], LIKELY_LEVEL, factors)
+    for name, decision in zip(contrasts, explored, strict=True):
+        if name not in found or (decision.decided and not found[name][0].decided):
+            found[name] = decision, "likely", len(contrasts)
     return found
 
 

@@ -82,23 +82,19 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
     """`. Shown to lose accuracy: one_shot over mpi, 94.1%: −1.9 points (−2.4 to −1.4). …`"""
-    states: dict[str, list[str]] = {
-        "lose accuracy": [],
-        "gain accuracy": [],
-        "keep it within the tolerance": [],
-    }
+    states: dict[str, list[str]] = {}
     unknown = []
     for each in against:
         named = f"{view.name(each.left)}, {percent(each.values[0])}: {each.written}"
         if each.verdict == "more":
-            states["gain accuracy"].append(named)
+            states.setdefault(f"{each.level} to gain accuracy", []).append(named)
         elif each.keeps:
-            states["keep it within the tolerance"].append(view.name(each.left))
+            states.setdefault("shown to keep it within the tolerance", []).append(view.name(each.left))
         elif each.verdict == "less":
-            states["lose accuracy"].append(named)
+            states.setdefault(f"{each.level} to lose accuracy", []).append(named)
         elif each.verdict == "undecided":
             unknown.append(view.name(each.left))
-    parts = [f"Shown to {state}: {listed(named)}." for state, named in states.items() if named]
+    parts = [f"{state.capitalize()}: {listed(named)}." for state, named in states.items()]
     if unknown:
         parts.append(f"Whether accuracy is lost is unknown for {first_few(unknown)}.")
     return " ".join([".", *parts])

@@ -136,17 +136,13 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"{exchange_share(each.left)} of it exchange)"
         for each in named
     ]
-    which = (
-        f" was {listed(parts)}"
-        if len(parts) == 1
-        else f" were {listed(parts)}"
-        if named is slower
-        else f" are {len(slower)} of {len(against)} configurations, from {' to '.join(parts)}"
-    )
+    number = f"{len(slower)} of {count(len(against), 'configuration')}"
+    verb = "was" if len(slower) == 1 else "were"
+    ends = listed(parts) if named is slower else f"from {' to '.join(parts)}"
     yield Finding(
         "slower_than_serial",
-        f"{view.times_at}{view.of_ranked}, shown to be slower than serial "
-        f"({seconds(TRAIN_S.mean_of(serial))}){which}.",
+        f"{view.times_at}{view.of_ranked}, {number} {verb} slower than serial "
+        f"({seconds(TRAIN_S.mean_of(serial))}): {ends}.",
         evidence([*(each.left for each in slower), serial]),
         {
             "serial_train_s": TRAIN_S.mean_of(serial),

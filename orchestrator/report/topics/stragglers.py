@@ -34,9 +34,7 @@ from orchestrator.report.quantities.stragglers import Straggler, mean_wait_share
 from orchestrator.report.topics.topic import Topic
 
 MAX_NAMED = 4
-MIN_SHARE = 0.05  # of the wall time
-
-
+MIN_SHARE = 0.05  # of the wall time that is waited for a rank; a smaller one is not shown
 MAX_PANELS = 6
 MAX_COLUMNS = 3
 MOST_ROWS = 16  # of a map; with more ranks, a row and a column are several
@@ -44,7 +42,6 @@ MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
 NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
 ROW = 26  # pixels of a numbered row
 GAP = 50  # pixels between panels
-MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
 
 
 def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -57,7 +54,7 @@ def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         chosen_from=max((slow.ranks for slow, _ in known), default=1),
     )
     found = [(measured[each.left.first.key], each) for each in compared if each.verdict == "more"]
-    found = [(slow, each) for slow, each in found if slow.share_of_time >= MIN_SHARE]
+    found = [(slow, each) for slow, each in found if _notable(slow)]
     found.sort(key=lambda item: -item[0].share_of_time)
     for slow, each in found[:MAX_NAMED]:
         group = each.left
@@ -85,6 +82,10 @@ def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def _straggler(group: Group) -> Straggler | None:
     """The rank that the others waited for most, mean over seeds."""
     return straggler_of(mean_wait_shares(group)) if group.first.times_compare else None
+
+
+def _notable(slow: Straggler | None) -> bool:
+    return slow is not None and slow.share_of_time >= MIN_SHARE
 
 
 def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
@@ -158,13 +159,13 @@ def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]
 
 
 def straggler_attribution(view: WorkloadView) -> Chart | None:
-    """Heat maps rank × rank at the view's shape; None if no rank waited, or waiting was not recorded."""
+    """Heat maps rank × rank at the view's shape, for the runs in which ranks waited for one of them."""
     known = [
         (series_name(group), shares)
         for group in view.reference_candidates
         if (shares := mean_wait_shares(group)) is not None
     ]
-    shown = [item for item in known if item[1].max() >= MIN_SHARE_SHOWN]
+    shown = [item for item in known if _notable(straggler_of(item[1]))]
     shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
     if not shown:
         return None

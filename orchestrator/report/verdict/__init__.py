@@ -15,18 +15,7 @@ from orchestrator.report.verdict.strategies import among_strategies
 from orchestrator.report.verdict.target import to_target
 from orchestrator.report.verdict.under_faults import under_faults
 
-__all__ = ["RULE", "Evidence", "Option", "Verdict", "evidence", "verdicts"]
-
-
-# How a verdict is reached, for its tooltip.
-RULE = (
-    "Only configurations whose runs all finished and learned can be chosen, on any number of nodes, and "
-    "serial. A configuration is right if its accuracy is within one point of the most accurate one and "
-    "its time within 5% of the fastest of those, or within the tolerance that the sweep states. How "
-    "probable that is follows from the spread over seeds; for times also from how much they differ if a "
-    "sweep is repeated later, and from the error of cluster time. From 80% on, with five seeds, a choice "
-    "is called probable; from 95% on, with eight seeds, it is stated."
-)
+__all__ = ["Evidence", "Option", "Verdict", "evidence", "verdicts"]
 
 
 def verdicts(comparison: Comparison, claims: Claims) -> list[Verdict]:

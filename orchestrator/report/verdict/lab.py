@@ -113,14 +113,14 @@ def _causes(found: Ablated | None, claims: Claims) -> str:
                 if each.quantity.ratio
                 else points(after - before)
             )
-            decided.append(f"{fixes} ({effect})")
+            decided.append(f"{fixes} ({effect}{'' if each.level == 'shown' else ', likely'})")
     changes = len(differences)
     if not decided:
         which = "the change" if changes == 1 else f"none of the {changes} changes"
         verb = "is not" if changes == 1 else "is"
-        return f"On {nodes}, {which} {verb} shown to have an effect."
+        return f"On {nodes}, {which} {verb} likely to have an effect."
     open_ = f"; {changes - len(decided)} of {changes} are undecided" if len(decided) < changes else ""
-    return f"Shown causes on {nodes}, fixed one after the other: {listed(decided)}{open_}."
+    return f"Causes on {nodes}, fixed one after the other: {listed(decided)}{open_}."
 
 
 def of_textbook_optimizers(comparison: Comparison) -> Verdict | None:

@@ -54,7 +54,7 @@ def _cost(found: Compared, group: Group, undisturbed: Group) -> str:
     bounds = ""
     if found.interval:
         low, high = (ELAPSED_S.write_bound(log(bound)) for bound in found.interval)
-        bounds = f" ({low} to {high}{'' if found.decided else ': undecided'})"
+        bounds = f" ({low} to {high}{found.certainty})"
     text = f"{ratio(found.values[0] / found.values[1])} times as long{bounds}"
     if not ACCURACY.sample(group) or not ACCURACY.sample(undisturbed):
         return text
