@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.report.figures.sentences import figure_sentence
@@ -63,17 +63,12 @@ def questions(
     """Those that the sweep says something about, in order."""
     found = []
     for key, heading in QUESTIONS.items():
-        figures = [
-            (names.of(workload), of_workload)
-            for workload in comparison.workloads
-            if (
-                of_workload := [
-                    _figure(plot, comparison, findings)
-                    for plot in plots
-                    if plot.workload == workload and plot.kind.question == key
-                ]
-            )
-        ]
+        figures = []
+        for workload in comparison.workloads:
+            drawn = [plot for plot in plots if plot.workload == workload and plot.kind.question == key]
+            if drawn:
+                of_workload = [_figure(plot, comparison, findings) for plot in drawn]
+                figures.append((names.of(workload), _each_sentence_once(of_workload)))
         about = [
             finding for finding in findings if not finding.caution and _question_of(finding, plots) == key
         ]
@@ -96,6 +91,16 @@ def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
         part = found.setdefault(finding.workload, Part(label, {}))
         part.topics.setdefault(finding.topic, []).append(finding)
     return list(found.values())
+
+
+def _each_sentence_once(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures of one question, without the sentence that one above has."""
+    said: set[str] = set()
+    shown = []
+    for figure in figures:
+        shown.append(replace(figure, sentence="") if figure.sentence in said else figure)
+        said.add(figure.sentence)
+    return shown
 
 
 def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
