@@ -12,7 +12,7 @@ import vl_convert
 
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
 from orchestrator.report.figures.chart import HIDDEN, Chart
-from orchestrator.report.figures.curves import accuracy_over_time
+from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import MOST_TOGETHER, ROW, folded
 from orchestrator.report.figures.style import Style
@@ -122,6 +122,19 @@ def test_many_lines_are_small_multiples() -> None:
         if layer["mark"]["type"] == "line" and "data" in layer
     ]
     assert len(behind) == 1
+
+
+def test_all_configurations_are_in_one_plot_of_accuracy_and_time() -> None:
+    comparison = a_comparison(SERIAL, *runs(MANY))
+    chart = accuracy_and_time(
+        comparison.view(comparison.workloads[0]).line_groups, Style(comparison.groups)
+    )
+    assert chart is not None
+    assert chart.wide
+    names = [f"{name} · mpi" for name in MANY]
+    found = heights(chart.spec, names)
+    assert {*found} == {*names}
+    assert all(lower - upper >= ROW - 1 for upper, lower in pairwise(sorted(found.values())))
 
 
 def test_an_outlier_is_an_arrow_with_its_value() -> None:

@@ -18,6 +18,7 @@ from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.quantities import TRAIN_S
 
 LEAST_CONFIGURATIONS = 2  # on several nodes
+MOST_NAMED = 24  # lines that one plot over the whole page has names for
 
 
 def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
@@ -55,6 +56,7 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
         remarks=[numbers.mark_text(dx=8, dy=-8, color=colour("soft"), aria=False).encode(text="nodes:N")],
         log_axis="x",
         band=False,
+        most_together=MOST_NAMED,
     ).chart()
 
 

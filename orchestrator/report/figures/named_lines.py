@@ -38,7 +38,8 @@ class Lines:
     (the text at its end), `partitioner`, `mean`, `low`, `high`, `written` (the mean as text), and the field
     of the x axis. groups: those drawn. tooltip: what a point shows under the pointer. behind: layers that
     are drawn first, in each panel. remarks: their texts, for which small multiples have no room. band:
-    whether the ranges of a line's points are joined.
+    whether the ranges of a line's points are joined. most_together: lines in one plot; it has the width of
+    the page if there are more than in others.
     """
 
     title: str
@@ -53,29 +54,39 @@ class Lines:
     log_axis: Literal["x", "y"] | None = None
     subtitle: Sequence[str] = ()
     band: bool = True
+    most_together: int = MOST_TOGETHER
+
+    @property
+    def _many(self) -> bool:
+        """Whether there are too many lines for half of a page."""
+        return len({record["line"] for record in self.records}) > MOST_TOGETHER
+
+    @property
+    def _together(self) -> bool:
+        return len({record["line"] for record in self.records}) <= self.most_together
 
     def chart(self) -> Chart:
         """All lines in one plot, or a panel per series."""
-        together = len({record["line"] for record in self.records}) <= MOST_TOGETHER
-        drawn = self._one_plot() if together else self._panels()
+        drawn = self._one_plot() if self._together else self._panels()
         axis = {"x": self.x, "y": self.y}.get(self.log_axis or "")
         title = alt.TitleParams(self.title, subtitle=list(self.subtitle))
         meta = {"usermeta": {"domains": axis.domains}} if axis and axis.switch else {}
         return Chart.of(
             drawn.properties(title=title, padding=PADDING, **meta),
-            wide=not together,
+            wide=self._many,
             log_axis=self.log_axis if meta else None,
         )
 
     def _one_plot(self) -> alt.TopLevelMixin:
         records = self._prepared()
         names = [line for record in records for line in record["name"].split("\n")]
-        width = HALF_PAGE - AXIS_WIDTH - 26 - LETTER * max(map(len, names))
+        width = (PAGE if self._many else HALF_PAGE) - AXIS_WIDTH - 26 - LETTER * max(map(len, names))
         base = alt.Chart()
         behind = [*self.behind, *self.remarks]
         layers = [*behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
         data = data_of(records)
-        return alt.layer(*layers, data=data).properties(width=round(width), height=HEIGHT)
+        height = max(HEIGHT, ROW * len({record["line"] for record in records}) + 4 * ROW)
+        return alt.layer(*layers, data=data).properties(width=round(width), height=height)
 
     def _panels(self) -> alt.TopLevelMixin:
         """A panel per series: its lines in front of those of all others in grey.
@@ -109,7 +120,7 @@ class Lines:
         return [
             {
                 **record,
-                "name": folded(record["name"]),
+                "name": record["name"] if self._many else folded(record["name"]),
                 "order": order.index(record["series"]),
                 "last": last[record["line"]] == at,
                 "outside": self.y.outside(record["mean"]),
@@ -142,8 +153,7 @@ class Lines:
     def _dash_legend(self) -> alt.Legend | None:
         """Which line style is which partitioner, in small multiples; elsewhere names at lines do."""
         labels = {group.partitioner_label for group in self.groups if group.partitioner_label}
-        together = len({record["line"] for record in self.records}) <= MOST_TOGETHER
-        if together or len(labels) < 2:
+        if self._together or len(labels) < 2:
             return None
         return alt.Legend(title=None, orient="top", values=sorted(labels), symbolStrokeColor=colour("ink"))
 

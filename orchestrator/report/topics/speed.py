@@ -24,12 +24,12 @@ from orchestrator.report.topics.topic import Topic
 
 MAX_NAMED = 4  # in one sentence
 TIMES = Scaling("time", TRAIN_S, "{Clock} time", "{clock} time, s", cores_matter=True)
-SPEEDUPS = Scaling("speedup", SPEEDUP, "Speedup", "serial {clock} time / {clock} time", cores_matter=True)
+SPEEDUPS = Scaling("speedup", SPEEDUP, "Speedup", "speedup", cores_matter=True)
 CPU_TIME_SPEEDUPS = Scaling(
     "cpu_time_speedup",
     CPU_TIME_SPEEDUP,
     "CPU-time speedup",
-    "serial CPU time / CPU time",
+    "speedup",
     only_on="wall",  # cluster time replaces it
 )
 
