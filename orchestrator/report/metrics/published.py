@@ -37,9 +37,9 @@ class PublishedLine:
         parts = [formats.count(nodes, "node")] if isinstance(nodes, int) else []
         return ", ".join([*parts, *(f"{name} {_as_text(value)}" for name, value in fields.items())])
 
-    def mean(self, metric: Metric) -> float | None:
-        """Mean over the seeds of our configuration."""
-        return _mean(self.measured, metric)
+    def mean(self, metric: Metric, geometric: bool = False) -> float | None:
+        """Mean over the seeds of our configuration; that of times is geometric."""
+        return _mean(self.measured, metric, geometric)
 
     @property
     def accuracy_change(self) -> float | None:
@@ -68,7 +68,7 @@ class PublishedLine:
         one, mine = self.one_node[1], self.measured
         if one is None or mine is None or not times_compare(one, mine):
             return None
-        return quotient(_mean(one, metric), _mean(mine, metric))
+        return quotient(_mean(one, metric, geometric=True), _mean(mine, metric, geometric=True))
 
 
 def published_lines(comparison: Comparison) -> list[PublishedLine]:
@@ -133,8 +133,8 @@ def overrides(comparison: Comparison) -> list[str]:
     return [option for option in comparison.record.overrides if not option.startswith(harmless)]
 
 
-def _mean(group: Group | None, metric: Metric) -> float | None:
-    spread = group.over(metric) if group else None
+def _mean(group: Group | None, metric: Metric, geometric: bool = False) -> float | None:
+    spread = group.over(metric, geometric) if group else None
     return spread.mean if spread else None
 
 

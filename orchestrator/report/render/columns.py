@@ -11,7 +11,7 @@ from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count, percent, points, seconds, short
 from orchestrator.report.metrics.clock import wall_by_cluster
 from orchestrator.report.metrics.published import PublishedLine
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
 from orchestrator.report.quantities import (
     ACCURACY,
@@ -37,7 +37,7 @@ from orchestrator.report.quantities.learning import (
     target_reached,
 )
 from orchestrator.report.quantities.links import requested_bandwidth, requested_latency
-from orchestrator.report.quantities.quantity import Quantity
+from orchestrator.report.quantities.quantity import COUNT, Quantity
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.limits import counted
@@ -358,23 +358,18 @@ def _published(name: str, title: str, write: Callable[[float], str]) -> Column[P
     return Column(f"{name}_published", f"{title}, published", cell)
 
 
-def _measured(
-    name: str, title: str, metric: Metric, write: Callable[[float], str]
-) -> Column[PublishedLine]:
-    """Our measurement of a number that was published."""
+def _both(name: str, title: str, quantity: Quantity) -> tuple[Column[PublishedLine], Column[PublishedLine]]:
+    """A published number, and our measurement of it."""
 
     def cell(line: PublishedLine) -> Cell:
         if getattr(line.published, name) is None:
             return Cell(ABSENT)
-        return _with_range(line.measured.over(metric), write) if line.measured else Cell("not run")
+        return (
+            _with_range(quantity.over(line.measured), quantity.write) if line.measured else Cell("not run")
+        )
 
-    return Column(f"{name}_measured", f"{title}, measured", cell)
-
-
-def _both(
-    name: str, title: str, metric: Metric, write: Callable[[float], str]
-) -> tuple[Column[PublishedLine], Column[PublishedLine]]:
-    return _published(name, title, write), _measured(name, title, metric, write)
+    measured = Column(f"{name}_measured", f"{title}, measured", cell)
+    return _published(name, title, quantity.write), measured
 
 
 def _ratio(key: str, title: str, of: Callable[[PublishedLine], float | None]) -> Column[PublishedLine]:
@@ -400,16 +395,16 @@ def _steps_per_epoch(row: Row) -> float | None:
 PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("block", "Block", lambda line: Cell(line.block), number=False),
     Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
-    *_both("time_s", "Time", WALL_S.of, seconds),
+    *_both("time_s", "Time", WALL_S),
     _ratio("speedup_published", "Speedup, published", lambda line: line.published_speedup),
     _ratio("speedup_measured", "Speedup, measured", lambda line: line.measured_speedup),
     _ratio("cpu_time_speedup", "CPU-time speedup", lambda line: line.cpu_time_speedup),
-    *_both("accuracy", "Accuracy", ACCURACY.of, percent),
+    *_both("accuracy", "Accuracy", ACCURACY),
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
     _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
-    *_both("steps_per_epoch", "Steps per epoch", _steps_per_epoch, formats.whole),
-    *_both("coverage", "Coverage", COVERAGE.of, percent),
+    *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
+    *_both("coverage", "Coverage", COVERAGE),
 )
 
 

@@ -47,7 +47,7 @@ def times(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         by_block.setdefault(line.block, []).append(line)
     for block, lines in by_block.items():
         one = next((line for line in lines if line.published.runs.get("nodes") == 1), None)
-        measured = one.mean(lambda row: row.wall.train_s) if one else None
+        measured = one.mean(lambda row: row.wall.train_s, geometric=True) if one else None
         if one is None or one.measured is None or one.published.time_s is None or measured is None:
             continue
         if not one.measured.first.wall.times_compare:
