@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
+.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak mutants faults bench docs picture screenshot clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -100,6 +100,9 @@ smoke: $(VENV)/ready-dev ## run only the tests that start containers
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)
+
+mutants: $(VENV)/ready-dev ## make deliberate mistakes and show which ones the tests notice; ARGS="--only NAME" for some
+	$(RUN) -m tests.mutants $(ARGS)
 
 faults: $(VENV)/ready-dev ## play every case of docs/faults.md; ARGS="kill --runtime local --seeds 1" for some
 	$(RUN) -m tests.faults $(ARGS)

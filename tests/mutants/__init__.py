@@ -1,0 +1,1 @@
+"""Deliberate mistakes that the tests must notice, executed by `make mutants`."""
