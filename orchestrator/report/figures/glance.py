@@ -26,15 +26,23 @@ PANEL_WIDTH = 240
 VALUE_WIDTH = 58  # of the values beside a panel
 
 
+def has_overview(view: WorkloadView) -> bool:
+    """Whether there are enough strategies for `strategies_at_a_glance`."""
+    return len(_with_accuracy(view)) >= MIN_STRATEGIES
+
+
+def _with_accuracy(view: WorkloadView) -> list[Group]:
+    return [group for group in view.reference_candidates if group.accuracy]
+
+
 def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     """One line per strategy, by accuracy: accuracy, time, bytes sent; None for few strategies.
 
     Dots and not bars, since a logarithmic axis has no zero from which a bar could start.
     """
-    shown = [group for group in view.reference_candidates if group.accuracy]
-    if len(shown) < MIN_STRATEGIES:
+    if not has_overview(view):
         return None
-    shown.sort(key=_accuracy, reverse=True)
+    shown = sorted(_with_accuracy(view), key=_accuracy, reverse=True)
     if view.serial:
         shown.insert(0, view.serial)
     spreads = [group.accuracy for group in shown if group.accuracy]

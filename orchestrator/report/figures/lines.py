@@ -37,6 +37,7 @@ class Scaling:
     axis: str  # label, with its unit
     cores_matter: bool = False  # whether sharing cores affects it
     only_on: Clock | None = None  # the clock on which it is shown
+    in_overview: bool = True  # whether the overview has its points, if there is one number of nodes
 
     def title_on(self, clock: Clock) -> str:
         return self.title.format(Clock=clock.capitalize(), clock=clock)

@@ -57,13 +57,18 @@ class Lines:
     most_together: int = MOST_TOGETHER
 
     @property
+    def _number(self) -> int:
+        """Of lines."""
+        return len({record["line"] for record in self.records})
+
+    @property
     def _many(self) -> bool:
         """Whether there are too many lines for half of a page."""
-        return len({record["line"] for record in self.records}) > MOST_TOGETHER
+        return self._number > MOST_TOGETHER
 
     @property
     def _together(self) -> bool:
-        return len({record["line"] for record in self.records}) <= self.most_together
+        return self._number <= self.most_together
 
     def chart(self) -> Chart:
         """All lines in one plot, or a panel per series."""
@@ -85,7 +90,7 @@ class Lines:
         behind = [*self.behind, *self.remarks]
         layers = [*behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
         data = data_of(records)
-        height = max(HEIGHT, ROW * len({record["line"] for record in records}) + 4 * ROW)
+        height = max(HEIGHT, ROW * (self._number + 4))
         return alt.layer(*layers, data=data).properties(width=round(width), height=height)
 
     def _panels(self) -> alt.TopLevelMixin:
@@ -117,10 +122,11 @@ class Lines:
         """The records, with the ends of lines and the points outside the axes marked."""
         order = self.style.order(self.groups)
         last = {record["line"]: at for at, record in enumerate(self.records)}
+        many = self._many
         return [
             {
                 **record,
-                "name": record["name"] if self._many else folded(record["name"]),
+                "name": record["name"] if many else folded(record["name"]),
                 "order": order.index(record["series"]),
                 "last": last[record["line"]] == at,
                 "outside": self.y.outside(record["mean"]),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.glance import strategies_at_a_glance
+from orchestrator.report.figures.glance import has_overview
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lines import Scaling, lines_over_nodes
 from orchestrator.report.figures.sentences import measured
-
-# The overview has the points of these, too, if there is one number of nodes.
-IN_OVERVIEW = ("time", "speedup", "cpu_time_speedup", "accuracy")
 
 
 def over_nodes(
@@ -22,8 +19,8 @@ def over_nodes(
         counts = {group.shape.ranks for group in view.line_groups if not group.serial}
         if not counts or scaling.only_on not in (None, view.clock):
             return None
-        in_overview = len(counts) == 1 and scaling.name in IN_OVERVIEW
-        if in_overview and (view.workload.link or strategies_at_a_glance(view, subject.style)):
+        in_overview = len(counts) == 1 and scaling.in_overview
+        if in_overview and (view.workload.link or has_overview(view)):
             return None
         return lines_over_nodes(view.line_groups, subject.style, scaling)
 

@@ -46,8 +46,9 @@ def figure_sentence(
         findings: of the whole report.
     """
     keys = {row.key for group in view.groups for row in group.rows}
-    own = [found for found in findings if found.rows and {row.key for row in found.rows} <= keys]
-    others = [found for found in findings if found not in own and {row.key for row in found.rows} & keys]
+    about = [(found, {row.key for row in found.rows}) for found in findings if found.rows]
+    own = [found for found, rows in about if rows <= keys]
+    others = [found for found, rows in about if rows & keys and not rows <= keys]
     for kind in shows:
         for found in [*own, *others]:
             if found.kind == kind:
@@ -68,26 +69,27 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
         groups, at = view.ranked_candidates, f" on {view.shape.label}"
         if not any(quantity.over(group) for group in groups):
             groups, at = [group for group in view.line_groups if not group.serial], ""
-        known = [group for group in shown.learned(groups) if quantity.over(group)]
+        known = [
+            (spread.mean, group) for group in shown.learned(groups) if (spread := quantity.over(group))
+        ]
         title = quantity.title
         what = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
         if not known:
             return f"No {what} was measured."
 
-        def end(group: Group) -> str:
-            spread = quantity.over(group)
+        def end(mean: float, group: Group) -> str:
             accuracy = f", {percent(group.accuracy.mean)}" if quantity.timed and group.accuracy else ""
             name = view.name(group) if at else view.name_on(group)
-            return f"{quantity.write(spread.mean if spread else 0.0)} ({name}{accuracy})"
+            return f"{quantity.write(mean)} ({name}{accuracy})"
 
-        known.sort(key=lambda group: spread.mean if (spread := quantity.over(group)) else 0.0)
+        known.sort(key=lambda each: each[0])
+        least, most = known[0], known[-1]
         head = f"Measured{at}{shown.remark(groups, quantity.timed)}: {what}"
-        values = {quantity.write(spread.mean) for group in known if (spread := quantity.over(group))}
-        if len(known) == 1:
-            return f"{head} {end(known[0])}."
-        if len(values) == 1:
-            return f"{head} {values.pop()} in each of {count(len(known), 'configuration')}."
-        return f"{head} from {end(known[0])} to {end(known[-1])}."
+        if least is most:
+            return f"{head} {end(*least)}."
+        if quantity.write(least[0]) == quantity.write(most[0]):
+            return f"{head} {quantity.write(least[0])} in each of {count(len(known), 'configuration')}."
+        return f"{head} from {end(*least)} to {end(*most)}."
 
     return sentence
 

@@ -31,7 +31,9 @@ from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
 ACCURACIES = Scaling("accuracy", ACCURACY, "Test accuracy", "test accuracy")
-STALENESSES = Scaling("staleness", STALENESS, "Staleness of gradients", "updates by others")
+STALENESSES = Scaling(
+    "staleness", STALENESS, "Staleness of gradients", "updates by others", in_overview=False
+)
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:

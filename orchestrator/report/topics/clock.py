@@ -152,9 +152,9 @@ def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]
 def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
     limit = speedup_limit(view)
-    sharing = [group for group in view.groups if group.first.shares_cores]
     if limit is None:
         return
+    sharing = [group for group in view.groups if group.first.shares_cores]
     cores = max(row.result.cores for group in sharing for row in group.rows)
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (

@@ -68,7 +68,7 @@ def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 
 def _fastest(found: Sequence[_OverLink]) -> str:
-    """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 links is undecided.`"""
+    """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 is undecided.`"""
     decided = [f"{each.fastest} over {each.link}" for each in found if each.fastest]
     if not decided:
         return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
@@ -185,9 +185,13 @@ def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
 
 def _once(subject: Subject) -> Chart | None:
     """The figure, at the first of the workloads that differ only in their links."""
-    views = subject.comparison.over_links().get(subject.view.workload.without_links, [])
-    first = bool(views) and views[0].workload == subject.view.workload
-    return time_by_link(views) if first else None
+    comparison, own = subject.comparison, subject.view.workload
+    alike = [
+        each for each in comparison.workloads if not each.faults and each.without_links == own.without_links
+    ]
+    if len(alike) < MIN_LINKS or alike[0] != own:
+        return None
+    return time_by_link([comparison.view(each) for each in alike])
 
 
 TOPIC = Topic(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding, evidence
@@ -26,7 +26,8 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if not few:
         return
     everything = len(few) == len(view.groups)
-    which = "every configuration" if everything else _names(view, few)
+    names = _names(view, few)
+    which = "every configuration" if everything else first_few(names, MAX_NAMED)
     why = " Seeds were added only to what might be the choice at that time." if view.staged else ""
     yield Finding(
         "too_few_seeds",
@@ -34,14 +35,13 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         evidence(few),
         {
             "all": everything,
-            "configurations": [f"{view.name(group)} on {group.shape.label}" for group in few],
+            "configurations": names,
         },
     )
 
 
-def _names(view: WorkloadView, groups: list[Group]) -> str:
-    """The first few names, and the number of the rest."""
-    return first_few([f"{view.name(group)} on {group.shape.label}" for group in groups], MAX_NAMED)
+def _names(view: WorkloadView, groups: Sequence[Group]) -> list[str]:
+    return [f"{view.name(group)} on {group.shape.label}" for group in groups]
 
 
 def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -49,15 +49,12 @@ def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
     if rows:
         lost = {row.key for row in rows}
-        names = [
-            f"{view.name(group)} on {group.shape.label}"
-            for group in view.groups
-            if lost & {row.key for row in group.ok_rows}
-        ]
+        groups = [group for group in view.groups if lost & {row.key for row in group.ok_rows}]
+        names = first_few(_names(view, groups), MAX_NAMED)
         yield Finding(
             "not_learned",
             f"The final model of {count(len(rows), 'run')} is no better than a constant answer, given the "
-            f"size of the test set, or its loss did not fall: {first_few(names, MAX_NAMED)}.",
+            f"size of the test set, or its loss did not fall: {names}.",
             tuple(rows),
         )
 
@@ -93,7 +90,7 @@ class Tally:
     """How many comparisons of a report are decided.
 
     equal: within the tolerance. needed: of the undecided ones, the seeds that would probably decide each,
-    in order. hopeless: those that no number of seeds would decide. beyond: those that need too many.
+    in order. hopeless: those that no number of seeds would decide.
     """
 
     shown: int
@@ -118,6 +115,7 @@ class Tally:
 
     @property
     def beyond(self) -> int:
+        """Those that need more than MOST_SEEDS."""
         return self.undecided - len(self.needed) - self.hopeless
 
     @property

@@ -69,10 +69,16 @@ def losses(row: Row) -> list[float]:
 def optimizer_pairs(comparison: Comparison) -> Iterator[OptimizerPair]:
     """Every textbook optimizer whose library counterpart was run with all else equal."""
     groups = [group for group in comparison.groups if group.ok and _reproducible(group)]
+    textbook = [
+        (group, equivalent)
+        for group in groups
+        if (equivalent := getattr(group.first.run.optimizer, "equals", None))
+    ]
+    if not textbook:  # as in most sweeps, for which keys would be made for nothing
+        return
     by_key = {_key(group): group for group in groups}
-    for group in groups:
-        equivalent = getattr(group.first.run.optimizer, "equals", None)
-        if equivalent and (library := by_key.get(_key(group, optimizer_name=equivalent))):
+    for group, equivalent in textbook:
+        if library := by_key.get(_key(group, optimizer_name=equivalent)):
             yield OptimizerPair(group, library)
 
 

@@ -24,13 +24,14 @@ MOST_NAMED = 3
 def evidence(comparison: Comparison, findings: Sequence[Finding], claims: Claims) -> list[Evidence]:
     """One line for each topic on which the sweep has something to say. Its anchor is that of a finding."""
     kinds = _Kinds(findings)
+    views = [comparison.view(workload) for workload in comparison.workloads]
     found = [
         _samples(comparison, kinds),
-        _conditions(comparison, kinds),
-        _clock(comparison, kinds),
+        _conditions(views, kinds),
+        _clock(comparison, views, kinds),
         _seeds(comparison, kinds, Tally.of(claims)),
         _failures(comparison, kinds),
-        _drift(comparison, kinds),
+        _drift(views, kinds),
         _learning(comparison, kinds),
         _serial(comparison, kinds),
         _machines(comparison, kinds),
@@ -70,10 +71,10 @@ def _samples(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     return Evidence("Samples", text, ok, kinds.anchor("not_verified", "replicas_differ"))
 
 
-def _conditions(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    if not comparison.workloads:
+def _conditions(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
+    if not views:
         return None
-    unequal = [each for view in _views(comparison) for each in differences(view)]
+    unequal = [each for view in views for each in differences(view)]
     names, parts = list(dict.fromkeys(each.condition for each in unequal)), []
     if names:
         verb = "differs" if len(names) == 1 else "differ"
@@ -87,15 +88,15 @@ def _conditions(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     )
 
 
-def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    clocks = {comparison.view(workload).clock for workload in comparison.workloads}
+def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
+    clocks = {view.clock for view in views}
     if not clocks:
         return None
     parts, ok = [], True
     if "cluster" in clocks:
         rows_of = [
             [row for group in view.groups for row in group.ok_rows]
-            for view in _views(comparison)
+            for view in views
             if view.clock == "cluster" and not view.workload.faults
         ]
         errors = [(error, rows) for rows in rows_of if (error := clock_error(rows))]
@@ -118,7 +119,7 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         if unknown:
             parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))
     if "wall" in clocks:
-        limits = [limit for view in _views(comparison) if (limit := speedup_limit(view)) is not None]
+        limits = [limit for view in views if (limit := speedup_limit(view)) is not None]
         wall = "wall time" if not parts else "elsewhere wall time"
         if limits:
             parts.append(f"{wall} on shared cores, where no speedup can exceed {min(limits):.3g}")
@@ -179,8 +180,8 @@ def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     )
 
 
-def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    found = [drift for view in _views(comparison) if (drift := drift_of(view))]
+def _drift(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
+    found = [drift for view in views if (drift := drift_of(view))]
     if not found:
         return None
     changed = [drift for drift in found if drift.shown]
@@ -232,7 +233,3 @@ def _machines(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     anchor = kinds.anchor("conditions_differ", "out_of_memory", "link_not_enforced")
     return Evidence("Machines", "; ".join(parts), False, anchor)
-
-
-def _views(comparison: Comparison) -> list[WorkloadView]:
-    return [comparison.view(workload) for workload in comparison.workloads]
