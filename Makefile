@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak mutants faults bench docs picture screenshot clean
+.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -116,15 +116,18 @@ bench: $(VENV)/ready-dev ## measure speed and overhead; ARGS="collectives bytes"
 	$(RUN) -m tests.bench $(ARGS)
 
 docs: venv ## renew the tables of components in README and docs, and the JSON Schemas
-	$(RUN) -m orchestrator docs
+	$(RUN) -m tools.docs
 	$(RUN) -m tests.faults docs
 	$(RUN) -m orchestrator schema
 
 picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results
-	$(RUN) -m orchestrator picture $(ARGS)
+	$(RUN) -m tools.picture $(ARGS)
 
 screenshot: $(VENV)/ready-dev ## show the first screen of a report in the README; ARGS=results/quickstart
 	$(RUN) -m tests.browser.screenshot $(ARGS)
+
+release: $(VENV)/ready-dev ## build wheel and source distribution in dist/, and check them in a clean environment
+	$(RUN) -m tools.release --torch-index $(TORCH_INDEX) $(ARGS)
 
 clean: ## remove the virtual environment and caches; results and data stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

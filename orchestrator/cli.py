@@ -801,40 +801,6 @@ def schema(
         print(directory / name)
 
 
-@app.command(hidden=True)
-def docs(
-    check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail if a table is stale.")
-    ] = False,
-) -> None:
-    """Write the tables of README and docs from the registries."""
-    from orchestrator.commands.docs import stale, write_tables
-
-    if check:
-        outdated = stale()
-        for page in outdated:
-            print(f"{page}: a table is stale; run: python -m orchestrator docs")
-        raise typer.Exit(1 if outdated else 0)
-    for page in write_tables():
-        print(page)
-
-
-@app.command(hidden=True)
-def picture(
-    results: Annotated[
-        Path | None,
-        typer.Argument(help="A results directory to draw from now on; default: docs/picture.json."),
-    ] = None,
-) -> None:
-    """Draw the README's picture with the report's figures."""
-    from orchestrator.commands.picture import PICTURE, copy_results, draw_picture
-
-    if results:
-        copy_results(results)
-    write_atomic(PICTURE, draw_picture())
-    print(PICTURE)
-
-
 def main() -> None:
     """Run the command line. What a user can repair is one message, never a traceback."""
     guard_output()

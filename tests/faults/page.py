@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.commands.docs import PROJECT, markdown_table
 from orchestrator.results.store import write_atomic
 from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM, Case, Then
 from tests.faults.table import SECTIONS
+from tools.docs import PROJECT, markdown_table
 
 PAGE = PROJECT / "docs" / "faults.md"
 RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm"}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-COPIED = ("trainer", "orchestrator", "tests", "docs", "schemas", "sweeps", "compose")
+COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "schemas", "sweeps", "compose")
 COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")
 
 PARTITIONER = '''
@@ -219,8 +219,8 @@ def test_conformance_suite_tests_the_new_components(copy: Path) -> None:
 
 def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
     before = {page: page.read_text() for page in [copy / "README.md", *(copy / "docs").rglob("*.md")]}
-    run(copy, "orchestrator", "docs")
-    run(copy, "orchestrator", "docs", "--check")
+    run(copy, "tools.docs")
+    run(copy, "tools.docs", "--check")
     run(copy, "orchestrator", "schema")
     readme, reference = (copy / "README.md").read_text(), (copy / "docs" / "components.md").read_text()
     schema = (copy / "schemas" / "sweep.schema.json").read_text()

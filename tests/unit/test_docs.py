@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from orchestrator.cli import app
 from orchestrator.commands import labs
-from orchestrator.commands.docs import KINDS, TABLES, listed, stale
-from orchestrator.commands.picture import GAP, PICTURE, draw_picture, grid, same_drawing
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.test_imports import ORCHESTRATOR, TRAINER
+from tools.docs import KINDS, TABLES, listed, stale
+from tools.picture import GAP, PICTURE, draw_picture, grid, same_drawing
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import strategy_api
-from orchestrator.commands.docs import stale
-from orchestrator.commands.strategy_api import CLASSES, Described, parameters, reference
+from tools import strategy_api
+from tools.docs import stale
+from tools.strategy_api import CLASSES, Described, parameters, reference
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.strategy import Strategy, Uneven
 from trainer.training.loader import Batch

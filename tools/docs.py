@@ -1,14 +1,17 @@
-"""Tables of README and docs that list components and columns: written from the code, between markers.
+"""`make docs`: tables of README and docs that list components and columns, written from the code.
 
 A page holds `<!-- table: NAME -->` and `<!-- end of table -->`, each on a line of its own, and the lines
-between them are replaced. A new component appears in every table without an edit of any page.
+between them are replaced. A new component appears in every table without an edit of any page. With
+`--check` nothing is written, and the exit code is 1 if a table is stale.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -18,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.commands import labs, strategy_api
+from orchestrator.commands import labs
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.report.render.csv_tables import DICTIONARY
@@ -27,6 +30,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
 from orchestrator.sweeps.lab import NOT_STATED
 from orchestrator.sweeps.load import Sweep, load_sweep
+from tools import strategy_api
 from trainer.core.registry import Component, ComponentRegistry, Registry
 from trainer.launch.launchers import LAUNCHERS
 from trainer.spec.link import Link
@@ -395,3 +399,21 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "labs": _labs,
     **{f"differences {name}": _differences(name) for name in labs.names()},
 }
+
+
+def main() -> int:
+    """Write the tables, or check them. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
+    if not parser.parse_args().check:
+        for page in write_tables():
+            print(page)
+        return 0
+    outdated = stale()
+    for page in outdated:
+        print(f"{page}: a table is stale; run: make docs")
+    return 1 if outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

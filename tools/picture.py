@@ -1,8 +1,10 @@
-"""The README's picture: four of the report's figures, drawn from a small file of results in docs/."""
+"""`make picture`: the README's picture, four figures of a report on a small file of results in docs/."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,3 +128,25 @@ def _words(svg: str) -> list[str]:
     """Markup, text and numbers of an SVG, without ids and references to them."""
     anonymous = re.sub(r'\b(id|clip-path|(?:xlink:)?href)="[^"]*"', "", svg)
     return re.findall(r"-?\d+(?:\.\d+)?|[^\d\s-]+|-", anonymous)
+
+
+def main() -> int:
+    """Draw the picture. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.picture", description=__doc__)
+    parser.add_argument(
+        "results", nargs="?", type=Path, help="directory to draw from now on; default: " + RESULTS.name
+    )
+    directory = parser.parse_args().results
+    try:
+        if directory:
+            copy_results(directory)
+        write_atomic(PICTURE, draw_picture())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What maintainers run in a checkout; the wheel does not contain it."""
