@@ -184,6 +184,30 @@ class Averages(Sums):
         replica.set_gradient(gradient)
 
 
+class Totals(Sums):
+    """The sum where others take the mean."""
+
+    equals = None
+
+    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
+        replica.backward(batch, batch.share * session.size)
+        gradient = replica.gradient()
+        session.comm.all_reduce(gradient, "sum")
+        replica.set_gradient(gradient)
+
+
+class IgnoresSizes(Averages):
+    """The mean over ranks, whatever each has."""
+
+    equals = "all_reduce"
+
+    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
+        replica.backward(batch, float(batch.samples > 0))
+        gradient = replica.gradient()
+        session.comm.all_reduce(gradient, "mean")
+        replica.set_gradient(gradient)
+
+
 class CallsTorch(Averages):
     transports = ("gloo",)
 

@@ -36,7 +36,9 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("DependsOnProcess", {"process"}, "500 samples", "other parts"),
     ("FailsOnOneClass", {"runs"}, "1 sample of 1 class", "mine.py:"),
     ("DistortsPartZero", {"images"}, "part 0 of 1", "changed"),
-    ("Sums", {"equals"}, "2 ranks", "weights differ"),
+    ("Sums", {"equals", "averages"}, "2 ranks", "weights differ"),
+    ("Totals", {"averages"}, "3 ranks, equal samples in one batch each", "weights differ"),
+    ("IgnoresSizes", {"equals"}, "3 ranks, 252 samples, batch 10, each rank with more", "weights differ"),
     ("Deadlocks", {"ends"}, "2 ranks", "rank 0 waits in receive of 6370 numbers from rank 1"),
     ("DeadlocksLater", {"ends"}, "2 ranks", "barrier"),
     ("NeedsWholeBatches", {"ends"}, "1 rank", "mine.py:"),
@@ -48,7 +50,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("NoReplica", {"ends"}, "1 rank", "session.start"),
     ("HalfTheSamples", {"samples"}, "1 rank", "30"),
     ("SendsMore", {"bytes"}, "3 ranks", "50,960"),
-    ("DrawsNoise", {"repeats"}, "1 rank", "weights differ"),
+    ("DrawsNoise", {"repeats", "averages"}, "1 rank", "weights differ"),
     ("NamesLie", {"names"}, "", "output"),
     ("Unused", {"gradients"}, "6 samples", "unused.weight, model.unused.bias"),
     ("CountsBatches", {"repeats"}, "", ""),
@@ -291,7 +293,8 @@ def test_strategies_that_call_torch_are_trained_over_their_own_transport(
     directory: Path, name: str
 ) -> None:
     found = {each.law: each for each in findings(request_for(directory, name))}
-    assert {law for law, each in found.items() if each.status == "skipped"} == {"bytes"}
+    assert [law for law, each in found.items() if each.status == "skipped"] == []
+    assert found["bytes"].status == "note"  # what torch sends by itself is not counted
     assert [each for each in found.values() if each.status == "failed"] == []
     assert found["ends"].inputs == 3
 

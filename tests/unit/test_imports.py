@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -234,6 +235,12 @@ def test_orchestrator_imports_only_shared_modules_of_the_trainer() -> None:
         if module.startswith("orchestrator") and target.startswith("trainer")
     }
     assert found == {*SHARED_MODULES}
+
+
+def test_products_do_not_import_the_tools_of_maintainers() -> None:
+    packages = ("trainer", "orchestrator", "shardyard")
+    files = [path for package in packages for path in (PROJECT / package).rglob("*.py")]
+    assert [path for path in files if re.search(r"(?m)^\s*(from|import) tools\b", path.read_text())] == []
 
 
 def test_no_module_is_in_an_import_circle() -> None:

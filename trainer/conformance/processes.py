@@ -33,6 +33,7 @@ from trainer.core.events import Event, EventReader, EventWriter, how_ended
 from trainer.core.processes import end_with_parent
 from trainer.core.result import TrainResult
 from trainer.core.trace import read_trace
+from trainer.data.cache import DatasetCache
 from trainer.imported.source import frames_in, place_in
 from trainer.imported.strategy import ImportedStrategy
 from trainer.inspection.forked import Ended, Send, forked
@@ -80,7 +81,7 @@ def _import_for_ranks() -> None:
         import_module(module)
 
 
-def train(spec: RunSpec, limit_s: float) -> Training:
+def train(spec: RunSpec, limit_s: float, datasets: DatasetCache) -> Training:
     """Train as the spec says, with a process for each rank.
 
     Call it in a process in which no backward pass has run, since ranks are forked from it.
@@ -88,6 +89,7 @@ def train(spec: RunSpec, limit_s: float) -> Training:
     Args:
         spec: with save_weights; over a transport of TRANSPORTS, or over memory if the strategy forks.
         limit_s: seconds in which every rank must have ended.
+        datasets: what loads the samples.
 
     Returns:
         What the ranks have reported.
@@ -96,7 +98,7 @@ def train(spec: RunSpec, limit_s: float) -> Training:
         DeadlockError: A rank has not ended in time.
         RankFailure: The first failure of a rank that is not about another rank.
     """
-    task = Task(spec, Path())
+    task = Task(spec, Path(), datasets)
     _import_for_ranks()
     _ = task.data  # loaded before the ranks are forked
     with tempfile.TemporaryDirectory() as name, _forked_ranks(task, Path(name)) as ranks:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Strategy, Uneven
+from trainer.data.base import Data, Dataset, Split
+from trainer.data.cache import DatasetCache
 
 if TYPE_CHECKING:
     from trainer.conformance.threads import Training
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 # The last batch of an epoch is smaller on 1 to 4 replicas, and on 2 and 3 there are more than 25 steps.
 SAMPLES, EPOCHS, BATCH = 252, 3, 10
+COPIES = 12  # of equal samples, which 1 to 4 ranks share evenly
+UNIQUE = SAMPLES // COPIES
 MODEL = {"name": "mlp", "hidden": [8]}
 RUN: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 40, "noise": 1.0},
@@ -33,13 +38,45 @@ RTOL, ATOL = 1e-4, 1e-6  # of weights that sums in another order give
 
 @dataclass(frozen=True)
 class Ranks:
-    """A run on so many ranks."""
+    """A run on so many ranks. samples: what each rank has."""
 
     number: int
+    samples: Literal["its own", "equal ones in one batch", "more than the next"] = "its own"
 
     def __str__(self) -> str:
-        noun = "rank" if self.number == 1 else "ranks"
-        return f"{self.number} {noun}, {SAMPLES} samples, batch {BATCH}, {EPOCHS} epochs, mlp with 8 units"
+        ranks = f"{self.number} {'rank' if self.number == 1 else 'ranks'}"
+        given = f"{SAMPLES} samples, batch {BATCH}"
+        match self.samples:
+            case "equal ones in one batch":
+                given = f"equal samples in one batch each, {UNIQUE} times {COPIES} in all"
+            case "more than the next":
+                given += ", each rank with more of them than the next"
+        return f"{ranks}, {given}, {EPOCHS} epochs, mlp with 8 units"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the run that differ from RUN."""
+        match self.samples:
+            case "equal ones in one batch":
+                return {"partitioner": "contiguous", "batch_size": SAMPLES}
+            case "more than the next":
+                return {"partitioner": "quantity"}
+        return {}
+
+    @property
+    def datasets(self) -> DatasetCache:
+        """What loads the samples."""
+        return Copied() if self.samples == "equal ones in one batch" else DatasetCache()
+
+
+class Copied(DatasetCache):
+    """A dataset whose first samples come again and again."""
+
+    def load(self, dataset: Dataset, data_dir: Path) -> Data:
+        data = super().load(dataset, data_dir)
+        first = np.tile(np.arange(UNIQUE), COPIES)
+        train = Split(data.train.inputs[first], data.train.labels[first])
+        return replace(data, train=train)
 
 
 RANKS = [Ranks(number) for number in range(1, 5)]
@@ -58,48 +95,51 @@ class Trainings:
 
     def __init__(self, own: Strategy, form: Callable[[int], Any], tried: int, limit_s: float) -> None:
         self.own, self._form, self._tried, self._limit_s = own, form, tried, limit_s
-        self._done: dict[tuple[Any, int], Training | Exception] = {}
+        self._done: dict[tuple[str, Ranks], Training | Exception] = {}
 
     def __call__(self, ranks: Ranks) -> Training:
         """The training on so many ranks. Raises NotApplicable where it is impossible or fails."""
-        return self._trained("", ranks.number)
+        return self._trained("", ranks)
 
     def begin(self, ranks: Ranks) -> None:
         """Do the training on so many ranks. Raises what the strategy raises, or NotApplicable."""
-        self._done["", ranks.number] = self.anew(ranks)
+        self._done["{}", ranks] = self.anew(ranks)
 
-    def reference(self, name: str, ranks: int) -> Training:
+    def reference(self, name: str, ranks: Ranks, **parameters: str) -> Training:
         """The training of a registered strategy."""
-        return self._trained(name, ranks)
+        return self._trained(name, ranks, **parameters)
 
     def anew(self, ranks: Ranks) -> Training:
         """The training, done now. Raises what the strategy raises, or NotApplicable."""
-        return self._train("", ranks.number)
+        return self._train("", ranks)
 
-    def _trained(self, name: str, ranks: int) -> Training:
-        if (name, ranks) not in self._done:
+    def _trained(self, name: str, ranks: Ranks, **parameters: str) -> Training:
+        key = f"{name}{parameters}", ranks
+        if key not in self._done:
             try:
-                self._done[name, ranks] = self._train(name, ranks)
+                self._done[key] = self._train(name, ranks, **parameters)
             except Exception as error:
-                self._done[name, ranks] = error
-        done = self._done[name, ranks]
+                self._done[key] = error
+        done = self._done[key]
         if isinstance(done, NotApplicable):
             raise done
         if isinstance(done, Exception):
             raise NotApplicable(f"it does not train: {done}") from done
         return done
 
-    def _train(self, name: str, ranks: int) -> Training:
+    def _train(self, name: str, ranks: Ranks, **parameters: str) -> Training:
         from trainer.conformance import processes, threads
 
         if not self.own.trains:
             raise NotApplicable("it does not train")
         if name:
-            return threads.train(self._spec(name, "memory", ranks))
+            registered = {"name": name, **parameters}
+            return threads.train(_spec(registered, "memory", ranks), datasets=ranks.datasets)
+        own = self._form(ranks.number)
         if transport := self._between_processes:
-            return processes.train(self._spec("", transport, ranks), self._limit_s)
+            return processes.train(_spec(own, transport, ranks), self._limit_s, ranks.datasets)
         try:
-            return threads.train(self._spec("", "memory", ranks))
+            return threads.train(_spec(own, "memory", ranks), datasets=ranks.datasets)
         except Exception as error:
             if "memory" in self.own.transports or NO_GROUP not in str(error):
                 raise
@@ -122,24 +162,25 @@ class Trainings:
         if transport is None or "memory" in self.own.transports:
             return None
         try:
-            spec = self._spec("", "memory", self._tried)
+            spec = _spec(self._form(self._tried), "memory", Ranks(self._tried))
         except NotApplicable:
             return transport
         return None if trains_on_threads(spec) else transport
 
-    def _spec(self, name: str, transport: str, ranks: int) -> RunSpec:
-        """The run of a registered strategy, or of the own one. Raises NotApplicable if it is invalid."""
-        from trainer.spec.run_spec import RunSpec
+    def replicas(self, ranks: Ranks) -> Ranks:
+        """Ranks of a strategy in which each holds a replica, as many as these ranks train."""
+        return replace(ranks, number=self.own.replicas(ranks.number))
 
-        run = {**RUN, "strategy": name or self._form(ranks), "nodes": ranks, "transport": transport}
-        try:
-            return RunSpec.model_validate(run)
-        except ValidationError as error:
-            raise NotApplicable(f"on {ranks} ranks: {error.errors()[0]['msg']}") from error
 
-    def workers(self, ranks: Ranks) -> int:
-        """The replicas that so many ranks train."""
-        return self.own.replicas(ranks.number)
+def _spec(strategy: Any, transport: str, ranks: Ranks) -> RunSpec:
+    """A run. strategy: its form. Raises NotApplicable if the run is invalid."""
+    from trainer.spec.run_spec import RunSpec
+
+    run = {**RUN, "strategy": strategy, "nodes": ranks.number, "transport": transport, **ranks.fields}
+    try:
+        return RunSpec.model_validate(run)
+    except ValidationError as error:
+        raise NotApplicable(f"on {ranks.number} ranks: {error.errors()[0]['msg']}") from error
 
 
 def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float) -> Iterator[Law[Any]]:
@@ -150,13 +191,15 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
     """
     equals = equals or own.equals or ""
     allowed = [ranks for ranks in RANKS if _possible(own, ranks)]
-    tried = max((ranks.number for ranks in allowed[:2]), default=1)
-    trainings = Trainings(own, form, tried, SHARE * limit_s)
+    tried = allowed[:TRAINED]
+    trainings = Trainings(own, form, max((ranks.number for ranks in tried[:2]), default=1), SHARE * limit_s)
+    fewest, most = (tried or RANKS)[0], (tried or RANKS[:1])[-1]
+    uneven = [replace(most, samples="more than the next")] if equals == "all_reduce" else []
 
     def law(
         name: str, statement: str, test: Callable[[Ranks], Outcome], essential: bool = False
     ) -> Law[Ranks]:
-        return Law(name, statement, test, allowed[:TRAINED], essential=essential)
+        return Law(name, statement, test, tried, essential=essential)
 
     yield law("ends", "it trains to the end, without deadlock", lambda ranks: _ends(trainings, ranks), True)
     yield law("samples", "every replica trains on its samples", lambda ranks: _samples(trainings, ranks))
@@ -169,10 +212,17 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
         lambda ranks: _one(trainings, ranks, equals),
         [ranks for ranks in allowed if own.replicas(ranks.number) == 1][:1],
     )
-    yield law(
+    yield Law(
         "equals",
         f"its weights are those {f'of {equals}' if equals else 'that it declares'}",
-        lambda ranks: _equals(trainings, ranks, equals, allowed[:TRAINED]),
+        lambda ranks: _equals(trainings, ranks, equals, tried),
+        [*tried, *uneven],
+    )
+    yield Law(
+        "averages",
+        "more ranks with equal samples change nothing",
+        lambda ranks: _averages(trainings, ranks, fewest),
+        [replace(most, samples="equal ones in one batch")] if most != fewest else [],
     )
     yield law("bytes", "a rank sends at most what it declares", lambda ranks: _bytes(trainings, ranks))
 
@@ -238,7 +288,7 @@ def _repeats(trainings: Trainings, ranks: Ranks) -> Outcome:
 
 
 def _one(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
-    found, serial = trainings(ranks), trainings.reference("serial", 1)
+    found, serial = trainings(ranks), trainings.reference("serial", Ranks(1))
     off = _off(found, serial, RTOL, ATOL, "those of serial")
     if off and not equals:
         return Note(f"they differ: {off.got}; it declares no equality")
@@ -246,15 +296,32 @@ def _one(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
 
 
 def _equals(trainings: Trainings, ranks: Ranks, equals: str, tried: Sequence[Ranks]) -> Outcome:
-    found, workers = trainings(ranks), trainings.workers(ranks)
+    found = trainings(ranks)
     if not equals:
         several = [each for each in tried if each.number > 1]
         if [ranks] == several[-1:] and (name := _equal_to(trainings, several)):
             return Note(f'it could declare equals = "{name}"')
         raise NotApplicable("it declares no strategy that it equals, and --equals is not given")
-    reference = trainings.reference(equals, 1 if equals == "serial" else workers)
-    of = f"those of {equals}" + (f" on {workers} ranks" if equals != "serial" else "")
-    return _off(found, reference, RTOL, ATOL, of)
+    if equals == "serial":
+        return _off(found, trainings.reference(equals, Ranks(1)), RTOL, ATOL, "those of serial")
+    replicas = trainings.replicas(ranks)
+    of = f"those of {equals} on {replicas.number} ranks"
+    # With parts of different size, it may follow any of these rules.
+    rules = get_args(get_args(Uneven)[0]) if ranks.samples == "more than the next" else ("join",)
+    offs = [
+        _off(found, trainings.reference(equals, replicas, uneven=rule), RTOL, ATOL, of) for rule in rules
+    ]
+    return offs[0] if all(offs) else None
+
+
+def _averages(trainings: Trainings, ranks: Ranks, fewest: Ranks) -> Outcome:
+    own, fewer = trainings.own, replace(fewest, samples=ranks.samples)
+    if not own.averages:
+        raise NotApplicable("it declares that it adds up what ranks learn")
+    if own.replicas(ranks.number) == own.replicas(fewer.number):
+        raise NotApplicable("its ranks train one replica")
+    noun = "rank" if fewer.number == 1 else "ranks"
+    return _off(trainings(ranks), trainings(fewer), RTOL, ATOL, f"those of {fewer.number} {noun}")
 
 
 def _equal_to(trainings: Trainings, several: Sequence[Ranks]) -> str | None:
@@ -270,7 +337,7 @@ def _equal_to(trainings: Trainings, several: Sequence[Ranks]) -> str | None:
 
 
 def _is_equal(trainings: Trainings, ranks: Ranks, name: str) -> bool:
-    reference = trainings.reference(name, 1 if name == "serial" else trainings.workers(ranks))
+    reference = trainings.reference(name, Ranks(1) if name == "serial" else trainings.replicas(ranks))
     return not _off(trainings(ranks), reference, RTOL, ATOL, name)
 
 
@@ -295,8 +362,13 @@ def _bytes(trainings: Trainings, ranks: Ranks) -> Outcome:
     for rank, result in enumerate(training.results):
         most = own.step_bytes(4 * result.parameters, rank, ranks.number)
         if most is None:
-            raise NotApplicable("it declares no step_bytes")
+            break
         found = result.bytes_sent / max(1, result.steps)
         if found > most * (1 + 1e-6):
             return Failure(f"rank {rank} sends at most {most:,.0f} bytes per step", f"{found:,.0f}")
+    agree = trainings.replicas(ranks).number > 1 and training.same_weights and not own.forks
+    if agree and not any(result.bytes_sent for result in training.results):
+        return Note("its ranks agree, and no byte is counted: it exchanges outside of session.comm")
+    if most is None:
+        raise NotApplicable("it declares no step_bytes")
     return None

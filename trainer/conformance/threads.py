@@ -24,6 +24,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.core.trace import Trace, read_trace
+from trainer.data.cache import DatasetCache
 from trainer.launch.ranks import rank_clock
 from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
@@ -202,16 +203,19 @@ def threads_in_torch(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(spec: RunSpec, checkpoints: Path | None = None) -> Training:
+def train(spec: RunSpec, checkpoints: Path | None = None, datasets: DatasetCache | None = None) -> Training:
     """Train as the spec says, on transport memory.
 
-    spec: with save_weights. checkpoints: directory of the checkpoints, if any.
+    Args:
+        spec: with save_weights.
+        checkpoints: directory of the checkpoints, if any.
+        datasets: what loads the samples.
 
     Raises:
         DeadlockError: Ranks wait for ever.
         Exception: The first of a rank.
     """
-    size, task = spec.world_size, Task(spec, Path())
+    size, task = spec.world_size, Task(spec, Path(), datasets or DatasetCache())
     _ = task.data  # loaded before the ranks are started
     group, exchanges = ThreadGroup(size), Exchanges(size)
     outcomes: list[TrainResult | Exception] = [DeadlockError("a rank does not end")] * size

@@ -88,6 +88,8 @@ class Strategy(Component):
     untraced: ClassVar[str | None] = None
     # False: equal seeds do not give equal weights, as where gradients are applied in order of arrival.
     deterministic: ClassVar[bool] = True
+    # False: updates of ranks add up, so ranks with equal samples learn more than one of them does.
+    averages: ClassVar[bool] = True
     # What a reader must know before comparing its numbers.
     caveat: ClassVar[str | None] = None
     # The strategy whose final weights it gives, up to rounding: serial, with the same batches, or

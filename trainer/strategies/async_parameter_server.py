@@ -34,6 +34,7 @@ class AsyncParameterServer(Strategy):
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
     deterministic: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "gradients are applied in order of arrival: with several workers equal seeds do not give "
         "equal weights"

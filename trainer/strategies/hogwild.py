@@ -30,6 +30,7 @@ class Hogwild(Strategy):
     evaluates_together: ClassVar[bool] = False
     untraced: ClassVar[str | None] = "its ranks share memory and exchange nothing that a trace could show"
     deterministic: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "one machine only: its ranks share memory, nothing crosses a link, "
         "and equal seeds do not give equal weights"
