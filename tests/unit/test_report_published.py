@@ -23,6 +23,7 @@ from tests.unit.report_support import (
     findings_of,
     page_of,
     text_of,
+    verdicts_of,
 )
 
 LAB = {
@@ -286,3 +287,35 @@ def test_a_time_to_target_needs_all_seeds() -> None:
     comparison = compare(record, [(run.key, run) for run in [*slow, *lucky]])
     data = finding_of(comparison, "ablation_incomplete").data
     assert (data["measure"], data["lacking"]) == ("time_to_target_s", ["lucky"])
+
+
+def _verdict_on(seeds: int) -> str:
+    """The sentence on the causes, if only averaging matters."""
+    spread = [(seed % 3) / 500 for seed in range(seeds)]
+    theirs = [one_shot(2, 0.7 + off, seed=seed) for seed, off in enumerate(spread)]
+    fixed = [one_shot(2, 0.7 + off, strategy="one_shot", seed=seed) for seed, off in enumerate(spread)]
+    alone = [a_run(accuracy=0.9 + off, cores=2, seed=seed) for seed, off in enumerate(spread)]
+    blocks = [
+        BlockRecord(name=name, keys=[run.key for run in runs])
+        for name, runs in (("theirs", theirs), ("fixed", fixed), ("alone", alone))
+    ]
+    results = [*theirs, *fixed, *alone]
+    record = a_record(results, lab=Lab.model_validate(LAB), blocks=blocks)
+    comparison = compare(record, [(result.key, result) for result in results])
+    (verdict,) = verdicts_of(comparison)
+    return verdict.certainty.replace("\xa0", " ")
+
+
+def test_a_change_without_an_effect_is_no_open_question() -> None:
+    causes, *rest = _verdict_on(seeds=8).split("; ")
+    assert "averaging (+20.0 points)" in causes
+    assert "initial weights" not in causes
+    assert len(rest) == 1
+    assert "1 of 2" in rest[0]
+    assert "undecided" not in rest[0]
+
+
+def test_with_few_seeds_no_change_is_said_to_have_no_effect() -> None:
+    (measured, claimed) = _verdict_on(seeds=3).split("; ")
+    assert "initial weights (±0.0 points) and averaging (+20.0 points)" in measured
+    assert "no effect" not in claimed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
@@ -92,7 +93,8 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
     if len(known) == 1:
         head = f"The published accuracy is {'' if same else 'not '}reproduced"
         return f"{head}, within one point or our 95% interval: {worst.text}."
-    number = f"All {len(known)}" if same == len(known) else f"{same or 'None'} of {len(known)}"
+    every = "Both" if len(known) == 2 else f"All {len(known)}"
+    number = every if same == len(known) else f"{same or 'None'} of {len(known)}"
     return (
         f"{number} published accuracies {'is' if same < 2 else 'are'} reproduced within one point or our "
         f"95% interval; furthest off is {worst.text}."
@@ -100,27 +102,32 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
 
 
 def _causes(found: Ablated | None, claims: Claims) -> str:
-    """The causes that an ablation decides, as a sentence."""
+    """What the changes of an ablation do, as a sentence: those that matter, and how many do not."""
     if found is None:
         return "No ablation explains it."
-    nodes, decided = count(found.nodes, "node"), []
-    differences, _ = found.compared(claims)
-    for fixes, each in zip(found.fixes, differences, strict=True):
-        if each.decided:
-            after, before = each.values
-            effect = (
-                f"{ratio(after / before)} times as long without"
-                if each.quantity.ratio
-                else points(after - before)
-            )
-            decided.append(f"{fixes} ({effect}{'' if each.level == 'shown' else ', likely'})")
-    changes = len(differences)
-    if not decided:
-        which = "the change" if changes == 1 else f"none of the {changes} changes"
-        verb = "is not" if changes == 1 else "is"
-        return f"On {nodes}, {which} {verb} likely to have an effect."
-    open_ = f"; {changes - len(decided)} of {changes} are undecided" if len(decided) < changes else ""
-    return f"Causes on {nodes}, fixed one after the other: {listed(decided)}{open_}."
+    nodes, (differences, _) = count(found.nodes, "node"), found.compared(claims)
+    changes = list(zip(found.fixes, differences, strict=True))
+    if any(each.verdict == "too_few_seeds" for each in differences):
+        effects = listed([_effect(fixes, each) for fixes, each in changes])
+        return f"Measured on {nodes}, fixed one after the other: {effects}; too few seeds to claim a cause."
+    causes = [_effect(fixes, each) for fixes, each in changes if each.decided and not each.within_tolerance]
+    without = sum(each.within_tolerance for each in differences)
+    undecided = len(changes) - len(causes) - without
+    facts = [listed(causes)] if causes else []
+    if without:
+        facts.append(f"no effect above the tolerance of {without} of {count(len(changes), 'change')}")
+    if undecided:
+        facts.append(f"undecided for {undecided} of {count(len(changes), 'change')}")
+    return f"Causes on {nodes}, fixed one after the other: {'; '.join(facts)}."
+
+
+def _effect(fixes: str, each: Compared) -> str:
+    """A change, with the difference that it makes."""
+    after, before = each.values
+    effect = (
+        f"{ratio(after / before)} times as long without" if each.quantity.ratio else points(after - before)
+    )
+    return f"{fixes} ({effect}{', likely' if each.decided and each.level == 'likely' else ''})"
 
 
 def of_textbook_optimizers(comparison: Comparison) -> Verdict | None:
