@@ -200,7 +200,7 @@ class Wording:
         sent = [
             (spread.mean, at)
             for at, group in enumerate(accurate)
-            if not group.serial and (spread := BYTES_SENT_PER_RANK.over(group))
+            if group.shape.nodes > 1 and (spread := BYTES_SENT_PER_RANK.over(group))
         ]
         if len(sent) > 1:
             amount, at = min(sent)
