@@ -29,6 +29,7 @@ FILES = {
     "trainer/requirements.txt": "# pinned\ntorch==2.13.0\nnumpy==2.4.6\n\njoblib==1.6.0\n",
     "trainer/__init__.py": "",
     "trainer/cluster/coordinator.py": "x = 1\n",
+    "shardyard/__init__.py": "",
 }
 
 
@@ -100,11 +101,14 @@ def test_dockerfile_copies_only_what_the_digest_covers() -> None:
         for line in (PROJECT / "docker" / "Dockerfile").read_text().splitlines()
         if line.startswith("COPY ")
     ]
-    assert copied == ["trainer/requirements.txt", "trainer"]
+    assert copied == ["trainer/requirements.txt", "trainer", "shardyard"]
     others = {
         path.suffix
-        for path in (PROJECT / "trainer").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.name != "requirements.txt"
+        for package in ("trainer", "shardyard")
+        for path in (PROJECT / package).rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.name not in ("requirements.txt", "py.typed")  # the second is empty
     }
     assert others == {".py"}
 

@@ -241,7 +241,7 @@ def _resolved(request: Request, field: str) -> Any:
 
 def imported_files(directory: Path, module: str) -> set[Path]:
     """The files of a directory that a module of it imports anywhere, also inside of functions."""
-    finder = ModuleFinder(path=[str(directory)], excludes=["trainer"])
+    finder = ModuleFinder(path=[str(directory)], excludes=["trainer", "shardyard"])
     if module.endswith(".py"):
         finder.run_script(str(directory / module))
     else:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.data.base import Indices, Labels, Partitioner
+from shardyard import Indices, Labels, Partitioner
 
 
 class MyPartitioner(Partitioner):

@@ -25,10 +25,11 @@ def image_name() -> str:
 
 
 def source_digest(project: Path = ROOT) -> str:
-    """16 hex digits that name what the image is built from: docker/Dockerfile and trainer/."""
+    """16 hex digits that name what the image is built from: docker/Dockerfile and the nodes' sources."""
     digest = sha256()
     sources = [project / "docker" / "Dockerfile", project / "trainer" / "requirements.txt"]
-    for path in sorted([*sources, *(project / "trainer").rglob("*.py")]):
+    packages = [path for name in ("trainer", "shardyard") for path in (project / name).rglob("*.py")]
+    for path in sorted([*sources, *packages]):
         for part in (str(path.relative_to(project)).encode(), path.read_bytes()):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:16]

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy
+from shardyard import Strategy
 
 
 class MyLocalSGD(Strategy):

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.data.base import Indices, Labels, Partitioner
+from shardyard import Indices, Labels, Partitioner
 
 
 class MyPartitioner(Partitioner):

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.data.base import Partitioner
+from shardyard import Partitioner
 
 
 class MyPartitioner(Partitioner):

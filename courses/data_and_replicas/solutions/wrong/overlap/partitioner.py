@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from trainer.data.base import Partitioner
+from shardyard import Partitioner
 
 
 class MyPartitioner(Partitioner):
