@@ -24,9 +24,9 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
 from trainer.launch.ranks import train
+from trainer.parallel.ddp_buckets import Buckets
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
-from trainer.strategies.ddp import Buckets
 from trainer.training.task import Task
 
 SAMPLES, TEST_SAMPLES, EPOCHS = 60, 38, 3

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trainer.compression.none import NoneCompression
 from trainer.core.strategy import Equal, Strategy, Uneven
-from trainer.strategies.ddp import Buckets
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -38,6 +37,7 @@ class Zero1(Strategy):
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
+        from trainer.parallel.ddp_buckets import Buckets
         from trainer.parallel.sharding import ShardedOptimizerReplica
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
