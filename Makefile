@@ -95,7 +95,7 @@ test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containe
 	cat $$log; rm $$log; exit $$status
 
 golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
-	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/test_report_golden.py
+	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/orchestrator/report/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
 	$(RUN) -m pytest tests/smoke tests/contract tests/attacks -m containers $(ARGS)

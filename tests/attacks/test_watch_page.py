@@ -20,7 +20,7 @@ import pytest
 from orchestrator.watch import connections
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
-from tests.unit.test_watch_server import ask, first
+from tests.unit.orchestrator.watch.test_watch_server import ask, first
 from tests.unit.watch_support import SweepInProgress, serial
 
 SECRET = "a secret of the user"

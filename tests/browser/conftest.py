@@ -17,8 +17,8 @@ from orchestrator.report.renderer import Renderer
 from orchestrator.report.topics import asked_by, find
 from tests.browser.reader import Reader
 from tests.support.command_line import run_cli
+from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import a_run, repeated, write_sweep
-from tests.unit.test_report_golden import golden_comparison
 
 SMALL_SWEEP = """
 name: small

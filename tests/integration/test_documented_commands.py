@@ -20,28 +20,32 @@ OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")
 # Commands that are not run here, and what tries them, or the nearest that it does.
 ELSEWHERE = {
     # They need an engine, Slurm or a swarm, or they install packages.
-    r"make engine\b": "tests/unit/test_engine_helper.py",
-    r"make image\b": "tests/unit/test_image.py",
-    r"make slurm-cluster\b": "tests/unit/test_slurm_cluster_helper.py",
-    r"make swarm-cluster\b": "tests/unit/test_swarm_cluster_helper.py",
+    r"make engine\b": "tests/unit/project/test_engine_helper.py",
+    r"make image\b": "tests/unit/orchestrator/runtimes/docker/test_image.py",
+    r"make slurm-cluster\b": "tests/unit/project/test_slurm_cluster_helper.py",
+    r"make swarm-cluster\b": "tests/unit/project/test_swarm_cluster_helper.py",
     r".*--runtime docker": "tests/smoke/test_sweep_in_containers.py",
     r".*--runtime slurm|.*SLURM_CONF|sinfo": "tests/integration/test_slurm_runtime.py",
     r".*--runtime swarm|.*DOCKER_HOST|docker node ": "tests/smoke/test_swarm.py",
     r"shardyard course grade ": "tests/attacks/test_course.py",
     r"export SHARDYARD_|torchrun |mpirun |srun ": "tests/integration/test_launchers_start.py",
     # They need a cluster, a cloud or a registry. Tests check the files that these programs read.
-    r"docker (tag|push|save) |enroot |kind |kubectl |cd |sky |rsync ": "tests/unit/test_export_sweeps.py",
+    r"docker (tag|push|save) |enroot |kind |kubectl |cd |sky |rsync ": (
+        "tests/unit/orchestrator/export/test_export_sweeps.py"
+    ),
     # They serve a page until they are interrupted.
     r"make watch |.*orchestrator watch |.*--watch": "tests/browser/test_watch_page.py",
     # They train or measure for minutes. Tests run shorter ones, and load those of the pages.
-    r".*orchestrator model wide_resnet ": "tests/unit/test_model_command.py",
-    r".*-m orchestrator lab (?!.*--dry-run)|make lab-": "tests/unit/test_docs.py",
-    r"make sweep$|make sweep-|make sweep ARGS=.(sweeps/|--nodes |--repeat )": "tests/unit/test_sweep.py",
-    r".*-m orchestrator sweep( mine.yml.*)?$": "tests/unit/test_docs.py",
-    r"make run ": "tests/unit/test_run_command.py",
+    r".*orchestrator model wide_resnet ": "tests/unit/orchestrator/commands/test_model_command.py",
+    r".*-m orchestrator lab (?!.*--dry-run)|make lab-": "tests/unit/project/test_docs.py",
+    r"make sweep$|make sweep-|make sweep ARGS=.(sweeps/|--nodes |--repeat )": (
+        "tests/unit/orchestrator/sweeps/test_sweep.py"
+    ),
+    r".*-m orchestrator sweep( mine.yml.*)?$": "tests/unit/project/test_docs.py",
+    r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"make (test|test-all)$": ".ci/run",
     # They need a downloaded dataset.
-    r".*partitions --dataset mnist ": "tests/unit/test_partitions.py",
+    r".*partitions --dataset mnist ": "tests/unit/orchestrator/commands/test_partitions.py",
 }
 # Results of a short sweep in the place of those that a page takes for granted.
 RESULTS = "python -m orchestrator sweep --nodes 2 --repeat 1 --set epochs=1"

@@ -10,7 +10,7 @@ from tests.support.command_line import run_cli
 
 
 def test_quick_lab_runs_on_digits(tmp_path: Path) -> None:
-    """How the report compares published and measured figures is in tests/unit/test_report_published.py."""
+    """How the report compares published and measured figures is in test_report_published.py."""
     done = run_cli(
         *("lab", "rpc_split", "--quick", "--runtime", "local", "--set", "seed=0"),
         *("--data-dir", tmp_path / "data", "--out", tmp_path / "labs"),

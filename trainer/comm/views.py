@@ -16,8 +16,8 @@ member consents once it knows that the rank waits, which all know from the resul
 with the rank in it is made when all members have consented. So no member of it is behind.
 
 `Survivor` is one rank's part. Its methods are generators of steps; whoever runs them carries out each step
-and sends its outcome back. `ElasticCommunicator` does so over a transport,
-`tests/unit/test_view_protocol.py` in a model that tries every order of steps, losses and returns.
+and sends its outcome back. `ElasticCommunicator` does so over a transport, and the tests of the view
+protocol in a model that tries every order of steps, losses and returns (`test_view_protocol.py`).
 """
 
 from __future__ import annotations

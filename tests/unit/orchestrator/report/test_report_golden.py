@@ -1,0 +1,391 @@
+"""The prose of the report: one comparison with every finding, table and figure, against tests/golden.
+
+`make golden` rewrites the files. Review their diff: it shows the change that readers of reports see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report import formats
+from orchestrator.report.findings.base import KINDS
+from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.plots import Plot, draw
+from orchestrator.report.render import columns
+from orchestrator.report.topics import FIGURES, find
+from orchestrator.report.topics.faults import fault_costs
+from orchestrator.results.records import RunResult
+from orchestrator.sweeps.lab import BlockRecord, Lab
+from tests.unit.orchestrator.report.test_report_data_partition import with_labels
+from tests.unit.orchestrator.report.test_report_faults import KILL, disturbed
+from tests.unit.orchestrator.report.test_report_learning import learned
+from tests.unit.orchestrator.report.test_report_locations import NEWER, a_node, contained
+from tests.unit.orchestrator.report.test_report_stragglers import WAITS_FOR_LAST, waiting
+from tests.unit.orchestrator.report.test_report_textbook_optimizers import trained
+from tests.unit.report_support import (
+    ONE_SHOT_ALONE,
+    a_pipeline,
+    a_record,
+    a_run,
+    around,
+    in_cluster_time,
+    in_parts,
+    page_of,
+    repeated,
+    text_of,
+    windowed,
+    with_measured_link,
+)
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+RENEW = "RENEW_GOLDEN"  # set by `make golden`
+
+
+def data_parallel() -> list[RunResult]:
+    """Strategies, transports and partitioners on three nodes that share two cores."""
+    fields: dict[str, Any] = {"nodes": 3, "cores": 2, "steps": 30}
+    mpi = {**fields, "transport": "mpi"}
+    runs = [
+        *in_turn(repeated("serial", around(8.1, 0.02), cores=2, steps=90)),
+        *repeated("all_reduce", around(5.05, 0.1), accuracy=0.88, communicate_s=1.0, **mpi),
+        *repeated(
+            "all_reduce", around(9.1, 0.02), accuracy=0.88, communicate_s=4.0, **fields, transport="gloo"
+        ),
+        *repeated("ddp", around(9.85, 0.1), accuracy=0.88, communicate_s=3.0, **fields),
+        *repeated("all_gather", around(6.05, 0.1), accuracy=0.88, communicate_s=1.5, **mpi),
+        *repeated("all_reduce", around(4.05, 0.1), accuracy=0.89, nodes=2, cores=2, transport="mpi"),
+        *repeated("one_shot", around(0.71, 0.02), "accuracy", own=[0.5, 0.6, 0.7], **mpi),
+        *repeated(
+            ONE_SHOT_ALONE, around(0.21, 0.02), "accuracy", own=[0.5, 0.6, 0.7], bytes_sent=5e5, **mpi
+        ),
+        *repeated("one_shot", around(0.41, 0.02), "accuracy", partitioner="contiguous", **mpi),
+        *repeated("all_reduce", around(0.81, 0.02), "accuracy", partitioner="contiguous", **mpi),
+        a_run("async_parameter_server", staleness=[(0.5, 2), (1.5, 7)], **fields),
+        a_run("all_reduce", lr_scaling="linear", accuracy=0.87, **mpi),
+        a_run("local_sgd", lr_scaling="linear", accuracy=0.86, **mpi),
+    ]
+    sampled = {"coverage": 0.7, "overlap": 0.2, "partitioner": "random_sampling"}
+    runs.append(a_run("one_shot", accuracy=0.71, seed=0, **sampled, **mpi))
+    runs += [
+        a_run("one_shot", accuracy=0.712, partitioner=name, **mpi) for name in ("stratified", "quantity")
+    ]
+    gossip = a_run("gossip", **mpi)
+    points = [point.model_copy(update={"consensus_distance": 0.25, "lr": 0.1}) for point in gossip.epochs]
+    labelled = with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])
+    return [*runs, gossip.model_copy(update={"epochs": points}), labelled]
+
+
+def on_360_images(run: RunResult) -> RunResult:
+    """The run, with what is known about its test set."""
+    known = {"test_samples": 360, "chance_accuracy": 0.1}
+    return run.model_copy(update={"ranks": [rank.model_copy(update=known) for rank in run.ranks]})
+
+
+def in_turn(runs: list[RunResult]) -> list[RunResult]:
+    """The runs, one minute after another."""
+    return [
+        on_360_images(run).model_copy(update={"started_at": run.started_at + 60 * number})
+        for number, run in enumerate(runs)
+    ]
+
+
+# A loss of a user, whose file is not needed.
+TOP_TWO = {
+    "name": "mine.py:top_two",
+    "imported": {
+        "code": "0123456789abcdef",
+        "folder": "0123456789abcdef",
+        "module": "mine.py",
+        "attribute": "top_two",
+        "accuracy_is": "the share of samples whose class is among the two most probable",
+    },
+}
+
+
+def model_partitioned() -> list[RunResult]:
+    """Pipelines with several split points, and the unpartitioned model; one seed without a serial run."""
+    whole = in_parts(a_run(lr=0.1, loss=TOP_TWO), [1000], activations=[7000])
+    copies = in_parts(
+        a_run("all_reduce", nodes=2, train_s=1.8, lr=0.1, loss=TOP_TWO), [1000] * 2, activations=[3000] * 2
+    )
+    steps = {"relu1": 0.03, "conv2": 0.02, "fc2": 0.05}
+    pipelines = [a_pipeline(name, step_s=step_s, lr=0.1, loss=TOP_TWO) for name, step_s in steps.items()]
+    default = a_pipeline("flatten", requested=False, step_s=0.04, lr=0.1, loss=TOP_TWO)
+    more = a_pipeline(more={"micro_batches": 8}, lr=0.1, loss=TOP_TWO, seed=5)
+    return [whole, copies, *pipelines, default, more]
+
+
+def with_target() -> list[RunResult]:
+    return [
+        learned("serial", [0.6, 0.7, 0.95]),
+        learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo"),
+        learned("ddp", [0.5, 0.95], nodes=3),
+        learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=2, transport="gloo"),
+        learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=3, transport="gloo"),
+        learned("gossip", [0.5, 0.95], nodes=3, transport="gloo", seed=1),
+    ]
+
+
+def with_a_slow_node() -> list[RunResult]:
+    slow = [waiting(WAITS_FOR_LAST, seed=seed, cpus=0.5, node_speed={-1: 0.5}) for seed in range(5)]
+    return [a_run("all_reduce", nodes=3, train_s=5.0, cpus=0.5), *slow]
+
+
+def in_containers() -> list[RunResult]:
+    killed = [a_node("node-1", [0]), a_node("node-2", [1], out_of_memory=2, throttled_s=2.5)]
+    return [
+        contained("ddp", *killed, nodes=2),
+        contained("ddp", nodes=2, seed=1, environment=NEWER),
+        contained("hogwild", a_node("node-1", [0, 1]), nodes=2),
+    ]
+
+
+def with_defects() -> list[RunResult]:
+    fields: dict[str, Any] = {"nodes": 2, "lr": 0.3}
+    run = a_run("all_reduce", seed=7, **fields)
+    random = on_360_images(a_run("gossip", accuracy=0.11, **fields))
+    return [
+        random,
+        a_run("ddp", verified=False, flags=["a flag"], **fields),
+        a_run("all_reduce", digests=["one", "other"], **fields),
+        a_run("all_reduce", transport="memory", **fields),
+        run.model_copy(update={"runtime_info": dataclasses.replace(run.runtime_info, one_clock=False)}),
+        a_run("ddp", seed=1, status="failed", cause="node 1: gone", **fields),
+        a_run("ddp", seed=2, status="timeout", cause="stopped after 9 s", **fields),
+    ]
+
+
+def textbook() -> list[RunResult]:
+    return [
+        trained("adam", 0.5, 0.25, train_s=4.0),
+        trained("textbook_adam", 0.5, 0.250001, train_s=6.0),
+        trained("momentum", 0.5, 0.25),
+        trained("textbook_momentum", 0.5, 0.26),
+    ]
+
+
+def with_faults() -> list[RunResult]:
+    """Five seeds with and without a kill, two seeds with a pause, and a run without counterpart."""
+    pause = [{"pause": {"node": 1, "seconds": 2}, "at": {"random": {"steps": [5, 5]}}}]
+    found = [
+        disturbed(elapsed_s + extra_s, seed=seed, lr=0.4, accuracy=0.9 - extra_s / 100, **fields)
+        for extra_s, seeds, fields in (
+            (0.0, 5, {}),
+            (2.0, 5, {"faults": KILL, "restarts": 1, "checkpoint_epochs": 1, "repeated_steps": 7}),
+            (1.0, 2, {"faults": pause, "samples_lost": 4}),
+        )
+        for seed, elapsed_s in enumerate((8.0, 8.5, 9.0, 8.2, 8.8)[:seeds])
+    ]
+    return [*found, disturbed(lr=0.4, strategy="ddp", faults=KILL)]
+
+
+def larger_model() -> list[RunResult]:
+    run = a_run("all_reduce", nodes=3, transport="mpi", communicate_s=2.0, model="mlp", cores=2)
+    return [
+        run.model_copy(update={"ranks": [r.model_copy(update={"parameters": 9000}) for r in run.ranks]})
+    ]
+
+
+def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
+    """Runs compared in cluster time, with a known and with an unknown error; hogwild has none."""
+    results, clusters = [], []
+    for lr in (0.6, 0.7):
+        fields: dict[str, Any] = {"cores": 2, "lr": lr}
+        groups = [
+            (repeated("serial", around(8.0), **fields), 8.0),
+            (repeated("all_reduce", around(6.0), nodes=4, **fields), 2.2),
+        ]
+        if lr == 0.6:
+            groups.append((repeated("all_reduce", around(4.4), nodes=2, **fields), 4.2))
+            results.append(a_run("hogwild", nodes=4, **fields))
+        for runs, cluster_s in groups:
+            results += runs
+            inflation = 1.12 if runs[0].run.nodes > 2 else None
+            clusters += [
+                in_cluster_time(run, cluster_s, communicate_s=0.1, wait_s=0.1, inflation=inflation)
+                for run in runs
+            ]
+    return results, clusters
+
+
+def over_links() -> tuple[list[RunResult], list[ClusterTime]]:
+    """Two strategies over two links that local processes do not make."""
+    results, clusters = [], []
+    times = {(100, "all_reduce"): 3.0, (100, "gossip"): 2.0, (10, "all_reduce"): 9.0, (10, "gossip"): 9.1}
+    for (mbit, strategy), cluster_s in times.items():
+        link = {"bandwidth_mbit": mbit, "latency_ms": 1}
+        runs = in_turn(repeated(strategy, around(4.0), nodes=2, lr=0.8, link=link, transport="gloo"))
+        results += [with_measured_link(run, latency_s=2e-4, bytes_per_s=1e9) for run in runs]
+        clusters += [
+            in_cluster_time(run, value) for run, value in zip(runs, around(cluster_s, 0.1), strict=True)
+        ]
+    return results, clusters
+
+
+def golden_comparison() -> Comparison:
+    """Every kind of finding, every column of every table, and every figure."""
+    one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
+    theirs = [
+        a_run(ONE_SHOT_ALONE, nodes=nodes, accuracy=accuracy, train_s=train_s, cores=2, lr=0.2, steps=200)
+        for nodes, accuracy, train_s in ((1, 0.9, 8.0), (2, 0.3, 4.0), (4, 0.1, 4.0))
+    ]
+    fixed = a_run("one_shot", nodes=2, accuracy=0.7, train_s=4.0, cores=2, lr=0.2)
+    replayed, clusters = in_two_times()
+    linked, clusters_of_linked = over_links()
+    results = [
+        *data_parallel(),
+        *replayed,
+        *linked,
+        *larger_model(),
+        *model_partitioned(),
+        *with_target(),
+        *with_a_slow_node(),
+        *textbook(),
+        *with_faults(),
+        one,
+        *theirs,
+        fixed,
+        *in_containers(),
+        *with_defects(),
+    ]
+    published = [
+        {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469, "coverage": 1.0},
+        {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35, "accuracy_change": -0.56},
+        {"runs": {"nodes": 4}, "time_s": 20.0, "accuracy": 0.10},
+    ]
+    steps = [
+        {"block": "theirs"},
+        {"block": "fixed", "fixes": "{nodes} different initial weights"},
+        {"block": "one", "runs": {"nodes": 1}, "fixes": "averaging"},
+    ]
+    lab = {
+        "title": "About averaging",
+        "source": "a lab sheet",
+        "hardware": "an old laptop",
+        "differs": ["the published times include evaluation"],
+        "ablations": [
+            {"measure": "accuracy", "nodes": [2], "steps": steps},
+            {"measure": "time_to_target_s", "nodes": [2], "steps": steps},
+        ],
+    }
+    blocks = [
+        BlockRecord(name="one", keys=[one.key]),
+        BlockRecord.model_validate(
+            {"name": "theirs", "keys": [run.key for run in theirs], "published": published}
+        ),
+        BlockRecord(name="fixed", keys=[fixed.key]),
+    ]
+    four = {"lr": 0.2, "nodes": 4}
+    record = a_record(
+        results,
+        pending=["ddp-gloo-n4-s0-0"],
+        name="golden",
+        description="Every finding, table and figure.",
+        lab=Lab.model_validate(lab),
+        blocks=blocks,
+        questions=[
+            {"measure": "accuracy", "compare": four, "against": {"lr": 0.2, "strategy": "serial"}},
+            {"measure": "train_s", "compare": four, "against": {"lr": 9.0}},
+        ],
+    )
+    return windowed(
+        compare(
+            record,
+            [(result.key, result) for result in results],
+            clusters={cluster.run: cluster for cluster in [*clusters, *clusters_of_linked]},
+        )
+    )
+
+
+class Text(HTMLParser):
+    """The text of a page by block, without findings, figures, rows of tables, runs and strategies."""
+
+    BLOCKS = frozenset({"h1", "h2", "h3", "p", "li", "dt", "dd", "th", "td", "figcaption", "summary", "a"})
+    SKIPPED = frozenset({"svg", "style", "script", "pre", "ul", "tbody", "title"})
+    # Findings are as in report.md.
+    LEFT_OUT = r'<dl class="findings">.*?</dl>|<details class="(?:run|of-runs)".*?</details>'
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.lines = [""]
+        self._skipping = 0
+        self.feed(re.sub(self.LEFT_OUT, "", page, flags=re.S))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._skipping += tag in self.SKIPPED
+        if tag in self.BLOCKS:
+            self.lines.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipping = max(0, self._skipping - (tag in self.SKIPPED))
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipping:
+            self.lines[-1] += data
+
+    @property
+    def text(self) -> str:
+        """Each line once: several workloads have the same headings and captions."""
+        lines = [" ".join(line.split()) for line in self.lines]
+        return "\n".join(dict.fromkeys(filter(None, lines))) + "\n"
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return golden_comparison()
+
+
+@pytest.fixture(scope="module")
+def plots(comparison: Comparison) -> list[Plot]:
+    """All figures; only titles and captions are compared."""
+    return draw(comparison)
+
+
+def test_the_golden_comparison_has_every_finding_and_figure(
+    comparison: Comparison, plots: list[Plot]
+) -> None:
+    # A disturbed sweep has most of its runs beside other load.
+    assert {finding.kind for finding in find(comparison)} == set(KINDS) - {"disturbed"}
+    assert {plot.kind.name for plot in plots} == set(FIGURES)
+
+
+@pytest.mark.parametrize("table", ["GROUPS", "CERTIFICATES", "MODEL_PARTITION", "CONTAINERS"])
+def test_the_golden_comparison_fills_every_column(table: str, comparison: Comparison) -> None:
+    shown = columns.filled(getattr(columns, table), comparison.groups)
+    assert shown == list(getattr(columns, table))
+
+
+def test_the_golden_comparison_fills_every_column_about_faults(comparison: Comparison) -> None:
+    costs = fault_costs(comparison)
+    assert columns.filled(columns.FAULTS, costs) == list(columns.FAULTS)
+
+
+def test_markdown(comparison: Comparison, plots: list[Plot]) -> None:
+    text = text_of(comparison, find(comparison), plots)
+    before, _, rest = text.partition("## Strategies\n")  # from the docstrings of strategies
+    check("report.md", before + rest[rest.index("## ") :])
+
+
+def test_html(comparison: Comparison, plots: list[Plot]) -> None:
+    check("report.txt", Text(page_of(comparison, find(comparison), plots)).text)
+
+
+def check(name: str, text: str) -> None:
+    """Compare a text with its golden file, or renew the file. Hashes of run keys do not count."""
+    text = re.sub(r"-[0-9a-f]{8}\b", "", text.replace(formats.JOIN, " "))
+    path = GOLDEN / name
+    if os.environ.get(RENEW):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    golden = path.read_text(encoding="utf-8")
+    difference = difflib.unified_diff(golden.splitlines(), text.splitlines(), name, "now", lineterm="", n=0)
+    assert text == golden, "\n".join(["`make golden` renews it:", *difference])

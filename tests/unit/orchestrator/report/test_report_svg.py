@@ -1,0 +1,104 @@
+"""The compact form of Vega's SVG: the same picture, and valid references."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+import vl_convert
+
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.svg import compact, with_heading
+from orchestrator.report.figures.theme import with_light_colours
+from orchestrator.report.figures.vega import VERSION, svg_file, svg_of
+from orchestrator.report.topics.speed import TIMES
+from tests.unit.orchestrator.report.test_report_lines import MANY, drawn, runs
+from tests.unit.report_support import SERIAL
+
+CLIP = '<clipPath id="{}"><rect x="0" y="0" width="9" height="9"/></clipPath>'
+LONG = "M0,0" + "L1.5,2.25" * 20
+
+
+@pytest.fixture(scope="module")
+def panels() -> Chart:
+    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], TIMES)
+
+
+def root(body: str, head: str = "") -> str:
+    return f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"{head}>{body}</svg>'
+
+
+def test_small_multiples_take_a_fraction_of_the_bytes(panels: Chart) -> None:
+    svg = str(vl_convert.vegalite_to_svg(panels.spec, vl_version=VERSION))
+    small = compact(svg, "a")
+    assert len(small) < len(svg) / 3
+    assert small.count("<use ") > len(MANY)
+
+
+def test_text_and_size_stay(panels: Chart) -> None:
+    svg = str(vl_convert.vegalite_to_svg(panels.spec, vl_version=VERSION))
+    small = ET.fromstring(compact(svg, "a"))
+    assert small.get("viewBox") == ET.fromstring(svg).get("viewBox")
+    assert {text.text for text in small.iter() if text.tag.endswith("text")} == {
+        text.text for text in ET.fromstring(svg).iter() if text.tag.endswith("text")
+    }
+
+
+def test_references_name_one_element_each(panels: Chart) -> None:
+    svg = svg_of(panels.spec)
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', svg)) == set(ids)
+    other = svg_of({**panels.spec, "width": 100})
+    assert not set(ids) & set(re.findall(r'\bid="([^"]+)"', other))
+
+
+def test_an_equal_element_becomes_a_reference() -> None:
+    path = f'<path d="{LONG}" stroke="#123456"/>'
+    small = compact(
+        root(f'<g transform="translate(1,2)">{path}</g><g transform="translate(3,4)">{path}</g>'), "a"
+    )
+    assert small.count("<path") == small.count("<use") == 1
+
+
+def test_a_style_moves_to_the_group_only_if_all_parts_share_it() -> None:
+    parts = '<text fill="#111111" font-size="12px">a</text><text fill="#222222" font-size="12px">b</text>'
+    (group,) = ET.fromstring(compact(root(f'<g transform="scale(2)">{parts}</g>'), "a"))
+    assert (group.get("font-size"), group.get("fill")) == ("12px", None)
+    assert [text.get("fill") for text in group] == ["#111111", "#222222"]
+
+
+def test_clip_paths_are_defined_once() -> None:
+    shapes = "".join(
+        f'<g clip-path="url(#{name})"><line x2="{at}" stroke="#111111"/></g>'
+        for at, name in enumerate("pq")
+    )
+    small = compact(root(f"<defs>{CLIP.format('p')}{CLIP.format('q')}</defs>{shapes}"), "a")
+    assert small.count("<clipPath") == 1
+    assert len(set(re.findall(r"url\(#[^)]+\)", small))) == 1
+
+
+def test_what_draws_nothing_is_dropped() -> None:
+    nothing = (
+        '<path class="background" d="M0,0h1v1h0Z"/><path d="" display="none" fill="#111111"/><g><g/></g>'
+    )
+    assert len(ET.fromstring(compact(root(nothing), "a"))) == 0
+
+
+@pytest.mark.parametrize("heading", ["", "A < B & C"])
+def test_a_file_has_its_heading_above_the_picture(heading: str) -> None:
+    svg = compact(root("<g><text>a</text></g>", ' width="200" height="100.5" viewBox="0 0 200 100.5"'), "a")
+    file = ET.fromstring(with_heading(svg, heading))
+    left, top, width, height = (float(number) for number in file.get("viewBox", "").split())
+    assert (left, width, top + height) == (0, 200, 100.5)
+    assert (float(file.get("width", 0)), float(file.get("height", 0))) == (width, height)
+    texts = [text.text for text in file.iter() if text.tag.endswith("text")]
+    assert texts == [*filter(None, [heading]), "a"]
+    assert (top < 0) == bool(heading)
+
+
+def test_a_file_has_no_variables(panels: Chart) -> None:
+    file = svg_file(svg_of(panels.spec), "Time")
+    assert "var(" not in file
+    assert file == with_light_colours(file)
