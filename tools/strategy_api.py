@@ -48,7 +48,7 @@ CLASSES = {
             "Begin": "replica start",
             "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps",
             "Averages of weights": "averaging_weight averaged evaluate_final_weights",
-            "Runs that resume, and ranks that return": "steps_taken catch_up catch_up_count",
+            "Runs that resume, and ranks that return": "steps_taken common_state",
             "Parameter servers": "is_server server_steps report_staleness",
         },
     ),

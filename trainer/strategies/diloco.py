@@ -50,29 +50,27 @@ class DiLoCo(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        start = replica.weights()  # at the start of the round, equal on all nodes
         n = replica.parameter_count  # the first n weights are parameters, the others buffers
-        velocity = start.new_zeros(n)
-        steps = 0  # in this round
+        # The weights at the start of the round, and its steps.
+        start = replica.weights()
+        round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
-            start, velocity = session.catch_up(start), session.catch_up(velocity)
-            steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.samples:
                     replica.backward(batch)
                     replica.step()
-                steps += 1
+                round_.steps += 1
                 last = epoch == session.spec.epochs and batch.step == batch.steps
-                if steps == self.local_steps or last:
+                if round_.steps == self.local_steps or last:
                     samples = session.averaging_weight(self.weighting)
                     mean = session.comm.weighted_mean(replica.weights(), samples)
                     session.averaged()
                     with session.clock.phase("compute"):
-                        self.outer_step(start[:n], mean[:n], velocity)
-                        start[n:] = mean[n:]
-                        replica.set_weights(start)
-                    steps = 0
-        if steps:  # the average reached the target accuracy within a round
+                        self.outer_step(round_.start[:n], mean[:n], round_.velocity)
+                        round_.start[n:] = mean[n:]
+                        replica.set_weights(round_.start)
+                    round_.steps = 0
+        if round_.steps:  # the average reached the target accuracy within a round
             samples = session.averaging_weight(self.weighting)
             replica.set_weights(session.comm.weighted_mean(replica.weights(), samples))
 

@@ -53,19 +53,19 @@ class LocalSGD(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
-        # Steps since the last average. A resumed run has taken some of them before the checkpoint.
+        # A resumed run has taken some steps of the round before the checkpoint.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
+        round_ = session.common_state(steps=steps)
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
-            steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.samples:
                     replica.backward(batch)
                     replica.step()
-                steps += 1
-                if steps == self.local_steps:
+                round_.steps += 1
+                if round_.steps == self.local_steps:
                     self._average(session, replica)
-                    steps = 0
-        if steps:
+                    round_.steps = 0
+        if round_.steps:
             self._average(session, replica)
 
     def _average(self, session: Session, replica: Replica) -> None:

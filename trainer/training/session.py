@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +95,7 @@ class Session:
         self._returned = bool(context.incarnation)  # this rank, while the others were training
         self._uncovered = self._returned  # the partitions of the epochs before it returned
         self._joining: list[int] = []  # ranks that have returned before the present epoch
+        self._common = SimpleNamespace()  # the strategy's state, which such a rank receives
 
     def replica(self, weights_seed: int = 0) -> Replica:
         """Build this rank's copy of the model, with its optimizer.
@@ -104,6 +106,21 @@ class Session:
         """
         model = self.task.build_model(self._replica_number, weights_seed, self.comm.device)
         return Replica(model, self.task, self.clock)
+
+    def common_state(self, **values: Tensor | int) -> SimpleNamespace:
+        """The state that all ranks hold alike beside the weights, such as a velocity or a count of steps.
+
+        Call it once, before `epochs`. A rank that returns receives the weights and this state from the
+        others, before the epoch in which it joins them.
+
+        Args:
+            values: float32 of shape (n,), or whole numbers below 2²⁴; the same on all ranks.
+
+        Returns:
+            An object with these values as its attributes, which the strategy reads and sets.
+        """
+        self._common = SimpleNamespace(**values)
+        return self._common
 
     def start(
         self, replica: Replica, init: Init | None = None, warm_up: Callable[[Batch], object] | None = None
@@ -278,19 +295,20 @@ class Session:
             self._checkpointer.after_epoch(epoch, replica)
 
     def _share_position(self, epoch: int) -> int:
-        """Let a rank that has returned take over the epoch and the weights of the others.
+        """Let a rank that has returned take over the epoch, the weights and the state of the others.
 
         Returns:
             The epoch that all are at.
         """
-        epoch = self.catch_up_count(epoch)
-        self._replica.set_weights(self.catch_up(self._replica.weights()))
+        epoch = self._caught_up_count(epoch)
+        self._replica.set_weights(self._caught_up(self._replica.weights()))
+        for name, value in vars(self._common).items():
+            take = self._caught_up_count if isinstance(value, int) else self._caught_up
+            setattr(self._common, name, take(value))
         return epoch
 
-    def catch_up(self, values: Tensor) -> Tensor:
+    def _caught_up(self, values: Tensor) -> Tensor:
         """Another rank's values on a rank that has returned before this epoch; elsewhere `values` itself.
-
-        Call it at the start of an epoch, for state that all ranks hold beside the weights.
 
         Args:
             values: float32, shape (n,), the same on all other ranks.
@@ -306,9 +324,9 @@ class Session:
                 return found if self.rank in self._joining else values
         return values
 
-    def catch_up_count(self, count: int) -> int:
-        """As `catch_up`, of one whole number below 2²⁴."""
-        return int(self.catch_up(torch.tensor([float(count)])).item())
+    def _caught_up_count(self, count: int) -> int:
+        """As `_caught_up`, of one whole number below 2²⁴."""
+        return int(self._caught_up(torch.tensor([float(count)])).item())
 
     def _rms(self, value: Tensor) -> float:
         """The root mean square over ranks of one number each."""
