@@ -46,9 +46,9 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     serial = next((each.group for each in found if each.group.serial), None)
     if len(found) == 1:
         only = wording.numbered(found[0].group)
-        headline = f"There is nothing to choose between: only {only} was compared."
-        text = " ".join(filter(None, [left_out, wording.with_partitioner]))
-        return Verdict(view.workload, headline, text, False, options(view, found, found, serial, claims))
+        headline = wording.ranked(f"There is nothing to choose between: only {only} was compared.")
+        rows = options(view, found, found, serial, claims)
+        return Verdict(view.workload, headline, left_out, False, rows)
     few = max(each.seeds for each in found) < MIN_SEEDS
     named = in_question(found, few)
     first = named[0]
@@ -62,10 +62,10 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     certainty.append(wording.sooner(first.group))
     if not few:
         certainty.append(wording.other_goals(found, first))
-    text = " ".join(filter(None, [*certainty, left_out, wording.with_partitioner]))
+    text = " ".join(filter(None, [*certainty, left_out]))
     shown = "" if few else f"{probability(first.speed.probability)} sure"
     rows = options(view, found, named, serial, claims, chances=not few)
-    return Verdict(view.workload, headline, text, sure, rows, shown, view.tolerance.better)
+    return Verdict(view.workload, wording.ranked(headline), text, sure, rows, shown, view.tolerance.better)
 
 
 def _nothing(view: WorkloadView) -> str:
@@ -85,13 +85,18 @@ class Wording:
         self._clock = "" if view.clock == "wall" else " in cluster time"
 
     def name(self, group: Group) -> str:
-        """`all_reduce on 4 nodes`, with the transport if the strategy was run over several."""
+        """`all_reduce on 4 nodes`, with the transport if the strategy was run over several.
+
+        The partitioner that `ranked` states for all is left out.
+        """
         if group.serial:
             return "serial"
         same = {other.transport for other in self._groups if other.strategy_label == group.strategy_label}
         name = self._view.name(group)
         if len(same) < 2:
             name = name.replace(f" over {group.transport}", "", 1)
+        if self._view.of_ranked:
+            name = name.replace(f" with {self._view.partitioners[0]}", "", 1)
         return f"{name} on {group.shape.label}"
 
     @property
@@ -219,7 +224,8 @@ class Wording:
         parts = [f"{first_few(names, 2)} ({reason})" for reason, names in reasons.items()]
         return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
-    @property
-    def with_partitioner(self) -> str:
-        """The partitioner that all have, if others are not ranked."""
-        return f"All of this is with {self._view.partitioners[0]}." if self._view.of_ranked else ""
+    def ranked(self, headline: str) -> str:
+        """The headline with the partitioner that all of these have, if others are not ranked."""
+        if not self._view.of_ranked:
+            return headline
+        return f"With {self._view.partitioners[0]}, {headline[0].lower()}{headline[1:]}"
