@@ -112,7 +112,7 @@ class Results:
     """A results directory, as it was when it was read.
 
     Attributes:
-        directory: with the report and the files of each run.
+        directory: the directory with the report and the files of each run.
     """
 
     directory: Path
@@ -223,7 +223,7 @@ def sweep(
         repeat: runs of each configuration, with consecutive seeds.
         fields: values of fields in all runs, as with `--set`: `{"epochs": 3, "model.dropout": 0.2}`.
         runtime: where nodes run; default: SHARDYARD_RUNTIME, or the first that is available.
-        data_dir: of the datasets, downloaded if missing; default: SHARDYARD_DATA, or data.
+        data_dir: directory of the datasets, downloaded if missing; default: SHARDYARD_DATA, or data.
         progress: print a line per run. Without, runs that memory may not suffice for are a UserWarning.
 
     Returns:
@@ -268,11 +268,11 @@ def run(
         nodes: default: 2, or the fewest that the strategy needs.
         compare: also run the serial reference.
         out: results directory; default: a directory for these fields below results/run.
-        fields: of the run: `epochs=3`, `model="mlp"`.
-        repeat, runtime, data_dir, progress: as in `sweep`.
+        fields: values of fields of the run: `epochs=3`, `model="mlp"`.
+        repeat, runtime, data_dir, progress: see `sweep`.
 
     Raises:
-        As `sweep`.
+        The errors of `sweep`.
     """
     selected = _selected(runtime)
     written = strategy if isinstance(strategy, str) else _json("strategy", strategy)

@@ -175,7 +175,9 @@ def sweep(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Of --until-decided: no more runs after 90s, 10m or 2h."),
+        typer.Option(
+            metavar="TIME", help="Time after which --until-decided starts no run: 90s, 10m or 2h."
+        ),
     ] = None,
     tolerance: Annotated[
         str | None,
@@ -469,14 +471,14 @@ def export(
         typer.Option(
             parser=_directory,
             metavar="DIRECTORY",
-            help="Where to. Default: export/FORMAT in the results directory; for a sweep, "
+            help="Directory to write to. Default: export/FORMAT in the results directory; for a sweep, "
             "export/SWEEP/FORMAT.",
         ),
     ] = None,
     sets: Sets = None,
     nodes: Nodes = None,
     gloo_for_mpi: Annotated[
-        bool, typer.Option("--gloo-for-mpi", help="Of a sweep: export runs over mpi as runs over gloo.")
+        bool, typer.Option("--gloo-for-mpi", help="Export runs of a sweep over mpi as runs over gloo.")
     ] = False,
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="Trainer image that the cluster can pull.")
@@ -642,7 +644,8 @@ def course_grade(
     runtime: Annotated[
         str,
         typer.Option(
-            help="docker: each submission in a container. local: with your rights, for code you trust."
+            help="docker: a container for each submission. local: a process with your rights, for code you "
+            "trust."
         ),
     ] = "docker",
     jobs: Jobs = None,
@@ -671,7 +674,7 @@ def course_grade(
 @course.command("test")
 def course_test(
     directory: Annotated[
-        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="Of the files to test.")
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="Directory of the files to test.")
     ] = Path("."),
     tests: Annotated[
         list[Path] | None,
@@ -715,8 +718,8 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What it must equal: of a strategy, serial or all_reduce; of an optimizer, sgd, momentum, "
-            "adam or adamw. Default: what its class declares.",
+            help="What it must equal: serial or all_reduce for a strategy; sgd, momentum, adam or adamw "
+            "for an optimizer. Default: what its class declares.",
         ),
     ] = None,
     timeout: Annotated[

@@ -18,7 +18,7 @@ def identity(pid: int | None = None) -> str:
     """Identifies a process even if its PID is reused: "1234 86400/9f0c… host/4f1d…/pid:[4026531836]".
 
     Args:
-        pid: of a process in the same namespace; default: this process.
+        pid: the PID of a process in the same namespace; default: this process.
     """
     number = os.getpid() if pid is None else pid
     return f"{number} {_since(number)} {_namespace()}"

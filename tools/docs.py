@@ -161,7 +161,7 @@ def _brief(kind: str) -> Callable[[Path], str]:
 
 
 def _with_parameters(kind: str) -> Callable[[Path], str]:
-    """As `_brief`, with the parameters that not all components of the kind have, and their defaults."""
+    """Like `_brief`, with the parameters that not all components of the kind have, and their defaults."""
 
     def rows(directory: Path) -> Iterator[tuple[str, ...]]:
         found = listed(kind)

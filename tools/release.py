@@ -29,7 +29,7 @@ def problems(version: str, changelog: str, changed_files: str) -> list[str]:
     """Why a version cannot be released, one line each.
 
     Args:
-        version: of the package.
+        version: the version of the package.
         changelog: the text of CHANGELOG.md.
         changed_files: what `git status --porcelain` prints.
     """

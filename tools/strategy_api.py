@@ -156,7 +156,7 @@ def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
 
 
 def _signature(method: Method, variable: str, source: list[str]) -> str:
-    """As in the source, without `self`, called on `variable`."""
+    """The signature in the source, without `self`, called on `variable`."""
     written = "\n".join(source[method.lineno - 1 : method.body[0].lineno - 1])
     call = dedent(written).replace("def ", f"{variable}.", 1).removesuffix(":")
     call = re.sub(r"\((\s*)(?:self|cls)(?:,\s*|(?=\)))", r"(\1", call, count=1)

@@ -35,7 +35,7 @@ MAX_SPEED = 1e6
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line gives of a cluster. speeds: of the nodes; empty: those of each run."""
+    """What the command line gives of a cluster. speeds: the nodes'; empty: each run's."""
 
     link: Link
     speeds: tuple[float, ...] = ()

@@ -54,8 +54,8 @@ def load_run(
         nodes: None: the fewest on which the strategy runs, and at least 2 unless it runs on one alone.
         sets: `key=value`, as in `load_sweep`. Those that a serial run can have hold for it, too.
         compare: also run the serial reference.
-        cores, imports: as in `load_sweep`.
-        places: what messages call strategy and nodes; None: as on the command line.
+        cores, imports: see `load_sweep`.
+        places: what messages call strategy and nodes; None: the names on the command line.
 
     Raises:
         InputError: names the option, the value and what is allowed.

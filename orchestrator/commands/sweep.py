@@ -66,7 +66,7 @@ def run_sweep(
     """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok.
 
     warm_up_run: execute a short run before the first one, and drop its result. strict: unequal conditions
-    are errors, too. watch_port: serve a page that follows the sweep; 0: on any free port.
+    are errors, too. watch_port: the port of a page that follows the sweep; 0: any free one.
     """
     if watch_port is None:
         return _run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, console, strict)

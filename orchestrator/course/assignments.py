@@ -24,7 +24,7 @@ def write(directory: Path, name: str | None, solutions: bool) -> list[Path]:
 
     Args:
         directory: has to be new or empty.
-        name: of an assignment; None: all, each in a directory of its own.
+        name: the name of an assignment; None: all, each in a directory of its own.
         solutions: also write the hidden tests and the solutions, beside what students get.
 
     Returns:

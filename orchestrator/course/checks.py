@@ -48,9 +48,9 @@ class Check:
 
     Attributes:
         function: called with the student's code and the values of a case. Raises Failure.
-        file: of the submission. points: for passing all cases.
-        title: for tables. law: what holds. reason: why it has to hold.
-        cases: from small to large, so that the first that fails is the smallest.
+        file: a file of the submission. points: those for passing all cases.
+        title: its title in tables. law: what holds. reason: why it has to hold.
+        cases: the cases from small to large, so that the first that fails is the smallest.
         seconds: limit of all cases together.
     """
 

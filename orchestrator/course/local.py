@@ -1,4 +1,4 @@
-"""Sandboxes for submissions that are processes of this machine: for code that you trust."""
+"""Sandboxes for submissions that are processes of this machine, for code that you trust."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local_sandbox(directory: Path, limits: Limits, prints: bool = False) -> Loca
 
 
 def _limits_of(limits: Limits) -> str:
-    """As `trainer.course` reads them."""
+    """The limits as `trainer.course` reads them."""
     found = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.scratch_mb * 2**20}
     if sys.platform == "linux":  # macOS refuses or ignores these
         found["RLIMIT_AS"] = limits.memory_mb * 2**20

@@ -67,7 +67,7 @@ class Collective:
     """A sum over all ranks, which waits until every rank has called it. Counts calls and bytes.
 
     Attributes:
-        calls: of each rank. nbytes: bytes of values in the calls of each rank.
+        calls: the number of calls of each rank. nbytes: bytes of values in the calls of each rank.
     """
 
     def __init__(self, size: int) -> None:

@@ -14,8 +14,8 @@ class Pipeline:
     """A model of P stages x ← tanh(x W), each with W of shape (d, d), and a loss: the mean of ½|x − t|².
 
     Attributes:
-        weights: of each stage. work: of each stage, in order. held: most micro-batches that a stage has
-        held the input of at once, between their forward and their backward pass.
+        weights: the weights of each stage. work: the work of each stage, in order. held: most micro-batches
+        that a stage has held the input of at once, between their forward and their backward pass.
     """
 
     def __init__(self, stages: int, width: int = 3) -> None:

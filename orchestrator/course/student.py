@@ -46,7 +46,7 @@ class Student:
             target: its name; `Class.method` is that of an object, which is made with `fields`.
             arguments: numbers, strings, arrays, lists, dictionaries, Seed, functions of the check, and
                 SimpleNamespace of these. A function of the check runs here, in the grader.
-            fields: of the object.
+            fields: the fields of the object.
 
         Returns:
             What it returned: a value of these types, lists in place of tuples.

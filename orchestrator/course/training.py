@@ -15,7 +15,7 @@ class Training:
     """What ranks of a strategy train: w in R^d, by plain SGD on ½(x·w − y)², averaged over a batch.
 
     Attributes:
-        weights: of each rank, shape (d,). averages: steps of each rank before each average.
+        weights: the weights of each rank, shape (d,). averages: steps of each rank before each average.
     """
 
     def __init__(self, samples: Sequence[int], batch: int = 2, epochs: int = 2, lr: float = 0.1) -> None:
@@ -35,7 +35,7 @@ class Training:
         self._collective = Collective(self.size)
 
     def samples(self, rank: int, step: int) -> int:
-        """Samples in a batch of a rank; 0 if it has none left. step: from 0, of all epochs."""
+        """Samples in a batch of a rank; 0 if it has none left. step: its number in all epochs, from 0."""
         return len(self._batch(rank, step)[1])
 
     def _batch(self, rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:

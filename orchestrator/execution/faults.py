@@ -61,7 +61,7 @@ def fault_of_loss(spec: RunSpec, cause: str | None, injected: Sequence[InjectedF
 
 
 def repeated_steps(attempts: Attempts) -> int:
-    """Steps that were trained, lost with an attempt, and trained again: of the rank that lost most.
+    """Steps that were trained, lost with an attempt, and trained again, by the rank that lost most.
 
     Summed over the restarts. Exact where a fault of the spec killed a rank of a synchronous strategy: its
     event says how many steps it had taken, and `resumed` how many the checkpoint holds. Otherwise a lower

@@ -17,7 +17,7 @@ def execution_order(name: str, groups: Sequence[Sequence[RunSpec]]) -> list[RunS
     two runs follows from their keys alone: it is the same when a sweep is resumed or extended.
 
     Args:
-        name: of the sweep, which seeds the order.
+        name: the name of the sweep, which seeds the order.
         groups: runs that stay together because their nodes can be warm at the same time.
     """
     numbered = [(run, number) for number, group in enumerate(groups) for run in group]

@@ -43,7 +43,7 @@ def clock_time(seconds: float) -> str:
 class Position:
     """Where a rank is in its training, as text; what an event does not say is empty.
 
-    done: share of its epochs, 0 … 1. accuracy: on the test split, after the last evaluated epoch.
+    done: share of its epochs, 0 … 1. accuracy: that on the test split, after the last evaluated epoch.
     """
 
     done: float

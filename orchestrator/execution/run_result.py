@@ -69,7 +69,7 @@ def build_result(
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
         suspended: see `outcome`.
-        usage: of the containers, if nodes are containers.
+        usage: the usage of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
         untraced: why ranks that should have written a trace have none, by rank.
         launcher_log: what mpirun has written, if it starts the ranks.

@@ -62,8 +62,9 @@ def option(name: str) -> str:
 class Exporter(ABC):
     """A format to export to.
 
-    takes: what is exported. name: in the registry. modules: the optional libraries that it imports; the
-    extra of the package that installs them has the name of the format. uses: the options that it uses.
+    takes: what is exported. name: its name in the registry. modules: the optional libraries that it
+    imports; the extra of the package that installs them has the name of the format. uses: the options
+    that it uses.
     """
 
     takes: ClassVar[Literal["results directory", "sweep file"]]
@@ -83,7 +84,7 @@ class Exporter(ABC):
 
         Args:
             source: what `takes` says.
-            out: where to; None: the default of the format.
+            out: where to export to; None: the default of the format.
             options: those that the format uses.
 
         Raises:

@@ -32,8 +32,8 @@ EPOCH_IDENTITY = ("key", "strategy", "nodes", "seed", "epoch")
 class ExportedEpoch:
     """An epoch of a run.
 
-    number: from 1. time_s: when it ended, in seconds since 1970, if evaluation had taken no time. values:
-    the numbers of epochs.csv.
+    number: its number, from 1. time_s: when it ended, in seconds since 1970, if evaluation had taken no
+    time. values: the numbers of epochs.csv.
     """
 
     number: int
@@ -71,7 +71,7 @@ class ExportedRun:
 
     @cached_property
     def digest(self) -> str:
-        """Of everything in it: another one if the run or the report changes."""
+        """The digest of everything in it, which changes with the run or the report."""
         text = json.dumps([__version__, asdict(self)], sort_keys=True)
         return sha256(text.encode()).hexdigest()
 

@@ -48,12 +48,12 @@ class PlannedRun:
 
     @property
     def nodes(self) -> int:
-        """How many containers or machines it needs: in topology `single`, one has all ranks."""
+        """How many containers or machines it needs; in topology `single`, one has all ranks."""
         return 1 if self.spec.topology == "single" else self.spec.nodes
 
     @property
     def share(self) -> int:
-        """For how many nodes' limits one container stands."""
+        """The number of nodes whose limits one container has."""
         return self.spec.nodes // self.nodes
 
     @property

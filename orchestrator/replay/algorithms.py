@@ -1,6 +1,6 @@
 """How each transport communicates: its algorithms by collective and size, and its point-to-point protocol.
 
-gloo: as in its `allreduce.cc` (ring with at least two segments per rank), `allgather.cc` (ring),
+gloo: those in its `allreduce.cc` (ring with at least two segments per rank), `allgather.cc` (ring),
 `broadcast.cc` (binomial tree), `barrier.cc` (dissemination) and `alltoall.cc` (all messages at once). torch
 makes a reduce-scatter of an all-reduce.
 
@@ -8,9 +8,9 @@ mpi: the fixed decisions of Open MPI 5, `coll_tuned_decision_fixed.c`, simplifie
 here: a segmented ring counts as a ring, and collectives other than all-reduce have one algorithm. For fewer
 elements than ranks, Open MPI's ring is recursive doubling.
 
-rpc: as in `trainer/comm/rpc.py`: every pair exchanges directly, and a sender waits for the answers.
+rpc: that of `trainer/comm/rpc.py`: every pair exchanges directly, and a sender waits for the answers.
 
-memory: as mpi, because ranks of one process have no network of their own.
+memory: the same as mpi, because ranks of one process have no network of their own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Calibration:
         """Take the costs from a run. Traces that do not fit together show none.
 
         Args:
-            cluster: that of the run, without software costs.
+            cluster: the cluster of the run, without software costs.
             loaded: whether other load took cores from the ranks. Then the lower quartile of the exchanges
                 shows their cost, otherwise their mean.
         """

@@ -62,13 +62,13 @@ class Cluster(Description):
     """Nodes and links.
 
     Attributes:
-        node_speed: of each node's cores; 1.0: a core of the machine that recorded the traces, alone.
+        node_speed: speed of each node's cores; 1.0: a core of the machine that recorded the traces, alone.
         cpu_inflation: CPU seconds that the traces have for a second of work on such a core, of each rank;
             empty: 1. Ranks that shared cores when they were recorded have more than 1.
         processes_per_node: ranks of each node. Each has a core of its own.
-        link: between two nodes, unless `links` has another one for the pair.
-        links: of single directed pairs of nodes.
-        intra_node: between two ranks of a node.
+        link: the link between two nodes, unless `links` has another one for the pair.
+        links: the links of single directed pairs of nodes.
+        intra_node: the link between two ranks of a node.
         overhead_s: software cost of a message, at the sender and again at the receiver, during which the
             rank does nothing else (o in LogGP); None: that of the transport, see algorithms.py.
         software: costs by kind of exchange, in order of bytes; linear between them, constant beyond.

@@ -234,10 +234,11 @@ class Costs:
     ) -> Costs:
         """
         Args:
-            links: from each rank to each other.
+            links: the links from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
-            call_s: of each rank, before its first message; none without. Negative if the overhead of all
-                messages is too long; no rank leaves before another whose message it needs has entered.
+            call_s: the time of the call on each rank, before its first message; empty: none. Negative if
+                the overhead of all messages is too long; no rank leaves before another whose message it
+                needs has entered.
             eager_bytes: larger messages are sent when their receiver has begun the round and asked.
             answer_s: what an answer takes beyond its message, if there are answers.
         """

@@ -82,7 +82,7 @@ def described(result: RunResult, software: Mapping[Place, Software], requested: 
     """The cluster of a run.
 
     Args:
-        requested: with the links that the run requests; otherwise with those of this machine.
+        requested: whether it has the links that the run requests; otherwise those of this machine.
     """
     run, own = result.run, software.get(_place(result), UNKNOWN)
     quota = rank_quota(run, result.runtime_info)
@@ -120,7 +120,7 @@ class Costs:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[RunDirectory, RunResult]]) -> Costs:
-        """From the probes and the traces of runs, each with its directory."""
+        """The costs from the probes and the traces of runs, each with its directory."""
         software = software_of(result for _, result in runs)
         calibration, work = Calibration(), Work()
         for directory, result in runs:
@@ -144,8 +144,8 @@ class Costs:
         """The cluster of a run.
 
         Args:
-            key: of the run, whose exchanges do not count.
-            requested: as in `described`.
+            key: the key of the run, whose exchanges do not count.
+            requested: see `described`.
         """
         software = self.calibration.costs(_place(result), _strategy(result), key)
         inflation = [float(f"{each:.{DIGITS}g}") for each in self.work.inflation(key)]
@@ -158,7 +158,7 @@ def cluster_times(
 ) -> dict[str, ClusterTime | NoClusterTime]:
     """The times of the ok runs on their clusters, by key.
 
-    As stored beside the results; otherwise replayed, and then stored. Raises OSError.
+    Those stored beside the results; otherwise they are replayed, and then stored. Raises OSError.
     """
     costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     return {

@@ -26,9 +26,9 @@ class Exchange:
     """A kind of exchange: what its messages cost depends on these.
 
     Attributes:
-        name: of its kind, in lower case.
-        ranks: of the group, in order; of a message, its sender and its receiver.
-        bytes: that a rank passes; of a request, with those of the answer.
+        name: the name of its kind, in lower case.
+        ranks: the ranks of the group, in order; of a message, its sender and its receiver.
+        bytes: the bytes that a rank passes; of a request, with those of the answer.
         root: the root of a collective, or the distance of a shift; -1 where there is none.
     """
 

@@ -33,13 +33,13 @@ class RankReplay:
     """The time of one rank, in seconds of cluster time.
 
     Attributes:
-        work_s: by phase of WORK_PHASES.
+        work_s: work by phase of WORK_PHASES.
         communicate_s: exposed communication: the rank did nothing else.
-        wait_s: by the rank whose late entry or work ended the wait.
+        wait_s: waiting, by the rank whose late entry or work ended the wait.
         overlapped_s: communication beside work, which does not add to the rank's time.
         end_s: its last record; it is idle from then to the end of the run.
         epoch_ends_s: the end of each of its epochs, by number.
-        intervals: for a timeline, if wanted.
+        intervals: the intervals of a timeline, if wanted.
         step_ends_s: the end of each of its steps, if intervals are wanted.
     """
 
@@ -66,5 +66,5 @@ class Replay:
 
     @property
     def cluster_s(self) -> float:
-        """From the moment all ranks are ready to the end of the slowest one."""
+        """The time from the moment all ranks are ready to the end of the slowest one."""
         return max(rank.end_s for rank in self.ranks)

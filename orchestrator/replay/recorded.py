@@ -117,7 +117,7 @@ class _Entries:
                     self._entered[kind, group, rank, group.ranks[peer]].append(start + entered)
 
     def waits(self) -> list[dict[int, Wait]]:
-        """Of each rank, by record."""
+        """The waits of each rank, by record."""
         return [dict(self._waits_of(rank)) for rank in range(len(self._programs))]
 
     def _waits_of(self, rank: int) -> Iterator[tuple[int, Wait]]:

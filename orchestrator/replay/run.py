@@ -32,10 +32,10 @@ class RankTime(_Strict):
     """One rank's seconds of cluster time. All but `overlapped_s` add up to the run's cluster time.
 
     Attributes:
-        work_s: by phase: `data`, `compute`, `other`.
+        work_s: work by phase: `data`, `compute`, `other`.
         communicate_s: exposed communication, beside which the rank did nothing.
         wait_s_by_rank: waiting, by the rank whose late entry or work ended it.
-        idle_s: after its last record, until the slowest rank has ended.
+        idle_s: the time after its last record, until the slowest rank has ended.
         overlapped_s: communication beside work.
     """
 
@@ -54,7 +54,7 @@ class ClusterTime(_Strict):
     """What a cluster takes for a run, replayed from its traces.
 
     Attributes:
-        version: of the replay's model.
+        version: the version of the replay's model.
         run: key of the run.
         cluster: the description for which it was computed.
         cluster_s: time of the slowest rank, from the moment all ranks are ready to its last record.
@@ -131,7 +131,7 @@ def read_traces(directory: Path, run: RunSpec) -> list[Trace] | NoClusterTime:
 def replay_traces(
     traces: Sequence[Trace], run: RunSpec, cluster: Cluster, intervals: bool = False
 ) -> Replay | NoClusterTime:
-    """As `simulate`, with the parameters of the run. Raises InputError."""
+    """Like `simulate`, with the parameters of the run. Raises InputError."""
     nodes, ranks = len(cluster.node_speed), cluster.processes_per_node
     if (nodes, ranks) != (run.nodes, run.processes_per_node):
         raise InputError(

@@ -44,8 +44,8 @@ def simulate(
     """Replay the traces of all ranks of a run, in rank order.
 
     Args:
-        max_staleness: of `async_parameter_server`: a worker pulls only when it is at most so many steps
-            ahead of the slowest; None: unbounded.
+        max_staleness: that of `async_parameter_server`: a worker pulls only when it is at most so many
+            steps ahead of the slowest; None: unbounded.
         intervals: also collect the intervals of a timeline.
 
     Raises:

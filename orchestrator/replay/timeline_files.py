@@ -23,7 +23,7 @@ from trainer.core.trace import Trace
 
 
 def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows | NoClusterTime:
-    """The windows of a run whose timeline is written: as stored, otherwise both files are written.
+    """The stored windows of a run whose timeline is written; without them, both files are written.
 
     Raises OSError.
     """
@@ -52,8 +52,8 @@ def write_timeline(
     """Write both files. Raises OSError.
 
     Args:
-        cluster: on which the traces were replayed.
-        replay: with intervals.
+        cluster: the cluster on which the traces were replayed.
+        replay: a replay with intervals.
     """
     try:
         wall = recorded(traces, result.runtime_info.one_clock)

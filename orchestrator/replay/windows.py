@@ -32,7 +32,8 @@ class _Strict(Record):
 class Part(_Strict):
     """A time in which a rank stays in one phase. Seconds since training started.
 
-    exchange: `all_reduce`; empty while the rank works. bytes: that it sends or receives in the exchanges.
+    exchange: such as `all_reduce`; empty while the rank works. bytes: those that it sends or receives in
+    the exchanges.
     waits_for: the rank that ends the wait, if known.
     """
 
@@ -57,7 +58,7 @@ class Steps(_Strict):
 
 
 class Window(_Strict):
-    """From `start_s` to `end_s` since training started. ranks: the parts of each rank."""
+    """The time from `start_s` to `end_s` since training started. ranks: the parts of each rank."""
 
     start_s: Amount
     end_s: Amount
@@ -67,8 +68,8 @@ class Window(_Strict):
 class Windows(_Strict):
     """What a report draws of a run.
 
-    version: of this record and of the timeline beside it. model: version of the replay's model. cluster:
-    the cluster of both. steps: None if the run has too few steps, so that all of it is shown.
+    version: that of this record and of the timeline beside it. model: version of the replay's model.
+    cluster: the cluster of both. steps: None if the run has too few steps, so that all of it is shown.
     """
 
     version: Literal[2] = VERSION

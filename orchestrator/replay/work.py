@@ -39,7 +39,7 @@ class Work:
             self._undisturbed[work][key] = steps
 
     def add_shared(self, key: str, work: str, place: Place, steps: Steps) -> None:
-        """Add a run whose ranks shared cores. place: with equal ones, they share the same cores."""
+        """Add a run whose ranks shared cores. place: runs with equal ones share cores."""
         if steps and all(steps):
             self._shared[key] = work, place, steps
 
@@ -63,7 +63,7 @@ class Work:
         return [median(known)] * len(steps) if known else []
 
     def _own(self, work: str, steps: Steps) -> list[float]:
-        """As `inflation`, from undisturbed runs of the same work."""
+        """Like `inflation`, from undisturbed runs of the same work."""
         known = [*self._undisturbed.get(work, {}).values()]
         if not known:
             return []

@@ -14,7 +14,7 @@ class Written:
     """What a report says in short.
 
     Attributes:
-        disturbed: that other processes used the machine, as a sentence; empty if they did not.
+        disturbed: a sentence that says that other processes used the machine; empty if they did not.
         verdicts: what to choose, a sentence for each workload.
         unequal: a line for each condition in which compared configurations differ.
     """

@@ -30,7 +30,7 @@ class Plot:
 
     @property
     def spec(self) -> Spec:
-        """For a page, which shows the heading above the figure."""
+        """The specification for a page, which shows the heading above the figure."""
         return self.chart.without_heading
 
     @property

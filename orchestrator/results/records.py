@@ -72,9 +72,9 @@ class Certificate(Record):
     """The samples that the nodes trained on, checked against the partition.
 
     Attributes:
-        verified: in every epoch the digest of the partition equals that of the samples trained on.
-        samples_lost: of the partition that no rank has reported, because their rank was lost. A sample
-            counts once for each epoch.
+        verified: whether the digest of the partition equals that of the samples trained on, in every epoch.
+        samples_lost: the samples of the partition that no rank has reported, because their rank was lost.
+            A sample counts once for each epoch.
     """
 
     verified: bool
@@ -104,7 +104,7 @@ class InjectedFault(_Finite):
     Attributes:
         fault: its number in the spec, from 0.
         rank: the first rank of the node that it reached.
-        epoch: that the rank was in; 0 before the first.
+        epoch: the epoch that the rank was in; 0 before the first.
         step: steps that the rank had taken.
         second: seconds since the rank started training, in the attempt in which it fired.
     """
@@ -166,7 +166,7 @@ class RunResult(_Finite):
         return {name: value for name, value in spec.items() if name != "bottleneck_cpus"}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, without cached values, which need not hold for the copy."""
+        """Like pydantic's, without cached values, which need not hold for the copy."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
@@ -234,7 +234,7 @@ class RunResult(_Finite):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second: of all nodes, over the slowest rank's training time.
+        """Samples per second of all nodes, over the slowest rank's training time.
 
         The partitions of one replica count their samples once.
         """

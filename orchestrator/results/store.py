@@ -40,7 +40,8 @@ MAX_STORED_BYTES = 2**30  # of a file that is read as a whole; the largest resul
 class SweepRecord(BaseModel):
     """The sweep of a results directory, stored in sweep.json.
 
-    keys: the runs in the order of the file. order: in that of their execution; older records lack it.
+    keys: the runs in the order of the file. order: the runs in the order of their execution;
+    older records lack it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,17 +99,17 @@ class RunPaths:
 
     @property
     def live(self) -> Path:
-        """To which ranks or the coordinator write; exists only during the run."""
+        """The directory that ranks or the coordinator write to; exists only during the run."""
         return self.directory / "live"
 
     @property
     def warm(self) -> Path:
-        """Through which warm containers get the runs of a sweep; exists only while they do."""
+        """The directory by which warm containers get the runs of a sweep; exists only while they do."""
         return self.directory.parent / ".warm"
 
     @property
     def allocation(self) -> Path:
-        """Of the job that all runs of a sweep share: its script, its logs, and what it is to do."""
+        """The directory of the job that all runs of a sweep share: its script, its logs, its requests."""
         return self.directory.parent / "allocation"
 
     @property
@@ -199,7 +200,7 @@ class SweepPaths:
 
     @property
     def warm_up_run(self) -> Path:
-        """Of the run before the first one, whose result is dropped; exists only during that run."""
+        """The directory of the run before the first one, whose result is dropped; exists only during it."""
         return self.directory / ".warm-up-run"
 
     def exported(self, to: str) -> Path:
@@ -403,8 +404,8 @@ def check_same_sweep(
     the directory count.
 
     Args:
-        name: of the sweep. keys: of its runs. code: what identifies the code of each of its imported
-            components, by their names.
+        name: the name of the sweep. keys: the keys of its runs. code: what identifies the code of each of
+            its imported components, by their names.
     """
     try:
         record = _read_record(paths)

@@ -50,7 +50,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
     Attributes:
         replaced: why warm nodes were replaced before the run; None if they were not. Known after `collect`.
         requeues: why a batch system started the run again, one for each time. Known after `collect`.
-        engine_start_s, engine_stop_s: in which an engine started and stopped the run's containers.
+        engine_start_s, engine_stop_s: seconds in which an engine started and stopped the run's containers.
     """
 
     replaced: str | None = None

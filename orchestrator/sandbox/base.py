@@ -35,7 +35,8 @@ class Limits:
     """Limits of one sandbox.
 
     Attributes:
-        memory_mb: in MiB. processes: processes and threads together. scratch_mb: of /tmp, in MiB.
+        memory_mb: the memory, in MiB. processes: processes and threads together. scratch_mb: the size of
+            /tmp, in MiB.
     """
 
     memory_mb: int = 1024

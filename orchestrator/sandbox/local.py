@@ -1,4 +1,4 @@
-"""A sandbox that is a process of this machine, with the rights of its user: for code that you trust."""
+"""A sandbox that is a process of this machine, with the rights of its user, for code that you trust."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalSandbox(Sandbox):
     """A process of this machine, in a session of its own.
 
     Args:
-        module: of the trainer, which serves on standard input and output, and its arguments.
+        module: a module of the trainer, which serves on standard input and output, and its arguments.
         environment: variables beside those of this process.
         prints: pass what the code prints on to standard error, without control characters; at most
             `SHOWN_BYTES`.

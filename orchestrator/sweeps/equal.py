@@ -20,7 +20,7 @@ LEAST = 0.01  # the least quota of a container; quotas are multiples of it
 class EqualShare(BaseModel):
     """What `cpus: equal` means on a machine: `cpus` for each node.
 
-    cores: of the machine. nodes: of the sweep's largest run.
+    cores: the cores of the machine. nodes: the nodes of the sweep's largest run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,8 +53,8 @@ def resolve_equal(
     Args:
         blocks: the fields of the sweep's blocks.
         runs: expands the blocks.
-        cores: of the machine whose cores the nodes share; raises InputError if nodes cannot have quotas.
-            None: no machine is known.
+        cores: returns the cores of the machine that the nodes share; raises InputError if nodes cannot
+            have quotas. None: no machine is known.
 
     Raises:
         InputError: the message names file, key, value and what is allowed.

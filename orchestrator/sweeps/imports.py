@@ -55,8 +55,9 @@ GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the other
 class Inspection:
     """What a process that tries components must have.
 
-    directories: that components are in, first that of the sweep file. code: where their files are copied
-    to. data_dir: the data directory. memory_mb: of a node, in MiB. requirements: of the sweep; None: none.
+    directories: those that components are in, first that of the sweep file. code: the directory that their
+    files are copied to. data_dir: the data directory. memory_mb: the memory of a node, in MiB.
+    requirements: the file with the requirements of the sweep; None: none.
     """
 
     directories: Sequence[Path]
@@ -86,8 +87,8 @@ def local_sandbox(inspection: Inspection) -> Sandbox:
 class ImportName:
     """What a component's name in a sweep file refers to.
 
-    label: in reports and in the run key. directory: in which the module's file is. module, attribute: what
-    is imported; a module that is a file ends in .py.
+    label: its name in reports and in the run key. directory: the one with the module's file. module,
+    attribute: what is imported; a module that is a file ends in .py.
     """
 
     label: str
@@ -175,7 +176,7 @@ class Imports:
     """The components of a sweep that are users'. Starts a process when it meets the first.
 
     Attributes:
-        directory: of the sweep file; import paths count from it.
+        directory: the directory of the sweep file; import paths count from it.
     """
 
     def __init__(
@@ -419,11 +420,11 @@ class _Found:
 
     @property
     def form(self) -> Values:
-        """As a field of a run."""
+        """Its form as a field of a run."""
         return self.in_folder(self.code)
 
     def in_folder(self, folder: str) -> Values:
-        """As `form`, with the files in another folder, beside those of other components."""
+        """Like `form`, with the files in another folder, beside those of other components."""
         source = {"module": self.name.module, "attribute": self.name.attribute}
         facts = {**self.answer.facts, **source, "code": self.code, "folder": folder}
         return {"name": self.name.label, **self.answer.parameters, IMPORTED: facts}
@@ -441,7 +442,7 @@ class _Found:
 class ComponentError(Exception):
     """A user's component cannot be used.
 
-    field: of the run. invalid: what is wrong with its parameters, and the allowed names.
+    field: the field of the run. invalid: what is wrong with its parameters. allowed: the allowed names.
     """
 
     def __init__(

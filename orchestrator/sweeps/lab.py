@@ -31,7 +31,7 @@ class Published(BaseModel):
     accuracy_change: float | None = Field(
         None, ge=-1, le=1, description="accuracy less that of one node, as published"
     )
-    steps_per_epoch: int | None = Field(None, ge=1, description="optimiser steps per rank and epoch")
+    steps_per_epoch: int | None = Field(None, ge=1, description="optimizer steps per rank and epoch")
     coverage: float | None = Field(None, ge=0, le=1, description="share of the training set that is used")
     derived: list[str] = Field(
         default=[], description="the figures that the source does not state but that follow from its code"

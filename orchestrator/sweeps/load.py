@@ -153,11 +153,12 @@ def load_sweep(
         nodes: "1,2,4" for every block that varies nodes.
         quick: apply the file's own `quick` values.
         repeat: number of runs of each configuration, from the smallest seed of its block on.
-        cores: of the machine that nodes share, for `cpus: equal`; raises InputError if they have no quotas.
-        text: of a sweep that is in no file; messages name it by `path`.
+        cores: returns the cores of the machine that nodes share, for `cpus: equal`; raises InputError if
+            they have no quotas.
+        text: the text of a sweep that is in no file; messages name it by `path`.
         imports: finds users' components; None: tries them in processes of this machine.
-        places: of the fields of a sweep that is in no file, where its user has written them.
-        until_decided, budget: as in the file, which they replace; None: the file's.
+        places: where the user has written the fields of a sweep that is in no file.
+        until_decided, budget: replace the file's; None: the file's.
         tolerance: `accuracy=0.5pt,time=10%`, which replaces the file's.
 
     Raises:
@@ -246,7 +247,7 @@ def load_sweep(
 
 
 def _budget(spec: SweepSpec, staged: bool, budget: str | None, path: Path) -> float | None:
-    """In seconds. Raises InputError for what is no time, or without stages."""
+    """The budget in seconds. Raises InputError for what is no time, or without stages."""
     if spec.budget is not None and not spec.until_decided:
         raise InputError(f"{path}: budget: {spec.budget!r} needs `until_decided: true`")
     if budget is not None and not staged:
@@ -440,8 +441,8 @@ def _make_quick(all_fields: Sequence[BlockFields], spec: SweepSpec, path: Path) 
 def _set(all_fields: Sequence[BlockFields], assignment: str, multiples: Sequence[Fraction]) -> None:
     """Apply `key=value`, which overrides base and axes.
 
-    multiples: of each block's epochs to the base's. `epochs` keeps them: a block that trains longer than
-    the others exists for this difference.
+    multiples: the ratios of each block's epochs to the base's. `epochs` keeps them: a block that trains
+    longer than the others exists for this difference.
     """
     key, equals, text = assignment.partition("=")
     option = f"--set {assignment}"

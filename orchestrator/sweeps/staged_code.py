@@ -26,8 +26,9 @@ class StagedCode:
     It ends with this object.
 
     Attributes:
-        directory: with the folders. All users may read it, since nodes in containers have another one, but
-            only this user and those to whom the directory itself is handed over can reach it.
+        directory: the directory with the folders. All users may read it, since nodes in containers have
+            another one, but only this user and those to whom the directory itself is handed over can reach
+            it.
     """
 
     def __init__(self) -> None:

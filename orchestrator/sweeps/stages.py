@@ -23,7 +23,7 @@ class Stages(BaseModel):
 
     Attributes:
         ended: why no more seeds were added.
-        dropped: by the key of a configuration's first run, why it got fewer seeds than others.
+        dropped: why configurations got fewer seeds than others, by the key of their first run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,7 @@ class Standing:
 
     Attributes:
         decided: whether the choice of every workload is.
-        hopeless: by the key of each run of a configuration that needs no more seeds, why.
+        hopeless: why a configuration needs no more seeds, by the key of each of its runs.
         lines: the most probable configurations of each workload that is open, as text.
     """
 

@@ -14,7 +14,7 @@ PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,3})?%$"
 
 
 class Tolerances(BaseModel):
-    """As text, in the units of a sweep file."""
+    """Tolerances as text, in the units of a sweep file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,12 +25,12 @@ class Tolerances(BaseModel):
 
     @property
     def accuracy_share(self) -> float:
-        """As a difference of accuracies, 0 … 1."""
+        """The tolerated difference of accuracies, 0 … 1."""
         return float(self.accuracy.removesuffix("pt")) / 100
 
     @property
     def time_share(self) -> float:
-        """As a share of the shorter time."""
+        """The tolerated share of the shorter time."""
         return float(self.time.removesuffix("%")) / 100
 
 

@@ -22,7 +22,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads 1e-3, a string in YAML 1.1."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """As JSON, join the escapes of a surrogate pair to one character; refuse half of a pair."""
+        """Join the escapes of a surrogate pair to one character, as JSON does; refuse half of a pair."""
         value = super().construct_scalar(node)
         if not isinstance(value, str) or not SURROGATE.search(value):
             return value

@@ -34,8 +34,9 @@ class Run:
 
     Attributes:
         cause: why it is not ok. log: the file that may say more about it, without its ending.
-        epoch: where its slowest rank is, as text. loss, accuracy: of that rank, or at the end of the run.
-        seconds: since its start, or from start to end.
+        epoch: where its slowest rank is, as text. loss, accuracy: those of that rank, or at the end of the
+            run.
+        seconds: the time since its start, or from start to end.
     """
 
     key: str
@@ -54,13 +55,13 @@ class View:
 
     Attributes:
         doing: what the sweep is doing, if no run is in progress.
-        runs: by key, in the order of their execution.
+        runs: the runs by key, in the order of their execution.
         running: the key of the run in progress.
         done: share of the runs that have ended, 0 … 1, with the part of the one in progress.
-        elapsed_s: since the sweep command started; of a sweep that has ended, all its runs together.
+        elapsed_s: the time since the sweep command started; of an ended sweep, that of all its runs.
         left: time left as text; empty if nothing is known.
         report_at: when the report was written, in seconds since 1970; None: there is none.
-        damage: what of the directory cannot be used, as sentences that begin with the file.
+        damage: what cannot be used in the directory, as sentences that begin with the file.
     """
 
     name: str
@@ -91,9 +92,9 @@ class Follower:
     def __init__(self, paths: SweepPaths, is_active: Callable[[], bool], since_ns: int = 0) -> None:
         """
         Args:
-            paths: of the sweep.
+            paths: the paths of the sweep.
             is_active: whether a sweep runs in the directory.
-            since_ns: when it began, in ns since 1970; what is older is of an earlier one. 0: not known.
+            since_ns: when it began, in ns since 1970; an older record is of another one. 0: not known.
         """
         self.paths = paths
         self._is_active, self._since_ns = is_active, since_ns
@@ -107,7 +108,7 @@ class Follower:
 
     @property
     def keys(self) -> Sequence[str]:
-        """Of the runs, in the order of their execution."""
+        """The keys of the runs, in the order of their execution."""
         record = self._record
         if record is None:
             return ()

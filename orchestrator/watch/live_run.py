@@ -21,7 +21,7 @@ LINES = 200  # of events that are kept
 
 @dataclass(frozen=True)
 class Point:
-    """A run after an epoch: means over the ranks that have finished it. loss: of the last batch."""
+    """A run after an epoch, with means over the ranks that have finished it. loss: the last batch's."""
 
     epoch: int
     loss: float | None
@@ -47,8 +47,8 @@ class LiveRun:
     """Follows the events of a run; reads each byte once.
 
     Attributes:
-        spec: of the run.
-        positions: of its ranks.
+        spec: the spec of the run.
+        positions: the positions of its ranks.
     """
 
     def __init__(self, paths: RunPaths, spec: RunSpec) -> None:

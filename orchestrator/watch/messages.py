@@ -37,7 +37,7 @@ class Updates:
     def __init__(self, follower: Follower, chosen: str = "", log: str = "") -> None:
         """
         Args:
-            follower: of the sweep.
+            follower: the follower of the sweep.
             chosen: the key of the run to show in detail; others: the one in progress, or the last one.
             log: the name of the log to show; others: the first node's.
         """

@@ -32,8 +32,8 @@ def serve(paths: SweepPaths, port: int, is_active: Callable[[], bool] | None = N
     At the end of the block, open pages get the last state.
 
     Args:
-        paths: of the sweep.
-        port: to listen on; 0: any free one.
+        paths: the paths of the sweep.
+        port: the port to listen on; 0: any free one.
         is_active: whether the sweep runs; default: until the block ends.
 
     Raises:

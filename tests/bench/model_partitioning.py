@@ -211,7 +211,7 @@ def against(mine: Measured, other: Measured, name: str) -> str:
 
 
 def held(rank: RankResult) -> int:
-    """Bytes of weights, gradient and optimiser state."""
+    """Bytes of weights, gradient and optimizer state."""
     return sum((rank.state_bytes or {}).values())
 
 
@@ -220,7 +220,7 @@ def memory(serial: Measured, found: dict[int, dict[str, Measured]], bare_mb: flo
     whole = serial.results[0].ranks[0]
     activations = whole.activation_bytes or 0
     print(
-        f"\n  memory: serial holds {held(whole) / 1e6:.1f} MB of weights, gradient and optimiser state,\n"
+        f"\n  memory: serial holds {held(whole) / 1e6:.1f} MB of weights, gradient and optimizer state,\n"
         f"  and {activations / 1e6:.2f} MB of activations. Its process has {whole.peak_memory_mb:.0f} MiB "
         "at its peak,\n"
         f"  {bare_mb:.0f} MiB with a minimal model. Shares of serial's, for the rank with the most:"

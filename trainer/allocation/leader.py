@@ -53,8 +53,8 @@ class WarmNodes:
         """
         Args:
             command: srun, which starts the processes.
-            count: of the nodes.
-            log: for what srun and the warm nodes write.
+            count: the number of nodes.
+            log: the file for what srun and the warm nodes write.
         """
         self._count, self._log = count, log
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -122,7 +122,7 @@ class Leader:
     def __init__(self, directory: Path, nodes: WarmNodes | None) -> None:
         """
         Args:
-            directory: with requests and answers.
+            directory: the directory with requests and answers.
             nodes: fork the ranks of warm runs; None if there are no such runs.
         """
         self._answers, self._nodes = directory / ANSWERS, nodes

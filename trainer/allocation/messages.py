@@ -24,8 +24,8 @@ POLL_S = 0.02
 class Request(Record):
     """What the leader shall do.
 
-    run: numbers the runs of an allocation. script: starts its ranks. log: for the output of the script.
-    warm: the ranks are forked by warm nodes, which must be healthy before the script starts.
+    run: numbers the runs of an allocation. script: starts its ranks. log: the file for the output of the
+    script. warm: the ranks are forked by warm nodes, which must be healthy before the script starts.
     """
 
     kind: Literal["heartbeat", "run", "cancel", "end"]
@@ -39,8 +39,8 @@ class Answer(Record):
     """What has happened.
 
     code: exit code of a run's script, negative for a signal.
-    reason: of `started`, why warm nodes were replaced before the run; of `ended`, how warm nodes were lost
-        during it; of `lost`, why the leader ends the job.
+    reason: in `started`, why warm nodes were replaced before the run; in `ended`, how warm nodes were lost
+        during it; in `lost`, why the leader ends the job.
     """
 
     kind: Literal["started", "ended", "lost"]

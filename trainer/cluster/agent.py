@@ -75,7 +75,7 @@ class Agent:
         """
         Args:
             role: the container's compose service.
-            topology: of the containers.
+            topology: the topology of the containers.
             parent: forks the ranks, if the container is warm.
             replaced: why it was replaced before this run.
             clean_up: removes what the run has left in a warm container. Returns what it cannot remove.

@@ -38,8 +38,8 @@ def commands(assignment: RankAssignment, pid: int, trainer: Sequence[str] = TRAI
     """The processes that this agent starts; none if mpirun starts its ranks or it has no ranks.
 
     Args:
-        assignment: as this agent received it.
-        pid: of the agent's own process. Ranks end when it ends.
+        assignment: the assignment that this agent received.
+        pid: the PID of the agent's own process. Ranks end when it ends.
         trainer: the command of a rank.
     """
     agent, topology = assignment.agent, assignment.spec.topology

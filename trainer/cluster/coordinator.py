@@ -70,11 +70,12 @@ class Coordinator:
     ) -> None:
         """
         Args:
-            topology: of the containers.
-            fields: of the run's spec, or why it cannot be read.
-            directory: of the run record.
+            topology: the topology of the containers.
+            fields: the fields of the run's spec, or why it cannot be read.
+            directory: the directory of the run record.
             limits: see `assign_ranks`.
-            listener: of a warm coordinator. Agents that connect to it early wait there for the next run.
+            listener: the socket of a warm coordinator. Agents that connect to it early wait there for the
+                next run.
             scale: replicas of service `node` on a swarm, whose agents may start after this process, and on
                 other machines; None: Compose has started them before it.
         """
@@ -629,10 +630,10 @@ def main(
     """Coordinate the run that the file `spec` describes, and write its summary beside the events.
 
     Args:
-        topology: of the containers.
+        topology: the topology of the containers.
         spec: the run, a JSON file.
         directory: where the run's files go.
-        limits: of the containers after a bare `docker compose up`, else empty.
+        limits: the limits of the containers after a bare `docker compose up`, else empty.
         scale: see `Coordinator`.
 
     Returns:

@@ -23,7 +23,7 @@ class Silence:
     paused, or it got no CPU. So one look adds at most the time of two.
 
     Attributes:
-        seconds: of silence, at the last look.
+        seconds: the duration of the silence, at the last look.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ class IncomingTrace:
     """How much of the file has arrived, and how much has to. Its reader checks the checksum."""
 
     def __init__(self, run: str, rank: int, max_bytes: int, limits: TraceLimits) -> None:
-        """max_bytes: of the file; 0 if the run has no traces."""
+        """max_bytes: the largest size of the file; 0 if the run has no traces."""
         self._run, self._rank, self._max_bytes, self._limits = run, rank, max_bytes, limits
         self._rest = b""  # of the header, until all of it has arrived; then of a record
         self._received = 0

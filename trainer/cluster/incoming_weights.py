@@ -14,7 +14,7 @@ class IncomingWeights:
     """How much of the file has arrived, and how much has to."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of the file."""
+        """max_bytes: the largest size of the file."""
         self._max_bytes = max_bytes
         self._header = b""
         self._received = 0

@@ -62,9 +62,9 @@ class Exit(Record):
     """The agent's processes have ended.
 
     Attributes:
-        codes: by rank.
+        codes: the exit codes by rank.
         cause: why the agent has failed, if its exit codes do not say so.
-        usage: of its container.
+        usage: the usage of its container.
         lost: how its warm parent has failed.
         full: whether its ranks have no space left for events.
         mpirun: exit code of mpirun, in the launcher.
@@ -99,7 +99,7 @@ class AgentAlive(Record):
 
 
 class Assignment(Record):
-    """The agent gets ranks. index: of the receiver among the agents."""
+    """The agent gets ranks. index: the index of the receiver among the agents."""
 
     spec: dict[str, Any]
     agents: list[dict[str, Any]]
@@ -168,7 +168,7 @@ class Connection:
     async def receive(self, max_bytes: int | None = None) -> Message | None:
         """The next message, or None if the other end has disconnected or sent something else.
 
-        max_bytes: of the line, if it may not be as long as the reader's limit.
+        max_bytes: the largest size of the line, if it is less than the reader's limit.
         """
         try:
             line = await self._reader.readline()

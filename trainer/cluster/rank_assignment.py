@@ -27,7 +27,7 @@ class AssignmentError(Exception):
 
 
 def container_name(role: str, ordinal: int) -> str:
-    """As compose shows a container: node-3, launcher. Of the other services there is one container."""
+    """The name of a container in compose: node-3, launcher. Other services have one container."""
     return f"node-{ordinal}" if role == "node" else role
 
 
@@ -38,9 +38,9 @@ class AgentInfo:
     Attributes:
         role: its compose service.
         ordinal: its compose container number, from 1. A service that was scaled down and up may have gaps.
-        address: on the run's network.
-        ranks: of the processes that run in it.
-        public_keys: of ssh, by purpose; for Open MPI only.
+        address: its address on the run's network.
+        ranks: the ranks of the processes that run in it.
+        public_keys: the public ssh keys, by purpose; for Open MPI only.
         replaced: why its warm parent was replaced before the run; None if it was not.
     """
 
@@ -64,7 +64,7 @@ def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str
         role: its compose service.
         number: its compose container number.
         agents: those of the run's rank assignment; empty before ranks are assigned.
-        topology: of the containers.
+        topology: the topology of the containers.
     """
     if role == "master":
         return "node 0"
@@ -132,10 +132,11 @@ def assign_ranks(
     topology `rpc` the master has rank 0.
 
     Args:
-        topology: of the containers.
-        fields: of the RunSpec. Without `nodes`, it is the number of registered nodes (and the master).
-        registered: in any order.
-        limits: of each container, for fields that the spec leaves out.
+        topology: the topology of the containers.
+        fields: the fields of the RunSpec. Without `nodes`, it is the number of registered nodes (and the
+            master).
+        registered: the registered agents, in any order.
+        limits: the limits of each container, for fields that the spec leaves out.
 
     Raises:
         AssignmentError: the spec is invalid, or does not fit the topology, the nodes or the limits.

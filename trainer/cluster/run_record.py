@@ -38,7 +38,7 @@ class RunRecord:
         results: fields of each rank's result event.
         failures: the first known cause, by agent.
         unreported: those of them that no event of a rank reports.
-        membership: which ranks are alive, of a run that continues when one is lost; else None.
+        membership: the ranks that are alive in a run that continues when one is lost; else None.
         shutting_down: set before agents are told to exit; their ranks' exits are no failures then.
     """
 
@@ -148,7 +148,7 @@ class RunRecord:
             (self._directory / f"{WEIGHTS}.part").replace(self._directory / WEIGHTS)
 
     def add_trace(self, rank: int, chunk: str, last: bool) -> None:
-        """As `add_weights`, of a rank's trace."""
+        """Like `add_weights`, for a rank's trace."""
         data = _decoded(chunk, "trace")
         if rank not in self._traces:
             limits = self._limits

@@ -102,11 +102,11 @@ class Communicator(ABC):
     def connect_elastic(
         cls, context: NodeContext, clock: Clock, membership: Path, events: EventWriter
     ) -> Communicator:
-        """As `connect`, for a run whose other ranks continue when one is lost.
+        """Like `connect`, for a run whose other ranks continue when one is lost.
 
         Args:
             membership: file that shows which ranks are alive, see core.membership.
-            events: of this rank, from which the membership follows.
+            events: the events of this rank, from which the membership follows.
         """
         raise NotImplementedError(f"{cls.__name__} cannot lose ranks; the spec's checks prevent this")
 
@@ -332,7 +332,7 @@ class Communicator(ABC):
         return received
 
     def _record_collective(self, span: Span, sent: float, kind: Kind, size: int, root: int = -1) -> None:
-        """Record a collective in which this rank sent `sent` bytes. size, root: as in its trace."""
+        """Record a collective in which this rank sent `sent` bytes. size, root: see Kind."""
         if span.counted:
             self.traffic.bytes_sent += sent
             self.traffic.collectives.append((span.entered, span.left))
@@ -346,7 +346,7 @@ class Communicator(ABC):
     def trace_at(
         self, kind: Kind, entered: float, left: float, size: int = 0, peer: int = -1, cpu_s: float = 0.0
     ) -> None:
-        """As `trace`, with the times. A rank alone in its group exchanges nothing and records nothing."""
+        """Like `trace`, with the times. A rank alone in its group exchanges nothing and records nothing."""
         if (tracer := self.clock.tracer) is None or self.size == 1:
             return
         if (group := self._trace_group) is None:

@@ -85,8 +85,8 @@ class Groups(ABC):
         """The group of these ranks, which all call this with the same arguments.
 
         Args:
-            name: of the group, which no other group of the run has.
-            ranks: in ascending order.
+            name: the name of the group, which no other group of the run has.
+            ranks: its ranks, in ascending order.
             host: the rank that serves the rendezvous. address: its container's.
             give_up: whether the group cannot form any more.
 
@@ -110,7 +110,7 @@ class ElasticCommunicator(CollectivesOnly):
     def __init__(
         self, context: NodeContext, clock: Clock, groups: Groups, path: Path, events: EventWriter
     ) -> None:
-        """path: of the file with the membership. events: through which this rank changes it."""
+        """path: the file with the membership. events: the writer by which this rank changes it."""
         import torch
 
         super().__init__(context.rank, context.size, clock)

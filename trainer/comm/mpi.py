@@ -134,7 +134,7 @@ class MpiCommunicator(Communicator):
         return self._mpi.buffer.fromaddress(buffer.data_ptr(), buffer.nbytes), self._mpi.FLOAT
 
     def _wait_for_all(self) -> None:
-        """Before a collective, which spins, sleep until all ranks have entered (if `naps`)."""
+        """Sleep before a collective, which spins, until all ranks have entered (if `naps`)."""
         if self._naps:
             self._finish(self._world.Ibarrier())
 

@@ -37,7 +37,7 @@ class LinkSpeed:
 
     Attributes:
         latency_s: half of a small message's round trip.
-        bytes_per_s: of large messages.
+        bytes_per_s: the throughput of large messages.
     """
 
     to: int
@@ -51,7 +51,7 @@ def probe_links(comm: Communicator, all_pairs: bool = False) -> list[LinkSpeed]:
     Rank 0 measures its links with up to 31 others, one after the other, in both directions.
 
     Args:
-        comm: of all ranks.
+        comm: the communicator of all ranks.
         all_pairs: measure the links between all ranks if there are at most 8: they differ.
     """
     found: list[LinkSpeed] = []

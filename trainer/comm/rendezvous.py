@@ -85,11 +85,11 @@ def wait_for_listener(host: str, port: int, timeout_s: float, give_up: Callable[
     """Return when the port accepts connections.
 
     Args:
-        timeout_s: of each attempt.
+        timeout_s: the time limit of each attempt, in seconds.
         give_up: asked after each attempt that fails.
 
     Raises:
-        OSError: of the last attempt.
+        OSError: the error of the last attempt.
     """
     while True:
         try:

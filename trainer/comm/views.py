@@ -94,7 +94,7 @@ class Consent:
 def known_to_all(seen: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """The first rank, and its incarnation, of which all members know that it waits to join.
 
-    seen: of each member, the incarnation of each rank that waits; negative for the others.
+    seen: the incarnations of the waiting ranks, as each member knows them; negative for other ranks.
     """
     for rank, (first, *others) in enumerate(zip(*seen, strict=True)):
         if first >= 0 and all(other == first for other in others):

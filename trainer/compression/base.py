@@ -27,7 +27,10 @@ class Compression(Component):
 
     @abstractmethod
     def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
-        """The compressor of one rank. shapes: of the parameters, in the order of the flat gradient."""
+        """The compressor of one rank.
+
+        shapes: the shapes of the parameters, in the order of the flat gradient.
+        """
 
 
 class Compressor(ABC):

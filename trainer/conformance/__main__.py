@@ -153,7 +153,7 @@ def _try(request: Request, send: Send, alone: bool) -> None:
 
 
 def _invalid(error: ParameterFailure, alone: bool) -> dict[str, Any]:
-    """What to say about parameters: of one among others, those that are missing are no mistake."""
+    """What to say about parameters. Missing ones are no mistake if the component is one of several."""
     missing = [str(each["loc"][0]) for each in error.errors if each["type"] == "missing"]
     if not alone and len(missing) == len(error.errors):
         reason = f"it needs {', '.join(missing)}; check it alone, with --set {missing[0]}=VALUE"

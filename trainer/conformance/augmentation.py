@@ -35,7 +35,7 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor:
-        """In memory of their own, channels_last if they are images, as in training. Noise is float32."""
+        """The inputs in memory of their own, channels_last for images, as in training. Noise is float32."""
         import torch
 
         if self.given is None:
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def scale(self) -> PixelScale | None:
-        """Of images whose pixels are about 0 to 1."""
+        """The scale of images whose pixels are about 0 to 1."""
         if len(self.shape) != 3:
             return None
         ones = np.ones((self.shape[0], 1, 1), np.float32)
@@ -58,7 +58,8 @@ def laws(
 ) -> Iterator[Law[Any]]:
     """The laws of an augmentation.
 
-    shape: of an input; None: images and vectors of several shapes. given: some inputs; None: noise.
+    shape: the shape of an input; None: images and vectors of several shapes. given: some inputs; None:
+    noise.
     """
     shapes = [shape] if shape else [each for each in SHAPES if takes(augmentation, each)] or [SHAPES[0]]
     batches = [Batch(each, samples, given) for each in shapes for samples in (1, 5)]

@@ -183,7 +183,7 @@ def left_out(request: Request) -> str | None:
 
 
 def digest_of(request: Request) -> str:
-    """What another process must compute as well: of splits, or of samples."""
+    """The digest of splits or samples that another process must compute as well."""
     if request.kind == "partitioner":
         return partitioner.digest(_partitioner(request))
     return imported_dataset.digest(_dataset(request)[1]())

@@ -92,7 +92,7 @@ def _is_base(found: type, others: Iterable[type]) -> bool:
 
 
 def stated_kind(source: Source, wanted: str) -> str:
-    """The kind of one component. wanted: as the user says; empty: to be found out. Raises ImportFailure."""
+    """The kind of one component. wanted: the user's choice; empty: find it out. Raises ImportFailure."""
     found = source.load()
     kind = wanted or ("model" if source.module == TORCHVISION else kind_of(found))
     if kind is None:

@@ -45,7 +45,7 @@ Outcome = Failure | Note | None
 
 
 def no_smaller(_: object) -> Iterator[I]:
-    """Of inputs that are tried in the order of their size."""
+    """No inputs, for a law whose inputs are tried in the order of their size."""
     return iter(())
 
 
@@ -69,7 +69,7 @@ class Law(Generic[I]):
 
 
 def examine(law: Law[I], directory: Path) -> Finding:
-    """Try a law. directory: of the component's file, whose lines exceptions name."""
+    """Try a law. directory: the directory of the component's file, whose lines exceptions name."""
     tried, reason, note = 0, "", ""
     end = time.monotonic() + LAW_S
     for each in law.inputs:
@@ -102,7 +102,7 @@ def examine(law: Law[I], directory: Path) -> Finding:
 
 
 def outcome_of(law: Law[I], tried: I, directory: Path) -> Outcome:
-    """What becomes of a law on one input.
+    """The outcome of a law on one input.
 
     Raises:
         NotApplicable: The law says nothing about it.
@@ -140,7 +140,7 @@ def examine_all(
 ) -> Iterator[Finding]:
     """Try laws one after the other. Those after an essential one that fails are not tried.
 
-    directory: of the component's file. begin: called with each law before it is tried.
+    directory: the directory of the component's file. begin: called with each law before it is tried.
     """
     broken = ""
     for law in laws:

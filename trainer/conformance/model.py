@@ -61,8 +61,8 @@ class Built:
     ) -> list[tuple[str, nn.Module]]:
         """New blocks whose weights and dropout follow the seed.
 
-        other: seed of all generators but torch's. more_classes: than the dataset has. generator: of
-        dropout; None: a new one.
+        other: seed of all generators but torch's. more_classes: classes beyond those of the
+        dataset. generator: the generator of dropout; None: a new one.
         """
         import torch
 
@@ -74,7 +74,7 @@ class Built:
             return [*self.model.blocks(self.dataset.shape, classes, generator)]
 
     def chain(self, **changes: Any) -> nn.Sequential:
-        """New blocks as one module. changes: as in `blocks`."""
+        """New blocks as one module. changes: the arguments of `blocks`."""
         from torch import nn
 
         return nn.Sequential(OrderedDict(self.blocks(**changes)))

@@ -41,7 +41,7 @@ class Stepping:
         self.optimizer = optimizer
 
     def after(self, steps: Steps, change: Callable[[TorchOptimizer], None] | None = None) -> list[Tensor]:
-        """The weights after the steps. change: of the torch optimizer before the first."""
+        """The weights after the steps. change: changes the torch optimizer before the first."""
         weights = initial()
         built = self.optimizer.build(weights, steps.lr)
         if change:

@@ -23,7 +23,8 @@ FEW = 7  # samples up to which all inputs are tried
 class Case:
     """A training set to split, and the seed of the generator.
 
-    mix: of the classes: even, in turn; uneven, as in real data; rare, all samples but one in class 0.
+    mix: the mix of the classes: even, in turn; uneven, as in real data; rare, all samples but one in
+    class 0.
     """
 
     samples: int

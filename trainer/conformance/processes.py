@@ -87,7 +87,7 @@ def train(spec: RunSpec, limit_s: float, datasets: DatasetCache) -> Training:
     Call it in a process in which no backward pass has run, since ranks are forked from it.
 
     Args:
-        spec: with save_weights; over a transport of TRANSPORTS, or over memory if the strategy forks.
+        spec: a run with save_weights, over a transport of TRANSPORTS, or over memory if the strategy forks.
         limit_s: seconds in which every rank must have ended.
         datasets: what loads the samples.
 
@@ -121,7 +121,7 @@ def train(spec: RunSpec, limit_s: float, datasets: DatasetCache) -> Training:
 
 @contextmanager
 def _forked_ranks(task: Task, directory: Path) -> Iterator[list[ForkProcess]]:
-    """The ranks of a run, which are gone after the block. directory: for what they report."""
+    """The ranks of a run, which are gone after the block. directory: the directory for their reports."""
     fork, spec = get_context("fork"), task.spec
     size, forks = spec.world_size, spec.strategy.forks
     shared = spec.strategy.shared_state(task) if forks else None
@@ -153,7 +153,7 @@ def _forked_ranks(task: Task, directory: Path) -> Iterator[list[ForkProcess]]:
 
 
 def _run(context: NodeContext, task: Task, shared: Any, barrier: Barrier | None, parent: int) -> None:
-    """In a forked process: run a rank, with the environment of a local run.
+    """Run a rank in a forked process, with the environment of a local run.
 
     shared, barrier: those of ranks that share memory.
     """
@@ -201,7 +201,7 @@ def _wait(ranks: Sequence[ForkProcess], limit_s: float) -> bool:
 
 
 def _whereabouts(ranks: Sequence[ForkProcess], directory: Path, code: Path | None) -> str:
-    """What each rank does. directory: with what they report. code: directory of users' code."""
+    """What each rank does. directory: that of their reports. code: that of users' code."""
     running = {rank: process for rank, process in enumerate(ranks) if process.exitcode is None}
     for process in running.values():
         os.kill(process.pid or os.getpid(), signal.SIGUSR1)

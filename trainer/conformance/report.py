@@ -22,11 +22,11 @@ KINDS = ("partitioner", "strategy", "model", "dataset", "optimizer", "loss", "au
 class Request(Record):
     """Asks for the laws of one component, or of all in a file.
 
-    kind: of the component; empty: to be found out. registered: its name in a registry, or empty. label: as
-    reports show it. directory, module, attribute: where it is imported from; without an attribute, every
-    component of the file. parameters: by name. dataset: the form of the dataset whose samples it takes;
-    None: the default. equals: what it is compared with; empty: what it declares. limit_s: seconds in which
-    the laws of a component must have been tried.
+    kind: the kind of the component; empty: to be found out. registered: its name in a registry, or empty.
+    label: its name in reports. directory, module, attribute: where it is imported from; without an
+    attribute, every component of the file. parameters: its parameters by name. dataset: the form of the
+    dataset whose samples it takes; None: the default. equals: what it is compared with; empty: what it
+    declares. limit_s: seconds in which the laws of a component must have been tried.
     """
 
     kind: str = ""
@@ -46,7 +46,7 @@ class Finding(Record):
     """One law on one component.
 
     law: its name. statement: what must hold. inputs: how many were tried. input: the smallest on which it
-    fails. expected, got: there. reason: why it was not tried, or what is worth knowing.
+    fails. expected, got: the values for it. reason: why it was not tried, or what is worth knowing.
     """
 
     law: Text
@@ -63,8 +63,8 @@ class Report(Record):
     """What was found on one component.
 
     component: its label. data: the samples that it takes. error: why it cannot be checked. invalid,
-    allowed: what is wrong with its parameters, and their names. option: by which they are given. unclear:
-    names of what the file `component` defines whose kind is unclear: it is not checked.
+    allowed: what is wrong with its parameters, and their names. option: the command-line option for them.
+    unclear: names of what the file `component` defines whose kind is unclear: it is not checked.
     """
 
     component: Text

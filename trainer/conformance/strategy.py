@@ -88,7 +88,7 @@ SHARE = 0.25  # of the time of a check, in which one training must have ended
 class Trainings:
     """Trainings of one strategy, each done once.
 
-    own: the strategy. form: as a spec has it, for a number of ranks; it lists the transport memory, unless
+    own: the strategy. form: its form in a spec for a number of ranks; it lists the transport memory, unless
     the strategy is a registered one that does not. tried: the number of ranks with which threads are tried.
     limit_s: seconds for a training whose ranks are processes.
     """

@@ -57,7 +57,7 @@ class RecordedEvents(EventWriter):
 class Training:
     """The outcome of a training.
 
-    weights: those of rank 0, float32, shape (state,). results, events and traces: by rank.
+    weights: those of rank 0, float32, shape (state,). results, events, traces: those of each rank.
     """
 
     weights: npt.NDArray[np.float32]
@@ -139,7 +139,7 @@ class Exchanges:
 
 
 class WatchedCommunicator(MemoryCommunicator):
-    """As MemoryCommunicator, and says what its rank does."""
+    """Like MemoryCommunicator, and says what its rank does."""
 
     exchanges: Exchanges
 
@@ -207,13 +207,13 @@ def train(spec: RunSpec, checkpoints: Path | None = None, datasets: DatasetCache
     """Train as the spec says, on transport memory.
 
     Args:
-        spec: with save_weights.
+        spec: a run with save_weights.
         checkpoints: directory of the checkpoints, if any.
         datasets: what loads the samples.
 
     Raises:
         DeadlockError: Ranks wait for ever.
-        Exception: The first of a rank.
+        Exception: The first exception of a rank.
     """
     size, task = spec.world_size, Task(spec, Path(), datasets or DatasetCache())
     _ = task.data  # loaded before the ranks are started

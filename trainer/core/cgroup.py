@@ -24,10 +24,10 @@ class Usage(Record):
     """Usage of one container so far; None where the kernel does not report it.
 
     cpu_s: CPU seconds, user and system. throttled_s: seconds in which the CPU quota throttled it, summed
-    over cores. memory_peak_mb: peak memory in MiB, page cache included. sent_bytes, received_bytes: on its
-    network interfaces, protocol headers and the cluster's own messages included. out_of_memory: number of
-    processes that the kernel killed for exceeding memory_mb. cpus: CPU quota in cores at the time of
-    reading; None also if there is none.
+    over cores. memory_peak_mb: peak memory in MiB, page cache included. sent_bytes, received_bytes: the
+    traffic of its network interfaces, with protocol headers and the cluster's own messages. out_of_memory:
+    number of processes that the kernel killed for exceeding memory_mb. cpus: CPU quota in cores at the time
+    of reading; None also if there is none.
     """
 
     cpu_s: Amount | None = None
@@ -55,7 +55,7 @@ class Usage(Record):
 
 
 class NodeUsage(Usage):
-    """Usage of one container, a line of usage.jsonl. With local processes: of the node with a CPU quota.
+    """Usage of one container, a line of usage.jsonl. For local processes: the node with a CPU quota.
 
     name: node-1 (numbered as compose does), launcher, master.
     """

@@ -124,8 +124,9 @@ class Clock:
 class Span:
     """A block of code that the clock books to one phase.
 
-    entered, left: in wall seconds. counted: whether it was part of training; only then `left` and `cpu_s`
-    are set. A class, because a generator costs three times as much and a small all-reduce takes 20 µs.
+    entered, left: its start and end, in wall seconds. counted: whether it was part of training; only then
+    `left` and `cpu_s` are set. A class, because a generator costs three times as much and a small
+    all-reduce takes 20 µs.
     """
 
     __slots__ = ("_before", "_clock", "_cpu", "_phase", "counted", "cpu_s", "entered", "left")

@@ -28,7 +28,8 @@ class NodeContext:
         checkpoint_dir: directory for checkpoints; None for a run without checkpoints.
         stop_dir: directory through which ranks agree where to stop; None if the run cannot be requeued.
         requeues: how often a batch system has started the run again.
-        cpu_quota: of its node in cores, which must be in force before it trains; None: do not wait for it.
+        cpu_quota: CPU quota of its node in cores, which must be in force before it trains; None: do not
+            wait for it.
         linked: addresses of the other nodes, which must be reached through the switch of the run's links.
         throttle_mark: file that shows that the quota is in force, where no control group enforces it.
     """

@@ -24,7 +24,7 @@ Attempt = Annotated[int, Field(ge=0, le=100)]  # as many as a run can have resta
 
 
 class Head(Record):
-    """What every event has. time: seconds since 1970. run: its key. rank: that the event is of."""
+    """What every event has. time: seconds since 1970. run: its key. rank: the rank that it is about."""
 
     version: Literal[1]
     time: Annotated[float, Field(ge=0, le=1e11)]
@@ -42,7 +42,7 @@ class Start(Record):
     """The process is up.
 
     Attributes:
-        attempt: where torchrun starts ranks again.
+        attempt: how many times torchrun has started the ranks again.
         incarnation: how often this rank alone was started again.
     """
 
@@ -52,7 +52,7 @@ class Start(Record):
 
 
 class Waiting(Record):
-    """A rank that was started again is ready to join the others. incarnation: as in Start."""
+    """A rank that was started again is ready to join the others. incarnation: see Start."""
 
     incarnation: Annotated[int, Field(ge=1, le=100)]
 
@@ -60,7 +60,7 @@ class Waiting(Record):
 class Consent(Record):
     """The others may let a rank join that was started again, as far as this rank is concerned.
 
-    returned: that rank. incarnation: as in Start.
+    returned: that rank. incarnation: see Start.
     """
 
     returned: Rank
@@ -72,7 +72,7 @@ class MeasuredLink(Record):
 
     Attributes:
         latency_s: half of a small message's round trip.
-        bytes_per_s: of large messages.
+        bytes_per_s: the throughput of large messages.
     """
 
     to: Rank
@@ -87,7 +87,7 @@ class TrainStart(Record):
 
 
 class Step(Record):
-    """At most twice a second. loss, accuracy: of the batch."""
+    """A step has ended; written at most twice a second. loss, accuracy: those of the batch."""
 
     epoch: Number
     epochs: Number
@@ -122,8 +122,8 @@ class CoverageRecord(Record):
 
     Attributes:
         uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
-        digest: of the whole partition.
-        parts: of the partition, in a run that continues when it loses a rank.
+        digest: the digest of the whole partition.
+        parts: the parts of the partition, in a run that continues when it loses a rank.
     """
 
     epoch: Count
@@ -140,9 +140,9 @@ class Epoch(Record):
     """An epoch was evaluated.
 
     Attributes:
-        loss: of the last batch; None of a server.
+        loss: the loss of the last batch; None for a server.
         target_reached: training ends here.
-        consensus_distance: of replicas that differ.
+        consensus_distance: the distance of replicas that differ.
     """
 
     epoch: Number
@@ -157,7 +157,7 @@ class Epoch(Record):
 
 
 class Checkpoint(Record):
-    """A checkpoint was written. epoch: completed. step: of the next epoch."""
+    """A checkpoint was written. epoch: completed epochs. step: steps of the next epoch."""
 
     epoch: Count
     step: Count
@@ -174,7 +174,7 @@ class CheckpointSkipped(Record):
 
 
 class Resumed(Record):
-    """The run resumes from a checkpoint. times: so far; only rank 0 counts them."""
+    """The run resumes from a checkpoint. times: how often, so far; only rank 0 counts."""
 
     epoch: Count
     step: Count
@@ -188,7 +188,7 @@ class Injected(Record):
 
     Attributes:
         fault: its number in the spec, from 0.
-        epoch: that the rank was in; 0 before the first.
+        epoch: the epoch that the rank was in; 0 before the first.
         step: steps that the rank had taken.
         second: seconds since training started in this process.
         earlier: it fired before the rank was started again, and the rank repeats the event.

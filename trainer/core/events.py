@@ -141,7 +141,10 @@ def _end_last_line(path: Path) -> None:
 
 @dataclass
 class _Position:
-    """How far a reader has read one file. time: of the last event. latest: of all events so far."""
+    """How far a reader has read one file.
+
+    time: the time of the last event. latest: the latest time of all events so far.
+    """
 
     offset: int = 0
     time: float = field(default_factory=time.time)
@@ -253,7 +256,7 @@ def check_attempt(event: Event, restarts: int) -> None:
 
 
 def damage(event: Event, name: str | None = None) -> str:
-    """What an event of kind `damaged` says. name: of its rank, if it is not `rank N`."""
+    """What an event of kind `damaged` says. name: the name of its rank, if it is not `rank N`."""
     return f"{name or f'rank {event.rank}'}'s events are damaged: {event.fields['reason']}"
 
 

@@ -26,10 +26,10 @@ class Member(Record):
 
     Attributes:
         incarnation: how often the rank was started again.
-        state: member: of the group. waiting: started again, ready to join the group. finished: it needs the
+        state: member: in the group. waiting: started again, ready to join the group. finished: it needs the
             group no more, nor the group it. lost: not alive, or not ready yet.
         joined: the newest incarnation that is or was a member.
-        address: of its container; empty for a local process.
+        address: the address of its container; empty for a local process.
     """
 
     rank: Rank
@@ -97,7 +97,7 @@ class MembershipTracker:
     ) -> None:
         """
         Args:
-            addresses: of all ranks.
+            addresses: the addresses of all ranks, by rank.
             required: ranks without which the others cannot continue.
             return_after: seconds after which a rank is started again that a fault of the spec has killed,
                 by the number of the fault.

@@ -43,8 +43,8 @@ class Exchange(Record):
     Attributes:
         kind: the communicator's method.
         ranks: how many take part, or could.
-        elements, dtype: of this rank's buffer; 0 elements: it has none.
-        op: of a reduction.
+        elements, dtype: size and type of this rank's buffer; 0 elements: it has none.
+        op: the operation of a reduction.
         peer: the root, the receiver or the sender, as a rank of the run; the distance of a shift.
     """
 
@@ -90,8 +90,8 @@ class Position(Record):
     """Where a rank is.
 
     Attributes:
-        file, line, function: of the innermost frame in users' code or in a strategy, if there is one.
-        exchange: that it is in. waited_s: since when, in seconds.
+        file, line, function: the innermost frame in users' code or in a strategy, if there is one.
+        exchange: the exchange that it is in. waited_s: the seconds for which it has waited.
     """
 
     file: Name

@@ -11,7 +11,7 @@ import psutil
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MPIRUN: Literal["mpirun"] = "mpirun"
-# PIDs of the processes of a run that are stopped by a signal: of ranks, by rank, and of mpirun.
+# PIDs of the processes of a run that are stopped by a signal: those of ranks, by rank, and that of mpirun.
 Suspended = dict[int | Literal["mpirun"], int]
 
 

@@ -47,7 +47,7 @@ IMPORTED = "imported"  # the key of a component's form that holds what is known 
 class ImportedComponent(Component):
     """A component from an import path, without its code: that is loaded when a node uses it.
 
-    name: as reports show it, such as `mine.py:Net`. parameters: those of the sweep file. Subclasses have
+    name: its name in reports, such as `mine.py:Net`. parameters: those of the sweep file. Subclasses have
     the field `imported`: where the code is, and what a spec must know about the component.
     """
 

@@ -98,7 +98,7 @@ def _is_encodable(name: str) -> bool:
 
 
 def _open(name: str, flags: int, path: Path, at: int | None = None) -> int:
-    """Open a file, or a directory on the way to it, in the directory `at`. path: to name in errors."""
+    """Open a file, or a directory on the way to it, in the directory `at`. path: its name in errors."""
     wants_directory = bool(flags & os.O_DIRECTORY)
     try:
         return os.open(name, _READ | flags, dir_fd=at)

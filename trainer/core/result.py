@@ -18,8 +18,8 @@ class TrainResult(Record):
             rank would need on a core of its own; None on a GPU.
         seconds: wall time of each phase.
         test_samples: number of samples on which the accuracy was measured; None in older results.
-        chance_accuracy: that of the most frequent label as the answer for all; None in older results.
-        local_accuracy: of the rank's own model before the final average, where the strategy has one.
+        chance_accuracy: accuracy of the most frequent label as the answer for all; None in older results.
+        local_accuracy: accuracy of the rank's own model before the final average, if there is one.
         weights_digest: 16 hex digits of the final weights.
         peak_memory_mb: largest resident set in the first epoch, in MiB; None where the system has no /proc.
         staleness_mean, staleness_max: updates by other ranks between the rank's pull of the weights and its

@@ -42,7 +42,7 @@ class RngFactory:
         return np.random.SeedSequence([seed, crc32(purpose.encode()), len(index), *index])
 
     def generator(self, purpose: str, *index: int) -> np.random.Generator:
-        """A numpy generator for `purpose`, a key of SOURCE_OF; index: for example rank and epoch."""
+        """A numpy generator for `purpose`, a key of SOURCE_OF; index: numbers such as rank and epoch."""
         return np.random.default_rng(self._sequence(purpose, *index))
 
     def torch_seed(self, purpose: str, *index: int) -> int:

@@ -134,7 +134,7 @@ class Strategy(Component):
 
         Args:
             model: the model's component, with its parameters.
-            batch_size: of each copy.
+            batch_size: the batch size of each copy.
         """
         return None
 
@@ -146,7 +146,7 @@ class Strategy(Component):
         """The most payload bytes that a rank sends per step, on average over a run; None: not declared.
 
         Args:
-            gradient_bytes: of the gradient of its weights.
+            gradient_bytes: the size of the gradient of its weights.
         """
         return None
 

@@ -59,8 +59,8 @@ class Kind(IntEnum):
     # Collectives, blocking: all ranks of the group take part.
     ALL_REDUCE = 10
     ALL_GATHER = 11
-    ALL_TO_ALL = 12  # bytes: of all rows
-    REDUCE_SCATTER = 13  # bytes: of the whole buffer
+    ALL_TO_ALL = 12  # bytes: the size of all rows
+    REDUCE_SCATTER = 13  # bytes: the size of the whole buffer
     GATHER = 14  # peer: the root
     BROADCAST = 15  # peer: the root
     BARRIER = 16
@@ -75,9 +75,9 @@ class Kind(IntEnum):
     START_ALL_REDUCE = 30  # is handed over and starts, in order, when all ranks have handed it over
     WAIT_STARTED = 31  # until all that was started is complete
     # Requests to a server, which takes them in the order of arrival.
-    REQUEST = 40  # until the response has arrived; peer: the server, bytes: of the request
-    TAKE = 41  # until a request is there; peer: its sender, bytes: of the request
-    RESPOND = 42  # peer: the sender of the request, bytes: of the response
+    REQUEST = 40  # until the response has arrived; peer: the server, bytes: the size of the request
+    TAKE = 41  # until a request is there; peer: its sender, bytes: the size of the request
+    RESPOND = 42  # peer: the sender of the request, bytes: the size of the response
 
 
 class TraceError(Exception):
@@ -113,9 +113,9 @@ class TraceLimits:
     """What a rank can have done, from the spec of its run; by default, what any rank can have done.
 
     Attributes:
-        seconds: of a time.
-        bytes: of an exchange.
-        epochs: of the run.
+        seconds: the largest time.
+        bytes: the most bytes of an exchange.
+        epochs: the epochs of the run.
     """
 
     seconds: float = 1e8
@@ -190,7 +190,7 @@ def wrong_record(header: TraceHeader, records: np.ndarray, limits: TraceLimits, 
     """What is wrong with the first record that no rank of the run writes; empty if there is none.
 
     Args:
-        header: of the trace, or of which the records are a part.
+        header: the header of the trace. The records may be a part of those in the trace.
         first: the number of the first of the records in the trace.
     """
     kinds = records["kind"]

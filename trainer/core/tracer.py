@@ -45,9 +45,9 @@ class Tracer:
     ) -> None:
         """
         Args:
-            cpu_seconds: of the clock, by phase. The clock keeps adding to them.
+            cpu_seconds: the CPU seconds of the clock, by phase. The clock keeps adding to them.
             started_s: the time on the clock.
-            ranks: of the run.
+            ranks: the ranks of the run.
             max_records: further ones are dropped, and the trace is not complete.
             complete: whether training starts now, and not from a checkpoint.
         """

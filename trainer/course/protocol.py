@@ -70,7 +70,7 @@ def decode(form: Any, proxy: Proxy | None = None) -> Any:
     """The value of a JSON form; arrays are new and writable.
 
     Args:
-        form: as `encode` returns it.
+        form: the JSON form, as `encode` returns it.
         proxy: makes the function that calls the one with this number; None: there may be none.
 
     Raises:

@@ -144,8 +144,8 @@ class Worker:
 def limit(limits: Mapping[str, int]) -> None:
     """Set limits of this process and those that it starts, which cannot raise them again.
 
-    limits: by the name of the module `resource`, such as RLIMIT_AS. Names that the system lacks are
-        ignored.
+    limits: the limits by their names in the module `resource`, such as RLIMIT_AS. Names that the system
+        lacks are ignored.
     """
     for name, value in limits.items():
         if hasattr(resource, name):
@@ -155,7 +155,7 @@ def limit(limits: Mapping[str, int]) -> None:
 def main(directory: str, limits: str = "{}") -> None:
     """Serve on standard input and output, which the student's code does not get: it prints to stderr.
 
-    limits: as for `limit`, in JSON.
+    limits: the limits for `limit`, in JSON.
     """
     limit(json.loads(limits))
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

@@ -36,11 +36,11 @@ def image_error(shape: tuple[int, ...]) -> str | None:
 class Split:
     """The training or the test split, in memory.
 
-    inputs: of the model, shape (samples, *shape). Images are float32, shape (samples, channels, height,
-    width), and scaled: with `standardise` they have zero mean and unit variance over the training split,
-    with `unit` pixels of 0 … 1. labels: the class of each sample, by which partitioners group; int64,
-    shape (samples,), in 0 … classes - 1; 0 where samples have no classes. other_targets: what the loss
-    compares the outputs with, shape (samples, …); None: the labels.
+    inputs: the inputs of the model, shape (samples, *shape). Images are float32, shape (samples, channels,
+    height, width), and scaled: with `standardise` they have zero mean and unit variance over the training
+    split, with `unit` pixels of 0 … 1. labels: the class of each sample, by which partitioners group;
+    int64, shape (samples,), in 0 … classes - 1; 0 where samples have no classes. other_targets: what the
+    loss compares the outputs with, shape (samples, …); None: the labels.
     """
 
     inputs: Array
@@ -74,7 +74,7 @@ class PixelScale:
 
 @dataclass(frozen=True)
 class Data:
-    """A loaded dataset: both splits, scaled alike. scale: of images; None for other inputs."""
+    """A loaded dataset: both splits, scaled alike. scale: the scale of images; None for other inputs."""
 
     train: Split
     test: Split
@@ -139,9 +139,9 @@ class Partitioner(Component):
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
-        """Return why so many samples and classes cannot be partitioned, and what to change; or None.
+        """Return why a training set of this size and these classes cannot be partitioned; or None.
 
-        Checks only the numbers, because labels have not been read yet.
+        The reason says what to change. Checks only the numbers, because labels have not been read yet.
         """
         if parts > samples:
             return f"{samples} samples cannot fill {parts} parts; use fewer nodes"
@@ -176,7 +176,7 @@ class Partitioner(Component):
 
         Args:
             split: what `partition` returned.
-            samples: in the training set.
+            samples: the number of samples in the training set.
             parts: the number of partitions that were asked for.
         """
         if len(split) != parts:

@@ -123,7 +123,7 @@ class CoverageTracker:
     def epoch(
         self, epoch: int, parts: Sequence[Indices], uneven: str = "join", each: bool = False
     ) -> CoverageRecord:
-        """Add the partitions of one epoch and return its record. each: with every part of its own."""
+        """Add the partitions of one epoch and return its record. each: whether to list every part."""
         self.add(parts)
         now = Coverage.of(parts, self._samples)
         so_far = Coverage.of([np.flatnonzero(seen) for seen in self._seen], self._samples)

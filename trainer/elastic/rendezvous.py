@@ -110,7 +110,7 @@ def connect(endpoint: str, node: int, timeout_s: float) -> tuple[Store, Rendezvo
     Args:
         endpoint: see `torchrun`.
         node: this agent's number.
-        timeout_s: of the connection and of every later operation.
+        timeout_s: the time limit of the connection and of every later operation, in seconds.
 
     Returns:
         The store and its address.

@@ -82,7 +82,7 @@ def image_folder(
 
 
 def _image(path: str) -> Any:
-    """As torchvision's loader, of regular files only. Raises ImportFailure."""
+    """Like torchvision's loader, for regular files only. Raises ImportFailure."""
     from PIL import Image
 
     with _opened(Path(path)) as file:

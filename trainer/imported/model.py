@@ -128,9 +128,9 @@ def facts(
     """What a spec says about the model.
 
     Args:
-        source: of the class.
-        parameters: of the sweep file.
-        shape: of one input.
+        source: the source of the class.
+        parameters: the parameters in the sweep file.
+        shape: the shape of one input.
         classes: number of classes.
         inputs: some samples.
 

@@ -29,7 +29,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 class ParameterFailure(Exception):
     """Parameters of a user's component are wrong.
 
-    errors: as by pydantic, as JSON can hold them. allowed: the names of its parameters.
+    errors: pydantic's errors, in values that JSON can hold. allowed: the names of its parameters.
     """
 
     def __init__(self, error: ValidationError, allowed: Iterable[str]) -> None:
@@ -94,7 +94,7 @@ def checked(
     """The arguments to call a class or function with.
 
     Args:
-        called: what to call.
+        called: the class or function.
         parameters: those of the sweep file, by name.
         given: arguments that the run itself can give, such as the number of classes; those that the
             signature names are passed.
@@ -113,7 +113,7 @@ def checked(
 
 
 def _as_json(parameters: Mapping[str, Any]) -> bytes:
-    """As JSON: then a list fits where a tuple or a set is annotated. Numbers and texts stay strict."""
+    """JSON, in which a list fits where a tuple or a set is annotated. Numbers and texts stay strict."""
     return to_json(dict(parameters), inf_nan_mode="constants")
 
 

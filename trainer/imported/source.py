@@ -40,8 +40,8 @@ class Source(BaseModel):
 
     code: digest of the files that it needs. folder: their directory below SHARDYARD_CODE, with those of
     other components of the run that lie in the same directory of the user, so that they share modules.
-    module: a file in that directory, `mine.py`, or a module's name, `package.module`. attribute: of the
-    module.
+    module: a file in that directory, `mine.py`, or a module's name, `package.module`. attribute: the
+    name of the component in the module.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -136,7 +136,7 @@ def _is_own(value: object, module: ModuleType) -> bool:
 def located(error: BaseException, directory: Path | None = None) -> str:
     """The error as one line, with file and line of the innermost frame in users' code, if there is one.
 
-    directory: of users' code, beside that below SHARDYARD_CODE.
+    directory: a directory of users' code, in addition to that below SHARDYARD_CODE.
     """
     if isinstance(error, ImportFailure):
         return str(error)
@@ -165,7 +165,7 @@ def place_of(error: BaseException, directory: Path | None = None) -> str | None:
 
 
 def place_in(frames: Iterable[tuple[str, int | str | None]], directory: Path | None = None) -> str | None:
-    """As `place_of`, for frames as file and line, the innermost first."""
+    """Like `place_of`, for frames as file and line, the innermost first."""
     for file, line in frames:
         if name := name_in_code(Path(file), directory):
             return f"{name}:{line}"

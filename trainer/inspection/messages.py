@@ -30,10 +30,10 @@ JSON = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="co
 class Request(BaseModel):
     """Asks about one component, or whether those of a run fit together.
 
-    kind: of the component; `fit`: of a run. forms: the components of the run by field; those that the
-    question needs are resolved. For a component: module, attribute, parameters: as in the sweep file.
-    directory: of its file, or of the sweep file. data_dir: the data directory. batch: file with some
-    samples of a user's dataset. ranks, batch_size: of the run.
+    kind: the kind of the component, or `fit` for the components of a run. forms: the components of the run
+    by field; those that the question needs are resolved. module, attribute, parameters: the component, as
+    the sweep file has it. directory: the directory of its file, or of the sweep file. data_dir: the data
+    directory. batch: a file with some samples of a user's dataset. ranks, batch_size: those of the run.
     """
 
     model_config = JSON
@@ -92,9 +92,10 @@ class Invalid(Record):
 class Answer(Record):
     """What was found: facts, or an error.
 
-    parameters: those that differ from the defaults. files: in the directory, that the component needs.
-    module: digest of an installed module. samples: an .npz file in base64, of a dataset. error: why it
-    cannot be used. invalid: what is wrong with its parameters; allowed: the names that they may have.
+    parameters: those that differ from the defaults. files: the files in the directory that the
+    component needs. module: digest of an installed module. samples: samples of a dataset, an .npz file in
+    base64. error: why the component cannot be used. invalid: what is wrong with its parameters. allowed:
+    the names that they may have.
     """
 
     model_config = JSON

@@ -1,1 +1,1 @@
-"""From a launcher's environment to running ranks, under a watchdog."""
+"""Starts ranks from a launcher's environment, under a watchdog."""

@@ -32,12 +32,12 @@ class Launcher:
 
     Attributes:
         starts: a process for each rank, or one for each node.
-        number: of the rank or node, from 0.
-        count: of ranks or nodes.
-        local_rank: within the node.
-        ranks_per_node: if it starts nodes.
-        hosts: where rank 0 is, and how the value says it.
-        ports: where rank 0 listens.
+        number: the number of the rank or node, from 0.
+        count: the number of ranks or nodes.
+        local_rank: the rank within the node.
+        ranks_per_node: the ranks of each node, if it starts nodes.
+        hosts: the host of rank 0, and how to read it from the value.
+        ports: the port on which rank 0 listens.
         port: the same, if none of them is set.
         job: number of the job, from which a port follows; for machines that jobs share.
         gpus_per_node: how many GPUs a node has.

@@ -24,7 +24,7 @@ PEER_PARAMETERS = ("root", "distance", "to", "source")
 
 
 def position_of(frame: FrameType | None) -> Position | None:
-    """Where a thread is, by its innermost frame: in users' code or a strategy, else in the trainer.
+    """Where a thread is, by its innermost frame in users' code or a strategy, else in the trainer.
 
     Returns None if none of its frames is there.
     """

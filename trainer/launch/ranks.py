@@ -152,7 +152,7 @@ def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog:
 def connect(context: NodeContext, threads: int, events: EventWriter | None = None) -> Communicator:
     """Connect this process's only rank, with this many torch threads, over the run's transport.
 
-    events: of this rank. A run whose ranks continue when one is lost needs them.
+    events: the events of this rank. A run whose ranks continue when one is lost needs them.
     """
     wait_for_links(context)
     transport = TRANSPORTS.load(context.transport)

@@ -40,7 +40,7 @@ class Watchdog:
         Args:
             writers: one per rank of this process.
             orchestrator: PID; this process ends 0.5 s after it.
-            stop_dir: where SIGTERM requests a stop at a checkpoint, once the run trains.
+            stop_dir: directory where SIGTERM requests a stop at a checkpoint, once the run trains.
             loss: what the exit report says then.
         """
         self._writers = writers

@@ -23,10 +23,10 @@ class Loss(Component):
         """The loss of a batch, a scalar that gradients flow from.
 
         Args:
-            output: of the model, shape (batch, …).
+            output: the output of the model, shape (batch, …).
             target: what it should be; a class per sample is int64 of shape (batch,).
-            reduction: over the samples; a sample with several targets counts with their mean. Ranks that
-                share a batch add up sums.
+            reduction: how the losses of the samples are reduced; a sample with several targets counts with
+                their mean. Ranks that share a batch add up sums.
         """
 
     def right(self, output: Tensor, target: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ class Model(Component):
         the caller seeds.
 
         Args:
-            shape: of one input; `validation_error` must return None for it. The model takes tensors of
-                shape (batch, *shape), float32 unless the dataset has another `input_type`.
+            shape: the shape of one input; `validation_error` must return None for it. The model takes
+                tensors of shape (batch, *shape), float32 unless the dataset has another `input_type`.
             classes: number of classes; the model returns log-probabilities of shape (batch, classes).
             generator: random generator of the dropout layers.
         """

@@ -50,8 +50,8 @@ def balanced_split_points(
 
     Args:
         names: block names in forward order, at least as many as stages.
-        seconds: of the forward and backward pass of each block, for a batch.
-        output_bytes: of each block, for the same batch.
+        seconds: the time of the forward and backward pass of each block, for a batch.
+        output_bytes: the size of the output of each block, for the same batch.
         stages: how many stages to form.
     """
     sums = [0.0, *accumulate(seconds)]

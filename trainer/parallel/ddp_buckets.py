@@ -26,7 +26,7 @@ class Buckets:
     """torch's reduction of DDP's buckets, timed and counted."""
 
     def __init__(self, comm: Communicator, compression: Compression, seed: int) -> None:
-        """seed: for the initial matrices of power_sgd, the same on all ranks."""
+        """seed: the seed of the initial matrices of power_sgd, the same on all ranks."""
         self._comm = comm
         self._hook, self._state = _hook(compression, _CountedGroup(comm), seed)
         self._handed_over = comm.clock.now()
@@ -42,7 +42,7 @@ class Buckets:
         return reduced
 
     def book_exposed(self) -> None:
-        """After a backward pass: book the exposed communication, as a collective of all ranks."""
+        """Book the exposed communication after a backward pass, as a collective of all ranks."""
         clock = self._comm.clock
         (entered, cpu), (left, cpu_left) = self._handed_over, clock.now()
         # CPU time too: the rank's thread copies the reduced buckets.

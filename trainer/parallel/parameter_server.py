@@ -30,8 +30,8 @@ class Request:
     """A push or pull of a worker.
 
     Attributes:
-        rank: of the worker.
-        gradient: of a push, flat; None for a pull.
+        rank: the rank of the worker.
+        gradient: the gradient of a push, flat; None for a pull.
         arrived: seconds of `time.monotonic`.
         response: completes with (weights or staleness, seconds that the request spent in the server).
     """
@@ -67,7 +67,11 @@ class BoundedStaleness:
     """
 
     def __init__(self, steps: Mapping[int, int], max_staleness: int | None) -> None:
-        """steps: of the epoch, by worker rank. max_staleness: in steps; None: unbounded."""
+        """
+        Args:
+            steps: the number of steps in the epoch, by worker rank.
+            max_staleness: the largest lead over the slowest worker, in steps; None: unbounded.
+        """
         self._remaining = dict(steps)
         self._completed = dict.fromkeys(steps, 0)
         self._max_staleness = max_staleness
@@ -203,7 +207,7 @@ class Worker:
     """
 
     def __init__(self, comm: Communicator, timeout_s: float) -> None:
-        """timeout_s: of each request."""
+        """timeout_s: the time limit of each request, in seconds."""
         self._comm, self._timeout_s = comm, timeout_s
         self._rank = comm.parent_ranks[comm.rank]  # in the run, also when others are lost
 

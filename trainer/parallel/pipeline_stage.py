@@ -46,7 +46,7 @@ def choose_split_points(
 
 
 class PipelineStage(Replica):
-    """One stage of a pipeline, with its optimiser and the micro-batches in flight.
+    """One stage of a pipeline, with its optimizer and the micro-batches in flight.
 
     The loss of a step is the mean over the batch. The loss of a micro-batch is the sum over its samples,
     divided by the size of the batch, so the gradients of micro-batches of any size add up to the batch's.
@@ -62,8 +62,8 @@ class PipelineStage(Replica):
         """Build the blocks of this rank's stage.
 
         Args:
-            task: model, data and optimiser of the run.
-            clock: of this rank.
+            task: model, data and optimizer of the run.
+            clock: the clock of this rank.
             comm: communicator of the ranks of one pipeline, in the order of their stages.
             split_points: first block of every stage but the first.
             replica: index of this copy of the model; it seeds the dropout generator.
@@ -142,7 +142,7 @@ class PipelineStage(Replica):
     def backward_micro_batch(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         """Add to the parameters' gradient. Returns the gradient of the input; None on the first stage.
 
-        gradient: of the stage's output; None on the last stage, which starts from its loss.
+        gradient: the gradient of the stage's output; None on the last stage, which starts from its loss.
         """
         x, output = self._in_flight.pop(micro_batch)
         with self._clock.phase("compute"):

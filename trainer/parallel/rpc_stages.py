@@ -5,7 +5,7 @@ torch's RPC threads while its main thread waits. Only the main thread writes to 
 epoch.
 
 Every request has the run's `timeout_s`. Requests that torch sends itself, for backward passes and the
-optimiser, use the RPC agent's timeout, which has the same value.
+optimizer, use the RPC agent's timeout, which has the same value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _stages: dict[int, RpcStage] = {}
 
 
 class RpcStage(Replica):
-    """One stage of the model, its optimiser, and its time and traffic.
+    """One stage of the model, its optimizer, and its time and traffic.
 
     Events divide the stage's time: each interval between two of them is compute, communication or waiting.
     The backward pass takes from the arrival of the output's gradient to the last gradient that autograd
@@ -54,7 +54,10 @@ class RpcStage(Replica):
     def __init__(
         self, task: Task, comm: Communicator, split_points: Sequence[str], timeout_s: float
     ) -> None:
-        """Build this rank's stage: rank 1 holds the first one. timeout_s: of the wait for each epoch."""
+        """Build this rank's stage: rank 1 holds the first one.
+
+        timeout_s: the time limit of each wait for an epoch, and of each transfer from another stage.
+        """
         names = task.spec.model.names
         self._blocks = stage_blocks(names, split_points)[comm.rank - 1]
         super().__init__(task.build_model(0, device=comm.device, only=self._blocks), task, comm.clock)
@@ -149,7 +152,7 @@ class RpcStage(Replica):
         return y
 
     def step(self) -> None:
-        """Step the optimiser. torch has stored the gradients of this step in the parameters."""
+        """Step the optimizer. torch has stored the gradients of this step in the parameters."""
         ended = self._last_event[0]
         self._last_event = self._clock.now()  # the interval before was waiting
         # Without payload: the master requests the step after the backward pass, and waits for its end.
@@ -178,7 +181,7 @@ class RpcStage(Replica):
     def _answer(self, ended: float) -> None:
         """Record the answers, without payload, that this stage and those before it end the backward pass.
 
-        ended: when this stage did. It answers the next one when the previous one has answered.
+        ended: when this stage ended. It answers the next one when the previous one has answered.
         """
         if self._sends_gradient:
             self._trace(Kind.RECEIVE, ended, self._previous_rank)
@@ -211,7 +214,7 @@ class RpcMaster(Replica):
     """The master's view of the model. It holds no blocks and drives the stages by remote calls."""
 
     def __init__(self, task: Task, comm: Communicator, timeout_s: float) -> None:
-        """timeout_s: of each request to a stage."""
+        """timeout_s: the time limit of each request to a stage, in seconds."""
         super().__init__(task.build_model(0, only=()), task, comm.clock)
         self._comm, self._timeout_s = comm, timeout_s
         self._stage_ranks = range(1, comm.size)
@@ -222,7 +225,7 @@ class RpcMaster(Replica):
         return []
 
     def distributed_optimizer(self) -> DistributedOptimizer:
-        """Return one optimiser over the parameters of all stages, which must be ready for requests."""
+        """Return one optimizer over the parameters of all stages, which must be ready for requests."""
         with warnings.catch_warnings():  # torch's own use of TorchScript
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import DistributedOptimizer
@@ -230,7 +233,7 @@ class RpcMaster(Replica):
         self._ranks_that_step = [rank for rank, parameters in owned.items() if parameters]
         parameters = [each for rank in self._stage_ranks for each in owned[rank]]
         log = logging.getLogger(DistributedOptimizer.__module__)
-        before, log.disabled = log.disabled, True  # it warns of optimisers without a TorchScript version
+        before, log.disabled = log.disabled, True  # it warns of optimizers without a TorchScript version
         try:
             return DistributedOptimizer(_local_optimizer, parameters)
         finally:
@@ -329,6 +332,6 @@ def _weights(rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _local_optimizer(parameters: list[Tensor]) -> RpcStage:
-    """Called by DistributedOptimizer: the stage steps its own optimiser over these parameters."""
+    """Called by DistributedOptimizer: the stage steps its own optimizer over these parameters."""
     (stage,) = _stages.values()
     return stage

@@ -72,7 +72,7 @@ class ShardedOptimizerReplica(Replica):
 
     def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
         super().__init__(model, task, comm.clock)
-        build: Any = task.spec.optimizer.build  # torch calls it like an optimiser class
+        build: Any = task.spec.optimizer.build  # torch calls it like an optimizer class
         self._optimizer = self._zero = ZeroRedundancyOptimizer(
             self._parameters, optimizer_class=build, lr=task.spec.lr
         )
@@ -97,7 +97,7 @@ class ShardedOptimizerReplica(Replica):
 
 
 class BroadcastSpan:
-    """Time and traffic of the broadcasts that follow the local optimiser step."""
+    """Time and traffic of the broadcasts that follow the local optimizer step."""
 
     def __init__(self, comm: Communicator, owned: Sequence[tuple[int, int]]) -> None:
         """owned: owner and bytes of each tensor, in the order of the broadcasts."""
@@ -106,7 +106,7 @@ class BroadcastSpan:
         self._started = comm.clock.now()
 
     def start(self, *_: object) -> None:
-        """Optimiser hook: the local step has finished."""
+        """Optimizer hook: the local step has finished."""
         clock = self._comm.clock
         if clock.tracer:
             self._started = clock.lap()

@@ -51,7 +51,7 @@ class ModelSharder:
     """Replaces the blocks of a model by this rank's shards, block by block in forward order.
 
     Attributes:
-        shardings: of each sharded tensor, its sharding and the dimension.
+        shardings: the sharding of each sharded tensor, and its dimension.
     """
 
     def __init__(

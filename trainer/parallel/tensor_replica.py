@@ -15,7 +15,7 @@ from trainer.training.task import Task
 
 
 class TensorParallelReplica(Replica):
-    """A rank's shard of the model and the optimiser of its parameters.
+    """A rank's shard of the model and the optimizer of its parameters.
 
     Replicated layers stay equal on all ranks without communication: they start from equal weights, and
     their gradients result from activations and gradients that the all-reduce has made bitwise equal. This

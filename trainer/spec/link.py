@@ -60,7 +60,7 @@ class Path:
     """What applies from one node to another, in this direction only.
 
     Attributes:
-        bandwidth_mbit: of the slower of the two interfaces, or of the separate wire; None: not limited.
+        bandwidth_mbit: the bandwidth of the slower interface or of the separate wire; None: not limited.
         latency_ms: one-way.
         separate: the pair has a wire of its own, which it does not share with other peers.
     """

@@ -38,11 +38,11 @@ class OutputLimits:
     Attributes:
         ranks: number of ranks.
         restarts: how often they may be restarted.
-        event_bytes: of each rank's events, over all attempts.
-        weight_bytes: of the final weights, 0 if the spec does not save them. Their exact size needs torch,
-            but they fit in a node's memory.
-        trace_records, trace_bytes: of each rank's trace; 0 if the run has none.
-        trace: of what its records say.
+        event_bytes: the largest size of each rank's events, over all attempts.
+        weight_bytes: the largest size of the final weights, 0 if the spec does not save them. Their exact
+            size needs torch, but they fit in a node's memory.
+        trace_records, trace_bytes: the largest size of each rank's trace; 0 if the run has none.
+        trace: the limits of the values in its records.
     """
 
     ranks: int

@@ -17,7 +17,7 @@ class AsyncParameterServer(Strategy):
     """Apply each gradient on arrival; staleness can be bounded (Dean et al. 2012; Ho et al. 2013).
 
     Rank 0 is the server. A worker pulls the weights, computes a gradient and pushes it; the server takes an
-    optimiser step with each gradient on arrival, at the run's lr. P workers together take as many steps as
+    optimizer step with each gradient on arrival, at the run's lr. P workers together take as many steps as
     `serial`, with stale gradients. Staleness is the number of updates by others between pull and push:
     about P − 1 where all workers are equally fast.
 

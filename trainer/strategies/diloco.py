@@ -1,4 +1,4 @@
-"""DiLoCo: an inner optimiser for local steps, an outer optimiser for their mean change."""
+"""DiLoCo: an inner optimizer for local steps, an outer optimizer for their mean change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DiLoCo(Strategy):
     """Take an outer step along the mean change of H inner steps (Douillard et al. 2023).
 
-    In Alg. 1 each node takes H = `local_steps` steps from θ with the run's optimiser (the paper: AdamW)
+    In Alg. 1 each node takes H = `local_steps` steps from θ with the run's optimizer (the paper: AdamW)
     and keeps its state. Then all nodes take the same outer step with Nesterov momentum μ and rate η:
 
         Δ = θ − Σ n_i θ_i / Σ n_i        v ← μ v + Δ        θ ← θ − η (Δ + μ v)

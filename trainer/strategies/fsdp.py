@@ -16,7 +16,7 @@ class Fsdp(Strategy):
     """Shard weights, gradients and optimizer state with torch's FSDP2 (Zhao et al. 2023).
 
     The same mathematics as `all_reduce`. Each rank holds 1/P of the rows of each tensor, with their
-    gradient and optimiser state. Each block's weights are all-gathered before its forward and again before
+    gradient and optimizer state. Each block's weights are all-gathered before its forward and again before
     its backward pass; a reduce-scatter averages the gradient. For n bytes of weights a rank sends 3n(P−1)/P
     bytes a step, half as much again as an all-reduce. Without `reshard` weights stay gathered from forward
     to backward pass, as in ZeRO stage 2: 2n(P−1)/P. Rows are padded with zeros to a multiple of P; the

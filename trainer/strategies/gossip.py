@@ -35,7 +35,7 @@ class Gossip(Strategy):
     p_i = P n_i / n for n_i of the n samples of the step. W keeps the mean over nodes, so in each step that
     mean moves by −lr · Σ (n_i / n) g_i, as in `all_reduce`. This is Alg. 1 for the losses P (n_i / n) f_i,
     whose mean over nodes is the loss over all samples. With p_i = 1 a node without samples left shortens
-    that step. p_i scales the learning rate, so it applies to every optimiser. It is P for the last node
+    that step. p_i scales the learning rate, so it applies to every optimizer. It is P for the last node
     that has samples left, whose own steps can be too long then.
 
     order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the

@@ -17,7 +17,7 @@ class Hogwild(Strategy):
     """Update one model in shared memory from several processes without locks (Recht et al. 2011).
 
     Every rank reads and writes the same weights in shared memory at any time, without locks. Each rank
-    keeps its own gradient and optimiser state. The operating system decides the order of the updates, so
+    keeps its own gradient and optimizer state. The operating system decides the order of the updates, so
     equal seeds do not give equal weights.
 
     Source: Recht, Ré, Wright and Niu 2011, "Hogwild!", Alg. 1.

@@ -17,7 +17,7 @@ class ParameterServer(Strategy):
     """Send gradients to a server that holds the model, in synchronous steps (Li et al. 2014).
 
     In each step rank 0, the server, receives the workers' gradients, adds them weighted by their share of
-    the step's samples, takes an optimiser step and broadcasts the weights. P workers do what P ranks of
+    the step's samples, takes an optimizer step and broadcasts the weights. P workers do what P ranks of
     `all_reduce` do, with one more rank. For n bytes of gradient the server receives nP bytes and sends nP.
 
     Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", Alg. 1;

@@ -19,14 +19,14 @@ class RpcSplit(Strategy):
     """Split the model over ranks that a master drives by torch RPC (Damania et al. 2023).
 
     Rank 0, the master, has the samples and computes the loss. Every other rank holds a stage of the model
-    and its optimiser. Only one batch is in flight, so one node computes while the others wait: this saves
+    and its optimizer. Only one batch is in flight, so one node computes while the others wait: this saves
     memory but no time (`pipeline` saves both).
 
     Bytes: the master sends images to the first stage. Each later stage gets a reference to the output of
     the previous one and fetches it directly, so activations do not pass through the master. The last stage
     returns log-probabilities to the master. Gradients take the same way back; images need none.
 
-    Time: while stages compute, the master waits. The whole backward pass and the optimiser step count as
+    Time: while stages compute, the master waits. The whole backward pass and the optimizer step count as
     waiting, because torch does not show the few messages that the master sends for them.
 
     Source: Damania et al. 2023, "PyTorch RPC": remote calls, distributed autograd and DistributedOptimizer.

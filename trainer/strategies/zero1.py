@@ -1,4 +1,4 @@
-"""ZeRO-1: DDP with the optimiser state sharded over the ranks."""
+"""ZeRO-1: DDP with the optimizer state sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Zero1(Strategy):
     """Shard the optimizer state over the ranks, ZeRO stage 1 (Rajbhandari et al. 2020).
 
     The same mathematics as `all_reduce`. Each tensor has an owner. DDP gives all ranks the mean gradient;
-    the owner updates the tensor, with the only copy of its optimiser state, and broadcasts it. For n bytes
+    the owner updates the tensor, with the only copy of its optimizer state, and broadcasts it. For n bytes
     of weights a rank sends 2n(P−1)/P for the mean and n(P−1)/P on average for the broadcasts. The paper
     sends two thirds of that, since it reduces only the owner's part of the gradient. Owners are assigned
     by size, largest tensor first, and tensors are not split, so the largest tensor limits the balance.

@@ -24,10 +24,10 @@ class Setup(Record):
     """The links of the next run.
 
     Attributes:
-        addresses: of all containers that are or will be plugged in; node i of the run has the i-th.
-        nodes: of the run.
-        seed: of jitter and loss.
-        timeout_s: after which the run has ended in any case.
+        addresses: those of all containers that are or will be plugged in; node i of the run has the i-th.
+        nodes: the number of nodes of the run.
+        seed: the seed of jitter and loss.
+        timeout_s: the time after which the run has ended in any case.
     """
 
     kind: Literal["setup"] = "setup"

@@ -21,7 +21,7 @@ class Switch:
     """One switch, for one run after the other. `run` is its whole life."""
 
     def __init__(self, path: Path = SOCKET) -> None:
-        """path: of the socket on which it listens."""
+        """path: the path of the socket on which it listens."""
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))

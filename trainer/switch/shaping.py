@@ -45,7 +45,7 @@ class Wire:
 
 @dataclass
 class _Direction:
-    """From one node to another. wire: on which packets leave."""
+    """The path from one node to another. wire: the wire on which packets leave."""
 
     path: Path
     wire: Wire
@@ -63,9 +63,9 @@ class Shaper:
     def __init__(self, links: Links, nodes: int, seed: int) -> None:
         """
         Args:
-            links: of the run.
+            links: the links of the run.
             nodes: how many there are.
-            seed: of jitter and loss.
+            seed: the seed of jitter and loss.
         """
         self._links, self._nodes, self._seed = links, nodes, seed
         self._directions: dict[tuple[int, int], _Direction] = {}
@@ -77,7 +77,7 @@ class Shaper:
 
     @cached_property
     def _interfaces(self) -> list[tuple[Wire, Wire]]:
-        """Of each node: the wires on which it sends and receives."""
+        """The wires on which each node sends and receives."""
         rates = [self._links.interface_mbit(node) for node in range(self._nodes)]
         return [(Wire(rate), Wire(rate)) for rate in rates]
 

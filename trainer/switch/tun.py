@@ -46,7 +46,7 @@ def route(peers: Iterable[str]) -> None:
 
 
 def _rtentry(peer: str, device: int) -> bytes:
-    """struct rtentry of a route to one address. device: where the device's name is in memory."""
+    """struct rtentry of a route to one address. device: the memory address of the device's name."""
     address = {
         name: struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(text))
         for name, text in (("to", peer), ("gateway", "0.0.0.0"), ("mask", "255.255.255.255"))

@@ -35,7 +35,8 @@ class CheckpointError(Exception):
 class Header(Record):
     """The first line of a checkpoint.
 
-    sources: of the trainer. time: seconds since 1970. sha256: of what follows.
+    sources: the digest of the trainer's sources. time: seconds since 1970. sha256: that of what
+    follows.
     """
 
     version: int

@@ -146,7 +146,7 @@ class Checkpointer:
             self._checkpoint(due, stops, Position(epoch - 1, batch.step), replica)
 
     def after_epoch(self, epoch: int, replica: Replica) -> None:
-        """As `after_step`, once an epoch has been evaluated."""
+        """Like `after_step`, once an epoch has been evaluated."""
         every = self._spec.checkpoint_epochs
         if epoch < self._spec.epochs:
             stops = not self._stops_between_steps and self._stops_at(epoch)

@@ -106,7 +106,7 @@ class FaultInjector:
         self._over = False
 
     def started(self, steps: int) -> None:
-        """Training starts. steps: that the rank has taken before a checkpoint."""
+        """Training starts. steps: the steps that the rank had taken at the checkpoint, or 0."""
         self._started_at, self._steps = self._clock.wall(), steps
         for number, fault in [*self._waiting.items()]:
             if (record := self._record_of(number)) is not None:

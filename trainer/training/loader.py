@@ -158,7 +158,7 @@ class BatchLoader:
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
     ) -> Iterator[tuple[Batch, Indices]]:
-        """As `batches`, with equally many steps on every rank.
+        """Like `batches`, with equally many steps on every rank.
 
         The sum over ranks of share × gradient is the mean over all samples of the step. With "join" a rank
         without samples left takes part with one sample of share 0: the first of its last batch, which it

@@ -24,7 +24,11 @@ class TrainingMetrics:
     """One rank's metrics. Events about an epoch are kept, so that a resumed run can write them again."""
 
     def __init__(self, labels: Labels, classes: int, parts: int, events: EventWriter) -> None:
-        """labels: of the training split, shape (samples,). parts: number of parts of its partition."""
+        """
+        Args:
+            labels: the labels of the training split, shape (samples,).
+            parts: the number of parts of its partition.
+        """
         self._labels, self._classes = labels, classes
         self._events = events
         self._label_counts = np.zeros(classes, dtype=np.int64)  # of all samples trained on so far
@@ -63,7 +67,7 @@ class TrainingMetrics:
         self._coverage.add(parts)
 
     def report_coverage(self, epoch: int, parts: list[Indices], uneven: str, each: bool) -> None:
-        """Report how the partition covers the training set. each: with every part of its own."""
+        """Report how the partition covers the training set. each: whether to list every part."""
         record = self._coverage.epoch(epoch, parts, uneven, each)
         self.report("coverage", **record.model_dump(exclude_none=True))
 

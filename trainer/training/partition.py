@@ -30,7 +30,7 @@ def partition_number(spec: RunSpec, epoch: int) -> int:
 def partition(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch: int) -> list[Indices]:
     """The samples of each of `size` parts in `epoch` (1-based), sorted.
 
-    labels: of the training split, int64, shape (samples,).
+    labels: the labels of the training split, int64, shape (samples,).
 
     Raises:
         DataError: The split is not possible, or is not what the partitioner declares.
@@ -50,8 +50,8 @@ class PartitionSummary:
     """Distribution of one epoch's samples over the ranks.
 
     labels: samples per rank and class, int64, shape (ranks, classes). coverage, overlap: shares of the
-    training set, 0 … 1. js_divergence (bits) and earth_movers_distance (0 … 2): of each rank's labels from
-    the whole set's; the distances are empty where a result does not have them.
+    training set, 0 … 1. js_divergence (bits) and earth_movers_distance (0 … 2): the distances of each
+    rank's labels from the whole set's; they are empty where a result does not have them.
     """
 
     labels: Counts

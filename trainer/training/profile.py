@@ -32,13 +32,15 @@ class BlockProfile:
     """Costs of one block.
 
     Attributes:
-        name: of the block.
+        name: the name of the block.
         parameters: number of parameter elements.
-        output_shape: of one sample.
-        flops: of the forward pass per sample, convolutions and matrix products only. A multiply-add is two.
-        output_bytes: per sample. A split after this block sends as much forward, and as much gradient back.
-        saved_bytes: saved for the backward pass per sample, without parameters and buffers. A tensor that
-            several blocks save counts for the first of them.
+        output_shape: the shape of the output for one sample.
+        flops: operations of the forward pass per sample, in convolutions and matrix products only. A
+            multiply-add counts as two.
+        output_bytes: the output of one sample. A split after this block sends as much forward, and as much
+            gradient back.
+        saved_bytes: bytes saved for the backward pass per sample, without parameters and buffers. A tensor
+            that several blocks save counts for the first of them.
         forward_s: seconds of the forward pass of a batch.
         backward_s: seconds of the backward pass of a batch.
     """
@@ -77,8 +79,8 @@ def profile_blocks(
     Args:
         blocks: names and modules in forward order.
         inputs: shape (batch, *shape).
-        targets: of the loss, shape (batch, …). The time of the loss counts for the last block.
-        loss: of the output and the targets.
+        targets: the targets of the loss, shape (batch, …). The time of the loss counts for the last block.
+        loss: the loss function of the output and the targets.
         warm_up: passes before the measurement.
         runs: measured passes; times are medians over them.
         clock: returns seconds.

@@ -1,4 +1,4 @@
-"""A replica: one rank's model and optimiser, with weights and gradients as flat tensors."""
+"""A replica: one rank's model and optimizer, with weights and gradients as flat tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
 
-# Optimiser state with one number per weight, by torch's names.
+# Optimizer state with one number per weight, by torch's names.
 PER_WEIGHT_STATE = {"momentum_buffer", "exp_avg", "exp_avg_sq"}
 
 
@@ -43,7 +43,7 @@ class Replica:
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        # torch's optimisers reject an empty list, as in a model partition without weights.
+        # torch's optimizers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
     @property
@@ -66,7 +66,7 @@ class Replica:
         """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
 
         Args:
-            batch: from `session.batches` or `session.synchronous_batches`.
+            batch: a batch from `session.batches` or `session.synchronous_batches`.
             weight: 0 lets the samples not count, neither in the gradient nor in BatchNorm statistics.
         """
         with self._clock.phase("compute"):
@@ -116,7 +116,7 @@ class Replica:
             self._optimizer.step()
 
     def scaled_step(self, scale: float) -> None:
-        """As `step`, with `scale` times the learning rate."""
+        """Like `step`, with `scale` times the learning rate."""
         lr = self.lr
         self.set_lr(lr * scale)
         self.step()
@@ -128,7 +128,7 @@ class Replica:
             mine.data = shared.data
 
     def state(self) -> dict[str, Any]:
-        """Everything the next step depends on: weights, optimiser state, dropout's generators.
+        """Everything the next step depends on: weights, optimizer state, dropout's generators.
 
         The tensors are the replica's own, not copies.
         """
@@ -159,7 +159,7 @@ class Replica:
 
     @property
     def state_bytes(self) -> dict[str, int]:
-        """Bytes that this rank keeps from step to step: of weights, gradient and optimizer state.
+        """Bytes that this rank keeps from step to step, for weights, gradient and optimizer state.
 
         Weights are parameters and buffers; shared memory counts for each rank. The gradient is that after
         the last step. The optimizer state includes its step counters.
@@ -245,7 +245,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """The state tensors of a torch optimiser."""
+    """The state tensors of a torch optimizer."""
     values = (value for each in optimizer.state.values() for value in each.values())
     return [value for value in values if isinstance(value, Tensor)]
 

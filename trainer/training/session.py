@@ -55,7 +55,7 @@ class Session:
         task: the run's data and model.
         spec: the run's spec, with its fields: `session.spec.lr`.
         timeout_s: the longest wait for another rank, in seconds.
-        shared: what the strategy's `shared_state` returned; other than None for forked ranks alone.
+        shared: what the strategy's `shared_state` returned; None unless the ranks are forked.
         peers: communicator of the ranks whose replicas hold the same weights as this one's; None where the
             model is partitioned. The session averages BatchNorm statistics over it.
     """
@@ -237,7 +237,7 @@ class Session:
                 hold; each evaluates its share of the test split. "local": each rank's own weights, on the
                 whole test split. "average": the (weighted) mean of all ranks' weights; then each rank
                 continues with its own. "server": the server's weights, which all ranks receive.
-            weighting: of the average, as in `averaging_weight`.
+            weighting: how the average is weighted, see `averaging_weight`.
         """
         spec, replica = self.spec, self._replica
         target = Target(spec.target_accuracy, spec.patience)
@@ -325,7 +325,7 @@ class Session:
         return values
 
     def _caught_up_count(self, count: int) -> int:
-        """As `_caught_up`, of one whole number below 2²⁴."""
+        """Like `_caught_up`, for one whole number below 2²⁴."""
         return int(self._caught_up(torch.tensor([float(count)])).item())
 
     def _rms(self, value: Tensor) -> float:
@@ -372,7 +372,7 @@ class Session:
         return self._timed(epoch, self._loader.batches(epoch, self._skip(epoch)), "join")
 
     def synchronous_batches(self, epoch: int, uneven: Uneven) -> Iterator[Batch]:
-        """As `batches`, but equally many on every rank.
+        """Like `batches`, but equally many on every rank.
 
         Use it where every step has an exchange that all ranks take part in.
 

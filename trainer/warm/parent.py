@@ -163,7 +163,7 @@ class WarmParent:
     def _become_rank(
         self, parent: int, client: socket.socket, request: dict[str, Any], streams: list[int]
     ) -> NoReturn:
-        """In the forked process: replace what it has inherited, and run the trainer."""
+        """Replace what the forked process has inherited, and run the trainer."""
         code = 1
         try:
             end_with_parent()

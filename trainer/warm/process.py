@@ -38,7 +38,7 @@ class ParentProcess:
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         """
         Args:
-            name: of the parent's abstract socket; unique in the parent's network namespace.
+            name: the name of the parent's abstract socket; unique in the parent's network namespace.
             environment: variables of the parent, in addition to this process's.
         """
         self.name, self._environment = name, environment

@@ -46,8 +46,9 @@ class Limits:
         the reference alone counts, too. Raises InputError if seeds are too few to claim anything.
 
         Args:
-            missing: by directory, the configurations that finished in the reference and are not in it.
-            differences: of the others.
+            missing: the configurations that finished in the reference and are not in a directory, by
+                directory.
+            differences: the differences of the others.
         """
         lines = [f"{where}: {name}: it has no run" for where, names in missing.items() for name in names]
         for difference in differences:

@@ -45,11 +45,11 @@ class Match:
 class Matches:
     """Several results directories. The first is the reference.
 
-    directories: their names. found: what a directory has in common with the reference. alone: by directory,
-    the configurations that it does not share; for the reference, those that no other has. missing: by
-    directory, the configurations that finished in the reference and are not in it. environments: by name,
-    the facts of machine and software, users' code included, in which they differ, one value per directory.
-    errors: by workload, the largest error of cluster time in one of them.
+    directories: their names. found: what a directory has in common with the reference. alone: the
+    configurations that a directory does not share, by directory; for the reference, those that no other
+    has. missing: the configurations that finished in the reference and are not in a directory, by
+    directory. environments: the facts of machine and software, users' code included, in which they differ,
+    by name, one value per directory. errors: the largest error of cluster time in one of them, by workload.
     """
 
     directories: tuple[str, ...]
@@ -101,7 +101,7 @@ def read_matches(directories: Sequence[Path]) -> Matches:
 
 @dataclass(frozen=True, eq=False)
 class _Configuration:
-    """name: as text. exact: what defines it. named: the same without the digests of users' components."""
+    """name: its text. exact: what defines it. named: the same without the digests of users' components."""
 
     name: str
     exact: str
@@ -138,7 +138,7 @@ def _configurations(comparison: Comparison) -> list[_Configuration]:
 def _partners(
     reference: Sequence[_Configuration], other: Sequence[_Configuration]
 ) -> dict[_Configuration, _Configuration]:
-    """By a configuration of the reference, the same one of the other directory.
+    """The same configuration of the other directory, by that of the reference.
 
     Users' components are the same if their code is, or if each directory has one version of that name.
     """
@@ -152,7 +152,7 @@ def _partners(
 
 
 def _codes(configurations: Sequence[_Configuration]) -> dict[str, list[str]]:
-    """By text such as `code of model mine.py:Net`, the digests of its versions in a directory."""
+    """The digests of its versions in a directory, by text such as `code of model mine.py:Net`."""
     found: dict[str, dict[str, None]] = {}
     for each in configurations:
         for field, form in each.group.first.canonical.items():
@@ -163,7 +163,7 @@ def _codes(configurations: Sequence[_Configuration]) -> dict[str, list[str]]:
 
 
 def _different_codes(codes: Sequence[dict[str, list[str]]]) -> dict[str, tuple[str, ...]]:
-    """As `_different`; what one directory alone has is no difference."""
+    """Like `_different`; what one directory alone has is no difference."""
     return {
         what: tuple(", ".join(each.get(what, ["–"])) for each in codes)
         for what in dict.fromkeys(what for each in codes for what in each)

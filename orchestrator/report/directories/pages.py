@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Line:
-    """A configuration in a table. unfinished: where it has no finished run; empty: it has some in both."""
+    """A configuration in a table. unfinished: where it has no finished run; empty if it has both."""
 
     name: str
     clock: str

@@ -28,9 +28,10 @@ SIZE_AXIS = (
 class Axis:
     """An axis of a figure.
 
-    field: of the records. low, high: of the axis. ticks: their values; chosen by Vega if empty. format: of
-    the tick labels, in d3's notation. padding: pixels at both ends. switch: the domains by which a page
-    replaces this one when the reader changes the type of the axis; empty if they cannot.
+    field: the field of the records. low, high: the ends of the axis. ticks: the values of the ticks; chosen
+    by Vega if empty. format: the format of the tick labels, in d3's notation. padding: pixels at both ends.
+    switch: the domains by which a page replaces this one when the reader changes the type of the axis;
+    empty if they cannot.
     """
 
     field: str
@@ -66,7 +67,7 @@ class Axis:
 
     @property
     def domains(self) -> dict[str, list[float]]:
-        """By type of the axis, what it spans: for the page's switch."""
+        """What the axis spans, by its type, for the page's switch."""
         return {kind: list(domain) for kind, domain in self.switch}
 
     def outside(self, value: float) -> int:

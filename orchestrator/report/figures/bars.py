@@ -31,7 +31,11 @@ ROOM = 1.3  # end of the axis / longest bar, for the text beside it
 
 @dataclass(frozen=True)
 class Bar:
-    """A stacked bar. amounts: by part. text: beside the bar. series: for the page's switch."""
+    """A stacked bar.
+
+    amounts: the length of each part. text: the text beside the bar. series: its series, which the page can
+    hide.
+    """
 
     series: str
     name: str

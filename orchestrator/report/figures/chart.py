@@ -77,7 +77,7 @@ def _add_data(view: Any, names: dict[str, str]) -> None:
     own inside it.
 
     Args:
-        names: of data, by their records as JSON.
+        names: the names of data, by their records as JSON.
     """
     if isinstance(view, list):
         for each in view:

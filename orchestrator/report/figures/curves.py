@@ -1,4 +1,4 @@
-"""Accuracy against time: of each configuration, and over training."""
+"""Accuracy against time, for each configuration and over training."""
 
 from __future__ import annotations
 

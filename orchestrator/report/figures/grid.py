@@ -21,7 +21,7 @@ GAP = 10  # pixels between names
 
 @dataclass(frozen=True)
 class Side:
-    """The rows or the columns. field: of the records. names: of that field, in order."""
+    """The rows or the columns. field: a field of the records. names: its values, in order."""
 
     field: str
     names: Sequence[str]
@@ -31,7 +31,7 @@ class Side:
 class Grid:
     """A record per cell.
 
-    records: with the text of the cell in `written`. shade: the field that shades it, from 0 to `most`,
+    records: one per cell, with its text in `written`. shade: the field that shades it, from 0 to `most`,
     which has full colour. tips: titles of the fields that a tooltip shows.
     """
 

@@ -31,15 +31,14 @@ class FigureKind:
     """A figure that a report has for each workload with the data for it.
 
     Attributes:
-        name: of its file, without the number of the workload.
+        name: the name of its file, without the number of the workload.
         question: a key of QUESTIONS, under which a report shows it.
         caption: what a reader must know to read it.
         draw: the figure; None if the workload lacks the data.
         shows: the kinds of findings that it shows, the most telling first. It is shown with the first
             sentence of one.
         otherwise: the sentence if there is no such finding.
-        partitioners: which of several are drawn: all, all unless these are too many for lines, or the
-            first.
+        partitioners: those that are drawn: all, all unless these are too many for lines, or the first.
         links_matter: whether links change it. Otherwise it is drawn once for workloads that differ in
             their links.
         note: what it leaves out.

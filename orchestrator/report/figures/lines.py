@@ -85,7 +85,7 @@ def lines_over_nodes(
 
 
 def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list[Point]:
-    """The groups that have the quantity: by series in the order of all figures, then by ranks."""
+    """The groups that have the quantity, by series in the order of all figures, then by ranks."""
     order = style.order(groups)
     points = [(group, spread) for group in groups if (spread := quantity.over(group))]
     return sorted(

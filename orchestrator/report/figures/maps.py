@@ -36,8 +36,8 @@ MOST_RANK_TICKS, MOST_LABEL_TICKS = 16, 20
 class LabelMap:
     """A partition and its name.
 
-    replica_ranks: the ranks that train on each part, if there are several: `0–1`. seed: of the run whose
-    partition it is, if there are runs with others.
+    replica_ranks: the ranks that train on each part, if there are several: `0–1`. seed: that of the
+    run whose partition it is, if there are runs with others.
     """
 
     partitioner: str
@@ -101,8 +101,8 @@ def _rows(maps: Sequence[LabelMap]) -> Iterator[Sequence[LabelMap]]:
 class _Scale:
     """What the maps of one number of ranks share.
 
-    most: their largest number. mapped: whether they are maps and not summaries. font_size: of the numbers
-    in cells, in pixels; 0 if they do not fit.
+    most: their largest number. mapped: whether they are maps and not summaries. font_size: that of the
+    numbers in cells, in pixels; 0 if they do not fit.
     """
 
     most: int
@@ -169,7 +169,7 @@ def describe(summary: PartitionSummary) -> str:
 
 
 def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
-    """One map. font_size: of the numbers, 0 for none. most: the largest number of maps of this size."""
+    """One map. font_size: 0 for no numbers. most: the largest number of maps of this size."""
     noun = item.shape.rank_noun
     data = data_of(_cells(item, noun))
     names, labels = list(item.row_names), item.partition_summary.labels.shape[1]

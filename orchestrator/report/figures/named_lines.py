@@ -58,7 +58,7 @@ class Lines:
 
     @property
     def _number(self) -> int:
-        """Of lines."""
+        """The number of lines."""
         return len({record["line"] for record in self.records})
 
     @property

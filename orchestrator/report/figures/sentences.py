@@ -42,8 +42,8 @@ def figure_sentence(
     """What a figure shows of a workload; empty if there is nothing to say.
 
     Args:
-        shows, otherwise: as in FigureKind.
-        findings: of the whole report.
+        shows, otherwise: see FigureKind.
+        findings: the findings of the whole report.
     """
     keys = {row.key for group in view.groups for row in group.rows}
     about = [(found, {row.key for row in found.rows}) for found in findings if found.rows]

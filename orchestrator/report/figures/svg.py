@@ -39,8 +39,8 @@ def compact(svg: str, name: str) -> str:
     """The same picture.
 
     Args:
-        svg: as Vega writes it.
-        name: of the figure, for ids that are unique in a page.
+        svg: the picture as Vega writes it.
+        name: the name of the figure, for ids that are unique in a page.
     """
     plain = svg.replace(NAMESPACE, "", 1).replace(XLINK, "", 1).replace("xlink:href=", "href=")
     root = ET.fromstring(plain)

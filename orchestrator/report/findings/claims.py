@@ -30,7 +30,7 @@ class Claims:
     What a rule compares may not depend on what is decided.
 
     Attributes:
-        errors: by workload, the relative error of a difference of cluster times.
+        errors: the relative error of a difference of cluster times, by workload.
         tolerance: differences that do not matter.
         answers: None while rules ask.
     """
@@ -63,7 +63,7 @@ class Claims:
         return [self._compared(each) for each in questions]
 
     def asked_by_sweep(self, quantity: Quantity, pairs: Sequence[tuple[Group, Group]]) -> list[Compared]:
-        """As `pairs`, for a question that the sweep asks."""
+        """Like `pairs`, for a question that the sweep asks."""
         compared = self.pairs(quantity, pairs)
         if self.answers is None:
             names = {name_of(quantity, each.left, each.right): None for each in compared}
@@ -83,7 +83,7 @@ class Claims:
         return Ranking(groups, self.pairs(quantity, [*combinations(groups, 2)]))
 
     def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
-        """As `among`, and ask which one is the best and which the worst."""
+        """Like `among`, and ask which one is the best and which the worst."""
         ranking = self.among(quantity, groups)
         ranked = quantity.name, frozenset(map(id, groups))
         if self.answers is None:

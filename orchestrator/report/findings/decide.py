@@ -87,7 +87,7 @@ class Answers:
 
     Attributes:
         compared: each pair, in the order of its question.
-        lowest, highest: of each ranking; absent if that is undecided.
+        lowest, highest: the lowest and highest group of each ranking; absent if undecided.
     """
 
     compared: Mapping[Name, Compared]
@@ -107,7 +107,7 @@ def decide(
     """Decide all comparisons of a report together.
 
     Args:
-        errors: by workload, the relative error of a difference of cluster times.
+        errors: the relative error of a difference of cluster times, by workload.
         tolerance: differences that do not matter.
         sample: the values of a group by seed.
     """
@@ -140,7 +140,7 @@ def _decisions(
     families: Sequence[tuple[Correction, Sequence[Name]]],
     level: float,
 ) -> dict[Name, tuple[Decision, Level, int]]:
-    """Of each comparison, with what it is called and the number of those that it was corrected with.
+    """The decision of each comparison, its level, and the number of those that it was corrected with.
 
     What the sweep asks is likely where it is decided with all other comparisons, and not by itself.
     """
@@ -187,7 +187,7 @@ def _extremes(
 
 
 def _contrasts(asked: Asked, errors: Mapping[Workload, float], sample: Sampling) -> dict[Name, Contrast]:
-    """Left minus right of each pair that can be compared: with enough seeds, not equal in all of them."""
+    """Left minus right of each pair that can be compared: with enough seeds, and not all equal."""
     pools: dict[tuple[str, frozenset[Workload]], dict[int, Estimate]] = {}
     found = {}
     for name, question in asked.questions.items():
@@ -257,7 +257,7 @@ def _compared(
 
 
 def _tolerated(quantity: Quantity, tolerance: Tolerance) -> float:
-    """On the scale of the comparison."""
+    """The tolerated difference on the scale of the comparison."""
     if quantity.ratio:
         return log1p(tolerance.time)
     return tolerance.accuracy if quantity in (ACCURACY, AVERAGING_GAIN) else 0.0

@@ -25,8 +25,8 @@ class ClockError:
     waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
     whose time is predicted.
 
-    rows: these runs. median, worst: of |cluster time / wall time − 1|. of_configuration: the largest median
-    over the seeds of a configuration.
+    rows: these runs. median, worst: the median and the largest |cluster time / wall time − 1|.
+    of_configuration: the largest median over the seeds of a configuration.
     """
 
     rows: tuple[Row, ...]

@@ -23,7 +23,7 @@ Sampling = Callable[[Quantity, Group], Sample]
 
 
 def clock_errors(comparison: Comparison) -> dict[Workload, float]:
-    """By workload, the relative error of a difference of cluster times."""
+    """The relative error of a difference of cluster times, by workload."""
     views = map(comparison.view, comparison.workloads)
     return {view.workload: error_of_difference(view) for view in views}
 
@@ -41,7 +41,7 @@ def estimates(
 
     Args:
         groups: each with at least LEAST_SEEDS values.
-        errors: by workload, the relative error of a difference of cluster times. It is in the error of the
+        errors: the relative error of a difference of cluster times, by workload. It is in the error of the
             means of times, as are the differences between sessions: neither becomes smaller with seeds.
         sample: the values of a group by seed.
     """

@@ -59,7 +59,7 @@ class PublishedLine:
 
     @property
     def cpu_time_speedup(self) -> float | None:
-        """Our speedup by CPU time: with a core for every rank and free communication."""
+        """Our speedup by CPU time, as with a core for every rank and free communication."""
         return self._speedup(lambda row: row.result.path_cpu_s)
 
     def _speedup(self, metric: Metric) -> float | None:

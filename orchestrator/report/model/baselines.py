@@ -29,7 +29,7 @@ def rows_of(
     over other links, since they have the serial runs in common.
 
     Args:
-        clusters: by key, the cluster times of runs, or why they have none.
+        clusters: the cluster times of runs by key, or why they have none.
         elsewhere: whether these are times on another cluster, on which all runs are compared. Wall times
             say nothing about it.
     """

@@ -102,7 +102,7 @@ class WorkloadView:
 
     @cached_property
     def line_groups(self) -> list[Group]:
-        """The groups to draw as lines: with many partitioners, only those of the reference."""
+        """The groups to draw as lines; if there are many partitioners, only those of the reference."""
         return self._few_partitioners(one_per_split(self.groups))
 
     def _few_partitioners(self, groups: list[Group]) -> list[Group]:
@@ -133,9 +133,10 @@ class WorkloadView:
 class Comparison:
     """The runs of a sweep.
 
-    rows: the runs with a result, in the order of the sweep file. pending: keys of the others. unusable: by
-    key, why the result of a pending run cannot be used. clusters: by key, the cluster time of a run, or why
-    it has none. windows: by key, what is drawn of the timelines of the slowest runs, or why there is none.
+    rows: the runs with a result, in the order of the sweep file. pending: keys of the others. The
+    mappings are by key. unusable: why the result of a pending run cannot be used. clusters: the cluster
+    time of a run, or why it has none. windows: what is drawn of the timelines of the slowest runs, or why
+    there is none.
     """
 
     record: SweepRecord
@@ -222,7 +223,7 @@ def read_comparison(
 ) -> Comparison:
     """Read sweep.json and the results of its runs. Raises InputError if sweep.json is invalid.
 
-    elsewhere: by key, the times of runs on another cluster, on which they are compared instead.
+    elsewhere: the times of runs on another cluster by key, on which they are compared instead.
     """
     record, results, unusable = read_record(paths), [], {}
     with _all_objects_stay():
@@ -265,9 +266,9 @@ def compare(
     """Group results.
 
     Args:
-        results: by key, in the order of the sweep.
-        unusable: by key, why other results cannot be used.
-        clusters: by key, the cluster times of runs, or why they have none.
+        results: the results with their keys, in the order of the sweep.
+        unusable: why other results cannot be used, by key.
+        clusters: the cluster times of runs by key, or why they have none.
         elsewhere: whether these are times on another cluster than the one that wall times are of.
     """
     done = {key for key, _ in results}

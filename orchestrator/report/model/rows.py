@@ -58,8 +58,8 @@ class Row:
     learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
     an unfinished run compares with nothing.
 
-    clock: of all times in this row. The runs of a workload are compared on one clock. twin: the same run on
-    the other clock. timed: False if the run has no time on this clock.
+    clock: the clock of all times in this row. The runs of a workload are compared on one clock. twin: the
+    same run on the other clock. timed: False if the run has no time on this clock.
     """
 
     key: str

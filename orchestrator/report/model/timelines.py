@@ -36,7 +36,7 @@ class Timeline:
 
     @property
     def window(self) -> Window:
-        """On the clock on which the run is compared."""
+        """The window on the clock on which the run is compared."""
         return self.windows.wall if self.run.row.clock == "wall" else self.windows.replayed
 
     @property
@@ -68,7 +68,7 @@ def slowest_runs(view: WorkloadView) -> list[SlowestRun]:
 
 
 def strategies_of(view: WorkloadView) -> int:
-    """From how many strategies `slowest_runs` chooses."""
+    """The number of strategies that `slowest_runs` chooses from."""
     return len({group.strategy_label for group in one_per_split(view.groups) if not group.serial})
 
 

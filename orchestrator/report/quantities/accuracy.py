@@ -24,7 +24,7 @@ def _one_image(row: Row) -> float:
 
 
 def _interval(group: Group) -> tuple[float, float] | None:
-    """On new images and with new seeds; None with too few seeds or different test sets."""
+    """The interval on new images and with new seeds; None if seeds are few or test sets differ."""
     values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
     images = {row.test_samples for row in group.ok_rows}
     return accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None

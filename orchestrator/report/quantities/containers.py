@@ -31,9 +31,9 @@ NO_CONTAINERS = "nodes were no containers, or one reported no usage"
 class Containers:
     """Usage of the node containers of one run; None if the counter of a container is missing.
 
-    sent_bytes, cpu_s: mean over containers. throttled_s, memory_peak_mb (MiB): maximum. memory_limit_mb: of
-    each container. payload_bytes: mean of the bytes that ranks counted as sent to other containers; None if
-    a container has several ranks, which also send to each other.
+    sent_bytes, cpu_s: mean over containers. throttled_s, memory_peak_mb (MiB): maximum. memory_limit_mb:
+    the limit of each container. payload_bytes: mean of the bytes that ranks counted as sent to other
+    containers; None if a container has several ranks, which also send to each other.
     """
 
     count: int

@@ -24,7 +24,7 @@ def _parameters(row: Row) -> int | None:
 
 
 def model_size(groups: Iterable[Group]) -> int | None:
-    """Parameters of the model: of a rank that holds it whole, or the sum over a replica's stages."""
+    """Parameters of the model: those of a rank that holds it whole, or the sum over a replica's stages."""
     rows = [row for group in groups for row in group.ok_rows]
     if whole := [row for row in rows if not row.run.strategy.partitions_model]:
         return max((size for row in whole if (size := _parameters(row))), default=None)

@@ -19,7 +19,10 @@ MOST_LOG = 700.0  # of a float
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of numbers. name: as in columns.csv; empty for counts and ratios. write: formats a number."""
+    """A unit of numbers.
+
+    name: its name in columns.csv; empty for counts and ratios. write: formats a number.
+    """
 
     name: str
     write: Callable[[float], str]
@@ -41,11 +44,11 @@ class Quantity:
 
     Attributes:
         read: its value in an ok run.
-        title: of its column in tables.
-        meaning, empty: for columns.csv: what it is, and which runs have no value.
+        title: the title of its column in tables.
+        meaning, empty: its texts in columns.csv: what it is, and which runs have no value.
         ratio: whether values compare by their ratio and average geometrically, as times do; otherwise by
             their difference.
-        lower_is_better: as for a time.
+        lower_is_better: whether less is better, as for a time.
         resolution: the distance of neighbouring values in a run, if they are discrete.
         within: the smallest and the largest difference from a reference that are possible.
         interval: the 95 % interval of a configuration alone; None if it has none.
@@ -107,7 +110,7 @@ class Quantity:
         return self.mean(self.sample(group))
 
     def unscaled(self, value: float) -> float:
-        """From the scale of the comparison to a ratio or a difference."""
+        """The ratio or difference for a value on the scale of the comparison."""
         return exp(max(-MOST_LOG, min(value, MOST_LOG))) if self.ratio else value
 
     def possible(self, bound: float, reference: Group) -> float:
@@ -116,7 +119,7 @@ class Quantity:
         return max(least, min(bound, most))
 
     def write_difference(self, left: float, right: float) -> str:
-        """`+0.6 points`, `1.24 times as long`: of two means."""
+        """The difference of two means: `+0.6 points`, `1.24 times as long`."""
         return (
             f"{formats.ratio(left / right)} times as long" if self.ratio else formats.points(left - right)
         )

@@ -22,7 +22,7 @@ def _phase(phase: str, meaning: str, title: str = "", empty: str = "") -> Quanti
 
 
 def _interval_of_time(group: Group) -> tuple[float, float] | None:
-    """Of the geometric mean; None with too few seeds."""
+    """The interval of the geometric mean; None with too few seeds."""
     return ratio_interval([row.train_s for row in group.ok_rows if row.train_s])
 
 

@@ -49,8 +49,8 @@ NOT_REACHED = "not reached"
 class Cell:
     """The content of a table cell.
 
-    detail: the range over seeds, or another note in small print. value: by which a column sorts; None if it
-    sorts by its text.
+    detail: the range over seeds, or another note in small print. value: the value by which a column sorts;
+    None if it sorts by its text.
     """
 
     text: str
@@ -102,8 +102,8 @@ def _over_seeds(
     """The mean of a quantity over a group's seeds.
 
     Args:
-        detail: beside it; the range over seeds by default.
-        only: for which groups.
+        detail: the text beside it; the range over seeds by default.
+        only: whether a group has a value.
     """
     quantity = QUANTITIES[name]
 
@@ -325,7 +325,7 @@ def _run_time_to_target(row: Row) -> Cell:
 
 
 def _of_run(name: str, only: Callable[[Row], bool] = lambda row: True) -> Column[Row]:
-    """A quantity of one run. only: for which runs."""
+    """A quantity of one run. only: whether a run has a value."""
     quantity = QUANTITIES[name]
 
     def cell(row: Row) -> Cell:
@@ -454,7 +454,7 @@ FIRST_COLUMNS = (
 
 
 def first_columns(columns: Sequence[Column[T]], most: int, clock: Clock = "cluster") -> set[str]:
-    """The keys of at most `most` columns to show first. clock: of the speedups."""
+    """The keys of at most `most` columns to show first. clock: that of the speedups."""
     keys = [column.key for column in columns]
     times = {"cluster_s": "wall_s", "wall_s": "cluster_s"} if clock == "wall" else {}
     important = [shown for key in FIRST_COLUMNS if (shown := times.get(key, key)) in keys]

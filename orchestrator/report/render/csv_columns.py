@@ -30,8 +30,8 @@ T = TypeVar("T")
 class CsvColumn(Generic[T]):
     """A column of a CSV file.
 
-    unit: of its numbers; empty for text, counts, and values without a unit. empty: for which lines it has
-    no value, beside those for which nothing is known or measured at all.
+    unit: the unit of its numbers; empty for text, counts, and values without a unit. empty: the lines for
+    which it has no value, beside those for which nothing is known or measured at all.
     """
 
     name: str
@@ -221,7 +221,7 @@ RESULT_COLUMNS = (*WALL_COLUMNS, CLOCK, *CLUSTER_COLUMNS)
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of an ok run. points: of its ranks. before_s: wall time before it. samples: of all ranks."""
+    """An epoch of an ok run. points: its ranks'. before_s: wall time before it. samples: all ranks'."""
 
     row: Row
     number: int

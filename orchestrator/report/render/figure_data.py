@@ -1,4 +1,4 @@
-"""The data of a figure as a table, from its specification: for readers who do not see the figure."""
+"""The data of a figure as a table, from its specification, for readers who do not see the figure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _title(channel: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any, form: str) -> str:
-    """A value as the figure's tooltip shows it. form: of d3, which Python shares but for `~` and `s`."""
+    """A value as the figure's tooltip shows it. form: d3's, which Python shares but for `~` and `s`."""
     if value is None:
         return formats.ABSENT
     if not isinstance(value, float):

@@ -47,7 +47,7 @@ def render(
 ) -> str:
     """The page's text. Everything that comes from files is escaped.
 
-    drawings: of the plots, in their order.
+    drawings: the drawings of the plots, in their order.
     """
     environment = Environment(
         loader=FileSystemLoader(SOURCES),

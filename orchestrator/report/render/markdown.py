@@ -251,5 +251,5 @@ def plain(text: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """As `plain`, at the start of a block."""
+    """Like `plain`, at the start of a block."""
     return _BLOCK_MARKER.sub(r"\1\\\2", plain(text))

@@ -29,10 +29,10 @@ class Page:
 
     Attributes:
         summary: runs, dates and nodes, in a line. seeds: what they vary.
-        disturbance: that other processes used the machine; empty if they did not.
-        differences: of a lab from what was published, by name.
+        disturbance: a text that says that other processes used the machine; empty if they did not.
+        differences: the differences of a lab from what was published, by name.
         chapters: the tables of each workload.
-        times: what the runs took, as a sentence without its end.
+        times: the time that the runs took, as a sentence without its end.
     """
 
     record: SweepRecord

@@ -20,8 +20,9 @@ from orchestrator.report.render.workloads import WorkloadNames
 class Figure:
     """A plot on the page.
 
-    sentence: what it shows; may be empty. notes: what a reader must know to read it. alt: for screen
-    readers. timelines: whose files are linked. log_axis: whether an axis may be linear or logarithmic.
+    sentence: what it shows; may be empty. notes: what a reader must know to read it. alt: text for
+    screen readers. timelines: those whose files are linked. log_axis: whether an axis may be
+    linear or logarithmic.
     """
 
     name: str

@@ -30,7 +30,7 @@ _ALSO = ("timeout_s", "restarts", "trace")
 
 @dataclass(frozen=True)
 class RunSection:
-    """A run. filters: as in `filters_of`. Lists are empty where the run has no such numbers.
+    """A run. filters: see `filters_of`. Lists are empty where the run has no such numbers.
 
     epochs: number, seconds, loss, test loss and accuracy in percent, as plain numbers, since the page draws
     them. phases: names; ranks: name of a line and its seconds by phase. files: title and address, relative
@@ -70,7 +70,7 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs. heads: of the cells beside run, nodes and seed. notes: the footnotes."""
+    """All runs. heads: those of the cells beside run, nodes and seed. notes: the footnotes."""
 
     heads: list[Head]
     lines: list[RunLine]

@@ -34,7 +34,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table. filters: by name of a filter, the line's value."""
+    """A line of a table. filters: the line's values, by name of a filter."""
 
     cells: list[Cell]
     filters: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def table_of(
 
     Args:
         group_of: the configuration of an item, by which filters find it.
-        clock: of the speedups.
+        clock: the clock of the speedups.
     """
     shown = filled(columns, items)
     first = first_columns(shown, AT_FIRST, clock)

@@ -24,7 +24,7 @@ class Term:
 
     @property
     def key(self) -> str:
-        """For the id of its definition."""
+        """The id of its definition."""
         return "term-" + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 

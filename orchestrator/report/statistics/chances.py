@@ -21,8 +21,8 @@ class Tolerance:
     """Differences that do not matter.
 
     Attributes:
-        accuracy: as a share, 0.01 is one point.
-        time: as a share of the shorter time.
+        accuracy: a share; 0.01 is one point.
+        time: a share of the shorter time.
     """
 
     accuracy: float = 0.01
@@ -43,9 +43,9 @@ class Chance:
     """What a choice is worth, by the draws.
 
     Attributes:
-        probability: that it is within the tolerance of the best.
-        longer: with 95 %, it takes at most this share longer than the best.
-        loses: with 95 %, it is at most this much less accurate than the most accurate one.
+        probability: the probability that it is within the tolerance of the best.
+        longer: the 95 % bound of the share by which it takes longer than the best.
+        loses: the 95 % bound of the accuracy that it lacks to the most accurate one.
     """
 
     probability: float

@@ -36,7 +36,7 @@ class Contrast:
 
     @cached_property
     def standard_error(self) -> float:
-        """Of the estimate, above 0."""
+        """The standard error of the estimate, above 0."""
         return sqrt(sum(each.squared_error + each.between for each in (self.left, self.right))) or EXACT
 
     @cached_property

@@ -42,7 +42,7 @@ class Decision:
 
     @property
     def level(self) -> float:
-        """At which it was decided, of this comparison alone."""
+        """The level at which it was decided, of this comparison alone."""
         return 2 * float(stdtr(self.contrast.dof, -self.critical))
 
     @property

@@ -27,8 +27,8 @@ class Estimate:
     """The mean of a quantity over seeds, on the scale of the comparison.
 
     Attributes:
-        mean: over the seeds.
-        variance: of one value, moderated; 0 if the quantity does not vary.
+        mean: the mean over the seeds.
+        variance: the variance of one value, moderated; 0 if the quantity does not vary.
         seeds: number of values.
         prior_dof: degrees of freedom that other configurations add to the variance.
         own_dof: those of its own values, per seed beyond the first.
@@ -54,7 +54,7 @@ class Estimate:
 
 
 def variance(values: Sequence[float]) -> float:
-    """As statistics.variance, which computes with fractions and takes a hundred times as long."""
+    """Like statistics.variance, which computes with fractions and takes a hundred times as long."""
     mean = fmean(values)
     return fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -66,7 +66,7 @@ def moderated(samples: Sequence[Sample], resolution: float = 0.0, own_dof: float
         resolution: the distance of two neighbouring values, such as 1 / images for an accuracy. Rounding
             to it has the variance resolution² / 12, below which no estimate of a variance falls: three
             equal accuracies do not prove that the fourth is equal, too.
-        own_dof: as in Estimate.
+        own_dof: see Estimate.
 
     Source:
         Smyth (2004), Linear models and empirical Bayes methods for assessing differential expression in

@@ -18,7 +18,7 @@ def seeds_to_decide(contrast: Contrast, level: float, most: int = MOST_SEEDS) ->
     """The seeds per configuration with which this difference is decided with a probability of PROBABLE.
 
     Args:
-        level: at which it is decided, corrected for the other comparisons.
+        level: the level at which it is decided, corrected for the other comparisons.
 
     Returns:
         None if more than `most` seeds would be needed.

@@ -57,7 +57,7 @@ FIGURES = {kind.name: kind for topic in TOPICS for kind in topic.figures}
 def find(comparison: Comparison, claims: Claims | None = None) -> list[Finding]:
     """All findings, in the order of the questions that they answer, cautions last.
 
-    claims: what is decided, if that is known already.
+    claims: the decided comparisons, if they are known already.
     """
     return _apply_rules(comparison, claims or asked_by(comparison).decided())
 

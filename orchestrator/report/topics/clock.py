@@ -92,7 +92,7 @@ def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
 
 
 def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
-    """By how much cluster time corrects the CPU time of ranks that shared cores."""
+    """The correction of the CPU time of ranks that shared cores in cluster time."""
     shared = [row for row in comparison.rows if row.cluster is not None and row.wall.shares_cores]
     found = {row.key: comparison.clusters[row.key] for row in shared}
     inflation = {

@@ -143,7 +143,7 @@ def time_by_link(views: Sequence[WorkloadView]) -> Chart | None:
     """A strategy per row, serial first; a link per column. None for fewer than two links.
 
     Args:
-        views: of one workload over several links.
+        views: the views of one workload over several links.
     """
     records = [record for view in views for record in _records(view)]
     links = list(dict.fromkeys(record["link"] for record in records))

@@ -89,7 +89,7 @@ def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 class Tally:
     """How many comparisons of a report are decided.
 
-    equal: within the tolerance. needed: of the undecided ones, the seeds that would probably decide each,
+    equal: those within the tolerance. needed: the seeds that would probably decide each undecided one,
     in order. hopeless: those that no number of seeds would decide.
     """
 

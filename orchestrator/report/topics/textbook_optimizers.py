@@ -186,7 +186,7 @@ def loss_curves(pair: OptimizerPair) -> Chart:
 
 
 def _of_workload(subject: Subject) -> Chart | None:
-    """Of the last pair, if the workload is that of a textbook optimizer."""
+    """The figure of the last pair, if the workload is that of a textbook optimizer."""
     pairs = [
         pair
         for pair in optimizer_pairs(subject.comparison)

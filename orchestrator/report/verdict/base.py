@@ -12,10 +12,10 @@ from orchestrator.report.model.labels import Workload
 class Option:
     """A configuration to choose. Means as text, with their intervals.
 
-    name: as in findings. shape: its nodes. accuracy, time, speedup: with 95% intervals; that of a speedup
-    is the one by which it was compared with serial. difference: of its accuracy from serial's, with the
-    interval by which the two were compared, if they were. sent: bytes that a rank sent. chance: the
-    probability that it is within the tolerance of the best.
+    name: its name in findings. shape: its nodes. accuracy, time, speedup: the means with 95% intervals;
+    that of a speedup is the one by which it was compared with serial. difference: the difference of its
+    accuracy from serial's, with the interval by which the two were compared, if they were. sent:
+    bytes that a rank sent. chance: the probability that it is within the tolerance of the best.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Verdict:
     """What to choose for a workload.
 
     headline: one sentence. certainty: how sure it is, and what it may cost. decided: whether it chooses.
-    options: what the reader chooses between. shown: how sure the first option is, `97% sure`; empty if that
-    is only whether it is decided. better: what an option is that is better than another by more than the
+    options: those that the reader chooses between. shown: how sure the first option is, `97% sure`; empty
+    if that is only whether it is decided. better: how a better option differs from another by more than the
     tolerance, `over 5% faster`.
     """
 
@@ -51,7 +51,7 @@ class Verdict:
 class Evidence:
     """One line on what the report rests on.
 
-    topic: a word or two. ok: False if it limits what may be concluded. anchor: of the finding that has the
+    topic: a word or two. ok: False if it limits what may be concluded. anchor: that of the finding with the
     full text; empty if there is none.
     """
 

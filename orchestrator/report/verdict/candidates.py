@@ -87,7 +87,7 @@ def candidates(view: WorkloadView) -> list[Candidate]:
 
 
 def at_target(view: WorkloadView) -> list[Candidate]:
-    """As `candidates`, those that reach the target accuracy with every seed: the time to it counts."""
+    """Like `candidates`, those that reach the target accuracy with every seed: the time to it counts."""
     usable = _repeated(view, [group for group in view.line_groups if always_reaches(group)])
     if not usable:
         return []
@@ -152,7 +152,7 @@ def why_not(view: WorkloadView, group: Group) -> str:
 
 
 def _regret(chance: Chance, tolerance: Tolerance) -> float:
-    """In tolerances; a difference of which none is tolerated counts as many."""
+    """The regret in tolerances; a difference of which none is tolerated counts as many."""
     return max(chance.longer / max(tolerance.time, 1e-3), chance.loses / max(tolerance.accuracy, 1e-3))
 
 
@@ -186,7 +186,7 @@ class _Draws:
         self._rng = np.random.default_rng(crc32(groups[0].first.key.encode()))
 
     def means(self, quantity: Quantity, same: Callable[[Group, Group], bool]) -> Draws:
-        """On the scale of the comparison. Groups that are the same have one mean."""
+        """Draws of the means on the scale of the comparison. Groups that are the same have one mean."""
         groups = self._groups
         first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
         distinct = sorted(set(first))

@@ -22,7 +22,7 @@ REPRODUCED = 0.01  # how far an accuracy may be off the published one
 
 @dataclass(frozen=True)
 class _Reproduced:
-    """A published accuracy, or its change from one node, beside ours. interval: of ours, if it is known."""
+    """A published accuracy, or its change from one node, beside ours. interval: that of ours, if known."""
 
     line: PublishedLine
     published: float

@@ -83,10 +83,10 @@ def option(
     """A configuration with its numbers.
 
     Args:
-        time: which of its times is shown.
+        time: the quantity that is shown as its time.
         speedup: the interval to show; otherwise that of the configuration alone.
-        difference: of its accuracy from serial's, as text.
-        chance: to be the right choice, as text.
+        difference: the difference of its accuracy from serial's, as text.
+        chance: its probability of being the right choice, as text.
     """
     times = [each for row in group.ok_rows if (each := time.of(row))]
     return Option(

@@ -26,7 +26,7 @@ class Cluster:
         project: name of the compose project, which compose sets as a label on all containers and networks.
         files: the compose files.
         scale: number of replicas of service `node`.
-        environment: of the docker compose command.
+        environment: the environment of the docker compose command.
         cpus: quota of each node, which applies once all ranks are ready; nodes start with all cores.
         slower_cpus: the lower quotas of nodes that are slower than the others, by node.
     """
@@ -74,7 +74,7 @@ class Cluster:
 
     @property
     def _nodes(self) -> int:
-        """The number of nodes: in topology rpc, the master is one beside those of service `node`."""
+        """The number of nodes; in topology rpc, the master is one beside those of service `node`."""
         return self.scale + (self.topology == "rpc")
 
     @property
@@ -86,9 +86,9 @@ class Cluster:
         """The command that sets the links of a run.
 
         Args:
-            run: whose links are set.
+            run: the run whose links are set.
             switch: its container.
-            addresses: of all nodes of these containers, in their order.
+            addresses: the addresses of all nodes of these containers, in their order.
         """
         setup = Setup(
             addresses=list(addresses),
@@ -118,10 +118,10 @@ def cluster(
 
     Args:
         spec: the run.
-        paths: of its results.
+        paths: the paths of its results.
         data_dir: mounted read-only.
         orchestrator: value of the label `shardyard.orchestrator`.
-        cores: of the engine's machine.
+        cores: the cores of the engine's machine.
         image: name or ID.
     """
     directory = paths.directory.resolve()
@@ -164,8 +164,8 @@ def warm_cluster(run: Cluster, directory: Path, scale: int) -> Cluster:
 
     Args:
         run: the containers of one of the runs.
-        directory: through which they get runs and return results.
-        scale: of the largest run.
+        directory: the directory through which they get runs and return results.
+        scale: the scale of the largest run.
     """
     return replace(
         run,

@@ -15,10 +15,10 @@ class Container:
     """A container that has started.
 
     Attributes:
-        identifier: by which its engine or swarm knows it.
-        service: of the compose file.
+        identifier: the ID by which its engine or swarm knows it.
+        service: its service in the compose file.
         ordinal: its number within the service, from 1.
-        address: on the run's network; empty if it has none.
+        address: its address on the run's network; empty if it has none.
         ended: whether its process has ended.
         unhealthy: whether its engine calls it so.
     """
@@ -39,9 +39,9 @@ class Containers(ABC):
     """Containers that were started together. Methods raise the SDK's exceptions if no engine responds.
 
     Attributes:
-        topology: of the containers.
+        topology: the topology of the containers.
         start_s: seconds that their start has taken so far.
-        answered_at: of the last inspection that succeeded, on the monotonic clock.
+        answered_at: the time of the last inspection that succeeded, on the monotonic clock.
         quota_pending, links_pending: whether CPU quotas or links have yet to be applied.
     """
 

@@ -27,7 +27,7 @@ class EngineError(InputError):
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that responds. host: its address. cores: of its machine."""
+    """An engine that responds. host: its address. cores: those of its machine."""
 
     client: DockerClient
     host: str

@@ -14,8 +14,8 @@ def inspection_sandbox(engine: Engine, image: str, inspection: Inspection) -> Co
     """A container that reads what the inspection needs, under the same paths, so that messages name them.
 
     Args:
-        engine: on which it runs.
-        image: of the nodes.
+        engine: the engine on which it runs.
+        image: the image of the nodes.
         inspection: what it must have.
     """
     limits = Limits(inspection.memory_mb, PROCESSES, SCRATCH_MB)

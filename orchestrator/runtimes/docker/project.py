@@ -26,7 +26,7 @@ class Project(Containers):
     """The containers of a compose project."""
 
     def __init__(self, engine: Engine, cluster: Cluster, log: Path) -> None:
-        """Start the containers; return at once. log: for the output of docker compose."""
+        """Start the containers; return at once. log: the file for the output of docker compose."""
         self.engine, self.cluster, self.topology = engine, cluster, cluster.topology
         self._log = log
         self._codes: dict[str, int] = {}  # by ID, of containers that have exited

@@ -24,7 +24,7 @@ class ContainerSandbox(Sandbox):
     """One container, which the code shares with nothing.
 
     Args:
-        engine: on which it runs.
+        engine: the engine on which it runs.
         image: name or ID.
         settings: what the engine is asked for, as `confined` returns it.
         limits: those in `settings`, to say which was exceeded.
@@ -121,8 +121,8 @@ def confined(
     """What the engine is asked for: everything that a container may do and have.
 
     Args:
-        module: of the trainer, which serves on standard input and output, and its arguments.
-        limits: of memory, processes and /tmp.
+        module: a module of the trainer, which serves on standard input and output, and its arguments.
+        limits: the limits of memory, processes and /tmp.
         read_only: directories that it can read, and their paths in it. It can write to /tmp alone.
         environment: its variables.
     """

@@ -38,10 +38,11 @@ class WarmContainers:
         """Start them; return at once.
 
         Args:
-            engine: that runs them.
+            engine: the engine that runs them.
             cluster: all containers.
-            directory: through which they get runs and return results; replaced by an empty one.
-            log: for the output of docker compose.
+            directory: the directory through which they get runs and return results; replaced by an empty
+                one.
+            log: the file for the output of docker compose.
         """
         self.cluster, self.directory = cluster, directory
         self.closed = False
@@ -97,7 +98,7 @@ class WarmRun(RunHandle):
         Args:
             nodes: the containers.
             spec: the run.
-            paths: of the run's results.
+            paths: the paths of the run's results.
             replaced: why the containers were replaced before this run.
             new: whether they were started for this run.
         """

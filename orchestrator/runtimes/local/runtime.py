@@ -152,7 +152,7 @@ class LocalRun(RunHandle):
         """
         Args:
             plan: what to start. Its ranks write to the directory `paths.live`, which is there.
-            limits: of what they may write.
+            limits: the limits of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
             elastic: follows the ranks of a run that continues when one is lost.

@@ -54,7 +54,7 @@ class Allocation:
     """The job of a sweep.
 
     Attributes:
-        script: what was submitted.
+        script: the submitted script.
         loss: why it runs nothing more; None while it can.
         finished: runs that have ended in it.
     """
@@ -156,7 +156,7 @@ class Allocation:
 
 
 def _beginning(path: Path) -> str:
-    """Of a log; empty if there is none."""
+    """The beginning of a log; empty if there is none."""
     try:
         with open_below(path.parent, path.name) as log:
             return log.read(LOG_BYTES).decode(errors="replace")
@@ -202,7 +202,7 @@ def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | 
     """Why an allocation runs nothing more; None if it can.
 
     Args:
-        number, state: of its job.
+        number, state: those of its job.
         lost: the reason of its leader.
         log: what the job has written, once it has ended.
     """

@@ -33,8 +33,8 @@ WARM_RANK = 'exec "$@" "shardyard-$SLURM_JOB_ID-$SLURMD_NODENAME"'
 class AllocationJob:
     """A job for the runs of a sweep.
 
-    directory: of its files, which all nodes share. minutes: time limit, unless the options have one.
-    warm: whether it has warm nodes. owner, token: as those of `Job`.
+    directory: the directory of its files, which all nodes share. minutes: time limit, unless the options
+    have one. warm: whether it has warm nodes. owner, token: see `Job`.
     """
 
     runs: Sequence[RunSpec]

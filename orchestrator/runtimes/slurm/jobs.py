@@ -48,7 +48,7 @@ class SubmittedJob:
     """A job, and what Slurm says about it.
 
     Attributes:
-        state: as of the last answer.
+        state: the state of the job as of the last answer.
     """
 
     def __init__(self, number: str) -> None:

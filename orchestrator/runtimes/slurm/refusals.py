@@ -27,7 +27,8 @@ FORMAT = "%P|%D|%l|%c|%m|%f|%G|%a"  # of sinfo, as `parse_partitions` reads it
 class Partition:
     """A partition that this user can see.
 
-    limit: of a job's time, as Slurm prints it. cpus: of a node. features, gres: of some of its nodes.
+    limit: the time limit of jobs, as Slurm prints it. cpus: the CPUs of a node. features, gres: those of
+    some of its nodes.
     """
 
     name: str
@@ -113,7 +114,7 @@ def explain(error: str, request: Request, partitions: Sequence[Partition], accou
     """A message for Slurm's error that names the key, its value and what is allowed.
 
     Args:
-        partitions: of the cluster. accounts: of this user; none on a cluster without accounting.
+        partitions: those of the cluster. accounts: those of this user; empty without accounting.
     """
     error = error.removeprefix("allocation failure: ")
     about = next((key for key, pattern in ABOUT.items() if pattern.search(error)), None)

@@ -123,7 +123,7 @@ class SlurmRuntime(Runtime):
         return self._trial(spec, directives(job))
 
     def _trial(self, spec: RunSpec, options: Sequence[str]) -> str | None:
-        """Why Slurm does not accept a job with these options. spec: of its largest run."""
+        """Why Slurm does not accept a job with these options. spec: its largest run."""
         own = ("--job-name", "--comment", "--chdir", "--output", "--open-mode")
         request = tuple(each for each in options if each.partition("=")[0] not in own)
         if request not in self._tried:

@@ -38,7 +38,7 @@ TOKEN_VARIABLE = "SHARDYARD_TOKEN"
 class Job:
     """A run as a job.
 
-    name: of the job, the same for each attempt of the run. owner: identifies the orchestrator.
+    name: the name of the job, the same for each attempt of the run. owner: identifies the orchestrator.
     token: content of the file that every node must see. mpirun: its path.
     """
 
@@ -53,13 +53,13 @@ class Job:
 
 
 def job_name(paths: RunPaths) -> str:
-    """Of a run's job: the names of its sweep's directory and of its own."""
+    """The name of a run's job: the names of its sweep's directory and of its own."""
     directory = paths.directory.resolve()
     return f"shardyard/{directory.parent.name}/{directory.name}"
 
 
 def time_limit(spec: RunSpec, options: SlurmOptions) -> str:
-    """Of the job of a run, as sbatch takes it."""
+    """The time limit of the job of a run, as sbatch takes it."""
     return options.time or str(math.ceil(spec.timeout_s / 60) + SPARE_MINUTES)
 
 

@@ -53,8 +53,8 @@ FOLLOWING = re.compile(r"srun: error: \S+: tasks? |srun: Terminating|Try ")
 class JobState:
     """What Slurm says about a job.
 
-    reason: why it waits or has failed, or "None". code, signal: of the script's exit. limit, run_time: as
-    Slurm prints times. preempted: whether Slurm has ended it in favour of another job.
+    reason: why it waits or has failed, or "None". code, signal: those of the script's exit. limit,
+    run_time: times as Slurm prints them. preempted: whether Slurm has ended it in favour of another job.
     """
 
     state: str
@@ -128,7 +128,7 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
     """What Slurm has done to a job, or why it cannot start; None if its ranks explain its end.
 
     Args:
-        number: of the job. log: what the job has written.
+        number: the number of the job. log: what the job has written.
     """
     if job.waits:
         if HOPELESS.search(job.reason):

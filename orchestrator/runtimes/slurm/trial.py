@@ -43,7 +43,7 @@ def try_launches(options: SlurmOptions) -> dict[str, str | None]:
     """Why a launch does not start ranks, by the value of `mpi`; None if it does.
 
     Args:
-        options: of the site, such as its partition and account.
+        options: the options of the site, such as its partition and account.
 
     Raises:
         SlurmError: there was no trial: two nodes are not free, or the cluster refuses it.

@@ -17,13 +17,13 @@ class Machine:
     """A machine of the swarm.
 
     Attributes:
-        identifier: of Swarm.
+        identifier: its ID in Swarm.
         name: its host name.
         host: the same for all engines that run on one computer.
-        cores: of the computer.
-        state: as Swarm names it: ready, down, unknown or disconnected.
+        cores: the cores of the computer.
+        state: the state as Swarm names it: ready, down, unknown or disconnected.
         usable: whether Swarm places tasks on it.
-        attributes: by the names that constraints use.
+        attributes: its attributes, by the names that constraints use.
     """
 
     identifier: str

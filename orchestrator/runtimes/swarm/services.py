@@ -35,9 +35,9 @@ class Stack(Containers):
         """Deploy it; return at once.
 
         Args:
-            engine: of a manager.
-            name: of the stack.
-            topology: of the run.
+            engine: the engine of a manager.
+            name: the name of the stack.
+            topology: the topology of the run.
             deploy: the command.
             text: the stack file, which the command reads.
         """

@@ -54,17 +54,17 @@ class Placed:
     """What the stack of a run needs besides its compose files.
 
     Attributes:
-        image: by ID or digest.
-        entrypoint: of the image.
+        image: the image, by ID or digest.
+        entrypoint: the entrypoint of the image.
         manager: ID of the machine that has the results, where the coordinator runs.
-        replicas: of service `node`.
+        replicas: the replicas of service `node`.
         cpus: quota of each node. It holds from the start.
         owner: value of the label `shardyard.orchestrator`.
         spec: path of the run's spec.
         user: UID and GID of its owner, who also owns the results.
         code: files of users' components, by their path below /code.
         data: whether the run reads files of the data directory.
-        options: of the sweep file.
+        options: those of the sweep file.
     """
 
     image: str

@@ -32,5 +32,5 @@ class Augmentation(Component):
     def build(self, scale: PixelScale | None, device: str) -> Augment | None:
         """Return the function that augments a batch on `device`; None if nothing changes.
 
-        Called before the clock starts. scale: of images; None for other inputs.
+        Called before the clock starts. scale: the scale of images; None for other inputs.
         """

@@ -24,7 +24,7 @@ class Archive:
     """One published file, known by its checksum.
 
     path: relative to the data directory, with `/`, e.g. `MNIST/raw/train-images-idx3-ubyte.gz`.
-    md5: of the whole file, hexadecimal. urls: where it is published, tried in this order.
+    md5: the MD5 of the whole file, hexadecimal. urls: where it is published, tried in this order.
     timeout_s: seconds without data after which a download fails.
     """
 

@@ -1,4 +1,4 @@
-"""Scales raw pixels: by the mean and standard deviation of each channel, or to 0 … 1."""
+"""Scales raw pixels by the mean and standard deviation of each channel, or to 0 … 1."""
 
 from __future__ import annotations
 

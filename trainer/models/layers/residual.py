@@ -16,7 +16,7 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
-        """stride: of the first convolution."""
+        """stride: the stride of the first convolution."""
         super().__init__()
         self.norm1 = build_norm(norm, in_channels)
         self.conv1 = nn.Conv2d(
