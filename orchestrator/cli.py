@@ -438,7 +438,7 @@ def compare(
 ) -> None:
     """Compare the runs that results directories have in common."""
     from orchestrator.commands.compare import Comparing, check_page
-    from orchestrator.report.directories.limits import Limits
+    from orchestrator.report.directory_comparison.limits import Limits
 
     limits = None if fail_on is None else Limits.parse(fail_on)
     for file in out or ():

@@ -26,8 +26,8 @@ from trainer.conformance.report import KINDS, Finding, Report, Request
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked
 from trainer.core.registry import is_import_path, suggestion
-from trainer.imported.source import CODE
 from trainer.spec.registries import REGISTRIES
+from trainer.user_components.source import CODE
 
 COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
 STATUS_WIDTH, LAW_WIDTH = 9, 12

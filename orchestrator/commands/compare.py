@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.text import Text
 
 from orchestrator.errors import InputError
-from orchestrator.report.directories.differences import Difference, differences_of
-from orchestrator.report.directories.limits import Limits
-from orchestrator.report.directories.matches import Matches, read_matches
-from orchestrator.report.directories.pages import lines_of, markdown, page, remarks, summary
+from orchestrator.report.directory_comparison.differences import Difference, differences_of
+from orchestrator.report.directory_comparison.limits import Limits
+from orchestrator.report.directory_comparison.matches import Matches, read_matches
+from orchestrator.report.directory_comparison.pages import lines_of, markdown, page, remarks, summary
 from orchestrator.report.formats import ABSENT
 from orchestrator.results.store import write_atomic
 

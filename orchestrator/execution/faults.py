@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from orchestrator.results.records import InjectedFault
 from orchestrator.runtimes.launch_plan import rank_name
 from trainer.core.events import Event
-from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
+from trainer.torchrun_restarts.attempts import Attempts
 
 
 def contradicts(spec: RunSpec, event: Event) -> bool:

@@ -13,7 +13,7 @@ from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import Event, damage, signal_name
 from trainer.core.position import Position, different_exchanges
 from trainer.core.processes import MPIRUN, Suspended
-from trainer.elastic.attempts import Attempts
+from trainer.torchrun_restarts.attempts import Attempts
 
 # Processes without which no rank can go on, by name.
 LEADERS = {

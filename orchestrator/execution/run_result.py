@@ -31,8 +31,8 @@ from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import CoverageRecord
 from trainer.core.events import Event, combined_digest
 from trainer.core.processes import Suspended
-from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
+from trainer.torchrun_restarts.attempts import Attempts
 
 
 def build_result(

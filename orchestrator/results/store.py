@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
-from orchestrator.sweeps.equal import EqualShare
+from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.stages import Stages

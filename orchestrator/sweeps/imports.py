@@ -1,10 +1,10 @@
 """Components from import paths: `./mine.py:Net`, `package.module:Net`, `torchvision:resnet18`.
 
-Loading a sweep runs no users' code in this process. `trainer.inspection` in a sandbox tries each component
-once, with the software of the nodes, and says what a spec must know of it. It is not trusted: its answers
-are checked (`trainer/inspection/messages.py`), and so is each file that it names. The files that a
-component needs are copied to a folder named after their content; the results directory keeps it, and nodes
-read it.
+Loading a sweep runs no users' code in this process. `trainer.component_trials` in a sandbox tries each
+component once, with the software of the nodes, and says what a spec must know of it. It is not trusted: its
+answers are checked (`trainer/component_trials/messages.py`), and so is each file that it names. The files
+that a component needs are copied to a folder named after their content; the results directory keeps it, and
+nodes read it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.staged_code import StagedCode, digest
 from orchestrator.sweeps.validation import detail_lines
+from trainer.component_trials.messages import FIELDS, MAX_ANSWER, Answer, Request
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked, first_error
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
 from trainer.core.regular_files import RefusedFile, read_regular
-from trainer.imported.source import CODE
-from trainer.inspection.messages import FIELDS, MAX_ANSWER, Answer, Request
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
+from trainer.user_components.source import CODE
 
 Values = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Inspection:
         return {CODE: str(self.code), "SHARDYARD_DATA": str(self.data_dir)}
 
 
-INSPECTION = ("trainer.inspection",)
+INSPECTION = ("trainer.component_trials",)
 MakeSandbox = Callable[[Inspection], Sandbox]
 
 

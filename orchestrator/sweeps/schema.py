@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestrator.sweeps.equal import CPUS, EQUAL
+from orchestrator.sweeps.equal_cpus import CPUS, EQUAL
 from orchestrator.sweeps.load import SweepSpec
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec

@@ -41,7 +41,7 @@ class Net(nn.Sequential):
 # Replaces the answer to be sent by one with these fields changed.
 FORGE = """
 import json
-import trainer.inspection.inspect as inspection
+import trainer.component_trials.inspect as inspection
 honest = inspection.Answer
 class Forged:
     def __init__(self, **fields): self.fields = fields
@@ -171,8 +171,8 @@ def test_an_answer_that_does_not_fit_is_one_line(changed: dict[str, Any], tmp_pa
     ids=str,
 )
 def test_a_strategy_declares_nothing_but_what_strategies_do(declared: dict[str, Any]) -> None:
-    from trainer.imported.strategy import DECLARED, StrategyFacts
     from trainer.strategies.ddp import Ddp
+    from trainer.user_components.strategy import DECLARED, StrategyFacts
 
     lists = {"replica_of": [0], "reports_samples": [True], "sees_inputs": [True]}
     source = {"code": "", "folder": "", "module": "mine.py", "attribute": "Net"}

@@ -20,8 +20,8 @@ from tests.support.command_line import start_sweep
 from tests.support.containers import containers_missing
 from tests.support.processes import wait_until
 from tests.support.runs import event_files
+from trainer.link_switch.control import Setup, Stats
 from trainer.spec.link import Links
-from trainer.switch.control import Setup, Stats
 
 BANDWIDTHS_MBIT = (10, 100, 1000)
 LATENCIES_MS = (0, 1, 10)

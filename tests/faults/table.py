@@ -386,7 +386,7 @@ RESTARTS = (
     ),
     Case(
         "restart-agent",
-        strikes.kill_process("a torchrun agent gets SIGKILL", "trainer.elastic"),
+        strikes.kill_process("a torchrun agent gets SIGKILL", "trainer.torchrun_restarts"),
         Moment.EPOCH,
         {**RESTARTED, "epochs": 1000},
         fails(

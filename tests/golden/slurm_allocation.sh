@@ -24,5 +24,5 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_ADDR=$(scontrol --oneliner show node "$first" | sed -nE 's/.* NodeAddr=(\S+).*/\1/p')
 export MASTER_ADDR
 
-exec /shared/venv/bin/python -m trainer.allocation '/shared/results/my sweep/allocation' \
-    srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=6 --mpi=none --kill-on-bad-exit=1 /shared/venv/bin/python -m trainer.allocation.node
+exec /shared/venv/bin/python -m trainer.slurm_allocation '/shared/results/my sweep/allocation' \
+    srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=6 --mpi=none --kill-on-bad-exit=1 /shared/venv/bin/python -m trainer.slurm_allocation.node

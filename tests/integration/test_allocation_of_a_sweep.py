@@ -22,7 +22,7 @@ from orchestrator.runtimes.slurm.commands import queued
 from tests.integration.test_slurm_runtime import MISSING, PROJECT, Cluster, cluster, no_job_is_left
 from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL
-from trainer.allocation.messages import SILENCE_S
+from trainer.slurm_allocation.messages import SILENCE_S
 
 __all__ = ["cluster", "no_job_is_left"]  # fixtures
 
@@ -68,7 +68,7 @@ def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) ->
     done = cluster.shardyard(*plain, "-v")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("#SBATCH --nodes=") == 1
-    assert done.stdout.count("python -m trainer.allocation ") == 1
+    assert done.stdout.count("python -m trainer.slurm_allocation ") == 1
     assert done.stdout.count("warm/client.py") == 7
     assert not out.exists()
     sweep.write_text(SWEEP.replace("partition: debug", "partition: nope"))
@@ -171,7 +171,7 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
         first = sweep.job_during(seed=0)
         kill_on_yard2(first, "trainer.warm")
         assert sweep.job_during(seed=1) == first
-        kill_on_yard2(first, "trainer.allocation.node")
+        kill_on_yard2(first, "trainer.slurm_allocation.node")
         second = sweep.job_during(seed=2)
         subprocess.run(["scancel", second], check=True)
         third = sweep.job_during(seed=3)

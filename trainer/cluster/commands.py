@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trainer.cluster import mpi_rank
 from trainer.cluster.rank_assignment import AgentInfo, RankAssignment
-from trainer.elastic.command import torchrun
 from trainer.launch.launchers import LAUNCHER, STARTED_BY
+from trainer.torchrun_restarts.command import torchrun
 
 HOME = Path("/run/shardyard")  # a tmpfs, gone with the container
 OUT = HOME / "out"  # events and weights of this container's ranks

@@ -23,8 +23,8 @@ from trainer.core.events import UNREPORTED, Event, check_attempt, damage, format
 from trainer.core.membership import MembershipTracker
 from trainer.core.processes import MPIRUN, Suspended
 from trainer.core.trace import trace_path
-from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
+from trainer.torchrun_restarts.attempts import AttemptTracker
 
 WEIGHTS = "weights.npy"  # only rank 0's; an agent sends no other file but its ranks' traces
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainer.component_trials.forked import Ended, Send, forked
 from trainer.conformance.check import (
     DatasetParameterFailure,
     RequestError,
@@ -27,9 +28,8 @@ from trainer.conformance.report import Finding, Report, Request
 from trainer.core.frames import HEADER, frame, length
 from trainer.core.frames import message as message_in
 from trainer.core.processes import end_with_parent
-from trainer.imported.signature import ParameterFailure
-from trainer.imported.source import ImportFailure, located
-from trainer.inspection.forked import Ended, Send, forked
+from trainer.user_components.signature import ParameterFailure
+from trainer.user_components.source import ImportFailure, located
 
 BUILDS = "it can be built"
 NOISE = "noise (--dataset takes a dataset)"

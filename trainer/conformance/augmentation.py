@@ -11,7 +11,7 @@ import numpy as np
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
-from trainer.imported.model import scatter_seeds
+from trainer.user_components.model import scatter_seeds
 
 if TYPE_CHECKING:
     from torch import Tensor

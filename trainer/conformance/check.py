@@ -18,19 +18,19 @@ from trainer.conformance.report import Request
 from trainer.core.registry import IMPORTED
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Data, DataError, Dataset
-from trainer.imported import augmentation as imported_augmentation
-from trainer.imported import dataset as imported_dataset
-from trainer.imported import loss as imported_loss
-from trainer.imported import model as imported_model
-from trainer.imported import optimizer as imported_optimizer
-from trainer.imported import partitioner as imported_partitioner
-from trainer.imported import strategy as imported_strategy
-from trainer.imported.signature import ParameterFailure, configured
-from trainer.imported.source import TORCHVISION, ImportFailure, Source, located
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
+from trainer.user_components import augmentation as imported_augmentation
+from trainer.user_components import dataset as imported_dataset
+from trainer.user_components import loss as imported_loss
+from trainer.user_components import model as imported_model
+from trainer.user_components import optimizer as imported_optimizer
+from trainer.user_components import partitioner as imported_partitioner
+from trainer.user_components import strategy as imported_strategy
+from trainer.user_components.signature import ParameterFailure, configured
+from trainer.user_components.source import TORCHVISION, ImportFailure, Source, located
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -336,7 +336,7 @@ def _augmentation(request: Request) -> Augmentation:
 def _in_another_process(request: Request) -> str:
     """What `digest_of` gives in a new process, in which hashes of strings differ."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.conformance.elsewhere"],
+        [sys.executable, "-m", "trainer.conformance.other_process"],
         input=request.model_dump_json(),
         capture_output=True,
         text=True,

@@ -11,8 +11,8 @@ import numpy as np
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import Data, Dataset, Split
-from trainer.imported.dataset import digest
-from trainer.imported.model import scatter_seeds
+from trainer.user_components.dataset import digest
+from trainer.user_components.model import scatter_seeds
 
 MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
 

@@ -11,11 +11,11 @@ from trainer.core.registry import Component
 from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
-from trainer.imported.signature import lacking, signature_of
-from trainer.imported.source import TORCHVISION, ImportFailure, Source, load_module
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
+from trainer.user_components.signature import lacking, signature_of
+from trainer.user_components.source import TORCHVISION, ImportFailure, Source, load_module
 
 OWN: dict[str, type[Component]] = {
     "partitioner": Partitioner,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from trainer.conformance.report import Finding, Status
-from trainer.imported.signature import ParameterFailure
-from trainer.imported.source import located
+from trainer.user_components.signature import ParameterFailure
+from trainer.user_components.source import located
 
 I = TypeVar("I")  # noqa: E741  (an input)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
-from trainer.imported.loss import ACCURACY, FunctionLoss
 from trainer.losses.base import Loss
+from trainer.user_components.loss import ACCURACY, FunctionLoss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ import numpy as np
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import Dataset
-from trainer.imported.model import scatter_seeds
 from trainer.models.base import Model
+from trainer.user_components.model import scatter_seeds
 
 if TYPE_CHECKING:
     import torch

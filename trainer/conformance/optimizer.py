@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Outcome
-from trainer.imported.model import scatter_seeds
 from trainer.optimizers.base import Optimizer
+from trainer.user_components.model import scatter_seeds
 
 if TYPE_CHECKING:
     from torch import Tensor

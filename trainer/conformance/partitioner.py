@@ -12,8 +12,8 @@ import numpy as np
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import DataError, Indices, Labels, Partitioner
-from trainer.imported.model import scatter_seeds
-from trainer.imported.partitioner import FunctionPartitioner
+from trainer.user_components.model import scatter_seeds
+from trainer.user_components.partitioner import FunctionPartitioner
 
 Mix = Literal["even", "uneven", "rare"]
 FEW = 7  # samples up to which all inputs are tried

@@ -25,6 +25,7 @@ import torch
 
 from trainer.comm.base import Communicator
 from trainer.comm.forked import ForkedCommunicator
+from trainer.component_trials.forked import Ended, Send, forked
 from trainer.conformance.law import RankFailure
 from trainer.conformance.threads import DeadlockError, Training
 from trainer.conformance.threads import train as train_on_threads
@@ -34,14 +35,13 @@ from trainer.core.processes import end_with_parent
 from trainer.core.result import TrainResult
 from trainer.core.trace import read_trace
 from trainer.data.cache import DatasetCache
-from trainer.imported.source import frames_in, place_in
-from trainer.imported.strategy import ImportedStrategy
-from trainer.inspection.forked import Ended, Send, forked
 from trainer.launch.interface import VARIABLES
 from trainer.launch.ranks import connect, rank_clock, run_rank
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
+from trainer.user_components.source import frames_in, place_in
+from trainer.user_components.strategy import ImportedStrategy
 
 TRANSPORTS = ("gloo", "rpc")  # over which ranks find each other without a launcher
 LOOPBACK = "lo"

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from trainer.component_trials.messages import Invalid
 from trainer.core.record import Record, Text
-from trainer.inspection.messages import Invalid
 
 Status = Literal["ok", "failed", "note", "skipped"]
 Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-LINK_INTERFACE = "link0"  # of a node; on the other side is the switch (trainer/switch)
+LINK_INTERFACE = "link0"  # of a node; on the other side is the switch (trainer/link_switch)
 ROUTES = Path("/proc/net/route")
 POLL_S = 0.02
 

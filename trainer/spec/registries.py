@@ -40,8 +40,8 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "breast_cancer": "trainer.data.datasets.tables:BreastCancer",
         "synthetic": "trainer.data.datasets.synthetic:Synthetic",
     },
-    imported="trainer.imported.dataset:ImportedDataset",
-    paths={name: f"trainer.imported.files:{name}" for name in ("npz", "npy", "image_folder")},
+    imported="trainer.user_components.dataset:ImportedDataset",
+    paths={name: f"trainer.user_components.files:{name}" for name in ("npz", "npy", "image_folder")},
 )
 
 PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
@@ -59,7 +59,7 @@ PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
         "shards": "trainer.data.partitioners.shards:Shards",
         "stratified": "trainer.data.partitioners.stratified:Stratified",
     },
-    imported="trainer.imported.partitioner:ImportedPartitioner",
+    imported="trainer.user_components.partitioner:ImportedPartitioner",
 )
 
 AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
@@ -68,7 +68,7 @@ AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
         "none": "trainer.data.augmentations.none:NoneAugmentation",
         "standard": "trainer.data.augmentations.standard:StandardAugmentation",
     },
-    imported="trainer.imported.augmentation:ImportedAugmentation",
+    imported="trainer.user_components.augmentation:ImportedAugmentation",
 )
 
 MODELS: ComponentRegistry[Model] = ComponentRegistry(
@@ -81,7 +81,7 @@ MODELS: ComponentRegistry[Model] = ComponentRegistry(
         "vgg_small": "trainer.models.vgg_small:VggSmall",
         "wide_resnet": "trainer.models.wide_resnet:WideResNet",
     },
-    imported="trainer.imported.model:ImportedModel",
+    imported="trainer.user_components.model:ImportedModel",
 )
 
 OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
@@ -96,7 +96,7 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
     },
-    imported="trainer.imported.optimizer:ImportedOptimizer",
+    imported="trainer.user_components.optimizer:ImportedOptimizer",
 )
 
 LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
@@ -107,7 +107,7 @@ LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
         "binary_cross_entropy": "trainer.losses.binary_cross_entropy:BinaryCrossEntropy",
         "mse": "trainer.losses.mse:Mse",
     },
-    imported="trainer.imported.loss:ImportedLoss",
+    imported="trainer.user_components.loss:ImportedLoss",
 )
 
 COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
@@ -145,7 +145,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "fault_injection": "trainer.strategies.fault_injection:FaultInjection",
     },
-    imported="trainer.imported.strategy:ImportedStrategy",
+    imported="trainer.user_components.strategy:ImportedStrategy",
 )
 
 # The component fields of a run.

@@ -60,7 +60,7 @@ class RunSection:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A line in the table of runs. cells: if the run is ok; otherwise a status and a cause stand there."""
+    """A line in the table of runs. line: its cells if the run is ok; otherwise a status and a cause."""
 
     run: RunSection
     detail: str

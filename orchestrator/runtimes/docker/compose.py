@@ -10,12 +10,12 @@ from pathlib import Path
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.shipped import COMPOSE
+from trainer.link_switch.control import Setup
 from trainer.spec.link import Links
 from trainer.spec.run_spec import RunSpec
-from trainer.switch.control import Setup
 
 LINK = COMPOSE / "link.yml"  # the overlay with the switch
-SWITCH = ("python", "-m", "trainer.switch")
+SWITCH = ("python", "-m", "trainer.link_switch")
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from orchestrator.shipped import python_path
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import UNREPORTED, Event, EventReader, damage
 from trainer.core.processes import MPIRUN, Suspended, is_suspended
-from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
+from trainer.torchrun_restarts.attempts import AttemptTracker
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 

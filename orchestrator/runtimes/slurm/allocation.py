@@ -1,4 +1,4 @@
-"""One job for all runs of a sweep: its leader (trainer/allocation) starts the ranks of each."""
+"""One job for all runs of a sweep: its leader (trainer/slurm_allocation) starts the ranks of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from orchestrator.runtimes.slurm.allocation_script import log_of
 from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
-from trainer.allocation.messages import (
+from trainer.core.events import Event, EventReader, damage
+from trainer.core.processes import Suspended
+from trainer.core.regular_files import RefusedFile, open_below
+from trainer.slurm_allocation.messages import (
     ANSWERS,
     BEAT_S,
     POLL_S,
@@ -28,9 +31,6 @@ from trainer.allocation.messages import (
     Request,
     append,
 )
-from trainer.core.events import Event, EventReader, damage
-from trainer.core.processes import Suspended
-from trainer.core.regular_files import RefusedFile, open_below
 from trainer.spec.output_limits import OutputLimits
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.

@@ -25,7 +25,8 @@ from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
 
-# Starts the client of the warm parent of its node; trainer/allocation/node.py gives the parent this name.
+# Starts the client of the warm parent of its node. trainer/slurm_allocation/node.py gives the parent this
+# name.
 WARM_RANK = 'exec "$@" "shardyard-$SLURM_JOB_ID-$SLURMD_NODENAME"'
 
 
@@ -105,7 +106,7 @@ def directives(job: AllocationJob) -> list[str]:
 def render(job: AllocationJob) -> str:
     """The script of the job."""
     directory = job.directory.resolve()
-    lead = ["exec", sys.executable, "-m", "trainer.allocation", str(directory)]
+    lead = ["exec", sys.executable, "-m", "trainer.slurm_allocation", str(directory)]
     commands = [shlex.join(lead), *([shlex.join(warm_nodes(job))] if job.warm else [])]
     lines = [
         "#!/bin/bash",
@@ -129,7 +130,7 @@ def warm_nodes(job: AllocationJob) -> Sequence[str]:
     return (
         *("srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *(f"--cpus-per-task={per_node * cores}", "--mpi=none", "--kill-on-bad-exit=1"),
-        *(sys.executable, "-m", "trainer.allocation.node"),
+        *(sys.executable, "-m", "trainer.slurm_allocation.node"),
     )
 
 

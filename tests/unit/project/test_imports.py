@@ -23,26 +23,27 @@ TRAINER: dict[str, str] = {
     "optimizers": "core comm data models",
     "compression": "core comm data models optimizers",
     "spec": "core comm data models losses optimizers compression",
-    "imported": "core data models losses optimizers",
-    "inspection": "core comm data models losses optimizers compression spec imported",
-    "switch": "core spec",
+    "user_components": "core data models losses optimizers",
+    "component_trials": "core comm data models losses optimizers compression spec user_components",
+    "link_switch": "core spec",
     "training": "core comm data models losses optimizers compression spec",
     "parallel": "core comm data models losses optimizers compression spec training",
     "strategies": "core comm data models losses optimizers compression spec training parallel",
     "launch": (
-        "core comm data models losses optimizers compression spec imported training parallel strategies"
+        "core comm data models losses optimizers compression spec user_components training parallel "
+        "strategies"
     ),
     "conformance": (
-        "core comm data models losses optimizers compression spec imported inspection training parallel "
-        "strategies launch"
+        "core comm data models losses optimizers compression spec user_components component_trials "
+        "training parallel strategies launch"
     ),
-    "elastic": (
+    "torchrun_restarts": (
         "core comm data models losses optimizers compression spec training parallel strategies launch"
     ),
-    "__main__": "core comm data models spec training launch elastic",
+    "__main__": "core comm data models spec training launch torchrun_restarts",
     "warm": "core comm data spec launch __main__",
-    "allocation": "core launch warm",
-    "cluster": "core comm data models spec training launch elastic warm",
+    "slurm_allocation": "core launch warm",
+    "cluster": "core comm data models spec training launch torchrun_restarts warm",
     "course": "core",
 }
 ORCHESTRATOR: dict[str, str] = {
@@ -84,7 +85,7 @@ REPORT: dict[str, str] = {
     "plots": "model figures topics",
     "renderer": "",
     "render": "formats statistics model quantities metrics findings figures topics verdict plots renderer",
-    "directories": "formats statistics model quantities metrics findings figures render",
+    "directory_comparison": "formats statistics model quantities metrics findings figures render",
     "__init__": (
         "formats statistics model quantities metrics findings figures topics verdict plots renderer render"
     ),
@@ -93,7 +94,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED_MODULES = (
-    "allocation.messages",
+    "slurm_allocation.messages",
     "cluster.hand_over",
     "cluster.heartbeat",
     "cluster.rank_assignment",
@@ -112,10 +113,10 @@ SHARED_MODULES = (
     "core.trace",
     "course.protocol",
     "data.base",
-    "elastic.attempts",
-    "elastic.command",
-    "imported.source",
-    "inspection.messages",
+    "torchrun_restarts.attempts",
+    "torchrun_restarts.command",
+    "user_components.source",
+    "component_trials.messages",
     "launch.launchers",
     "models.split_points",
     "spec.checks",
@@ -125,7 +126,7 @@ SHARED_MODULES = (
     "spec.registries",
     "spec.run_spec",
     "spec.traces",
-    "switch.control",
+    "link_switch.control",
     "training.partition",
     "training.profile",
     "training.stopping",

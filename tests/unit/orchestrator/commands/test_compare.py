@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.commands.compare import Comparing, check_page
 from orchestrator.errors import InputError
-from orchestrator.report.directories.limits import Limits
-from orchestrator.report.directories.pages import lines_of, markdown, page
+from orchestrator.report.directory_comparison.limits import Limits
+from orchestrator.report.directory_comparison.pages import lines_of, markdown, page
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_run, around, repeated, write_page
 

@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.store import SweepPaths, read_record
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.sweeps.equal import EqualShare, equal_share
+from orchestrator.sweeps.equal_cpus import EqualShare, equal_share
 from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.support.runs import RecordingDisplay
 

@@ -10,7 +10,7 @@ from trainer.conformance.check import data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import Request
-from trainer.imported.source import CODE, TORCHVISION, ImportFailure, Source
+from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 IMPORTS = (
     "from abc import abstractmethod\n"

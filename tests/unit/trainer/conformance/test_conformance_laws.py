@@ -19,8 +19,8 @@ from trainer.conformance.law import Failure, Law, NotApplicable, examine, examin
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import Finding, Request
 from trainer.conformance.threads import threads_in_torch
-from trainer.imported.source import CODE, ImportFailure, place_in
 from trainer.spec.registries import REGISTRIES
+from trainer.user_components.source import CODE, ImportFailure, place_in
 
 # Component, the laws that it breaks, and a part of the smallest input and of what was found there.
 WRONG: list[tuple[str, set[str], str, str]] = [

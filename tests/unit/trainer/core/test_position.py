@@ -20,8 +20,8 @@ from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.event_schema import Ended
 from trainer.core.position import MAX_NAME, Exchange, Position, different_exchanges
-from trainer.imported.source import CODE, load
 from trainer.launch.position import position_of, stacks
+from trainer.user_components.source import CODE, load
 
 USERS = """
 import torch

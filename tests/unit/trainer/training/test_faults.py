@@ -28,8 +28,8 @@ from orchestrator.sweeps.validation import dotted, error_lines
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventReader, EventWriter
-from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
+from trainer.torchrun_restarts.attempts import Attempts
 from trainer.training.faults import FaultError, FaultInjector, RealMeans
 from trainer.training.packet_loss import PacketLoss, connections, service_ports
 

@@ -36,7 +36,10 @@ def test_it_has_a_nodes_limits_and_sees_only_what_it_needs(tmp_path: Path) -> No
     one, two, code, data = (tmp_path / name for name in ("one", "two", "code", "data"))
     data.mkdir()
     found = asked(Inspection([one, two], code, data, 700))
-    assert (found["image"], found["entrypoint"]) == ("sha256:1", ["python", "-m", "trainer.inspection"])
+    assert (found["image"], found["entrypoint"]) == (
+        "sha256:1",
+        ["python", "-m", "trainer.component_trials"],
+    )
     assert (found["mem_limit"], found["memswap_limit"], found["network_mode"]) == ("700m", "700m", "none")
     mounts = [(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in found["mounts"]]
     assert mounts == [(str(path), str(path), True) for path in (one, two, code, data)]

@@ -18,8 +18,8 @@ from tests.unit.orchestrator.runtimes.docker.test_docker_warm import Sweep, runn
 from tests.unit.orchestrator.runtimes.docker.test_docker_warm import sweep as sweep  # a fixture
 from trainer.cluster.commands import environment
 from trainer.cluster.rank_assignment import AssignmentError, assign_ranks
+from trainer.link_switch.control import Setup
 from trainer.spec.run_spec import RunSpec
-from trainer.switch.control import Setup
 
 FAST, SLOW = {"bandwidth_mbit": 100}, {"bandwidth_mbit": 10}
 

@@ -86,8 +86,8 @@ def test_allocation_fits_every_run() -> None:
 
 
 def test_no_warm_nodes_for_cold_runs() -> None:
-    assert "trainer.allocation.node" in render(allocation())
-    assert "trainer.allocation.node" not in render(allocation(warm=False))
+    assert "trainer.slurm_allocation.node" in render(allocation())
+    assert "trainer.slurm_allocation.node" not in render(allocation(warm=False))
     assert "client.py" not in render_run(job(RUNS[0]), warm=False)
 
 

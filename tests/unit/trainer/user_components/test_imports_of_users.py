@@ -1,0 +1,361 @@
+"""Components from import paths: what is refused and how, and what a run knows of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from orchestrator.errors import InputError
+from orchestrator.sweeps import imports as module
+from orchestrator.sweeps import staged_code
+from orchestrator.sweeps.imports import ComponentError, Imports, from_here
+from orchestrator.sweeps.load import load_sweep
+from trainer.spec.run_spec import RunSpec
+from trainer.user_components import source
+
+FILE = Path(__file__).parents[2] / "users_components.py"
+Load = Callable[..., RunSpec]
+
+BASE = {"dataset": "./mine.py:good", "model": "./mine.py:Net", "strategy": "ddp", "nodes": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("users")
+    shutil.copyfile(FILE, path / "mine.py")
+    files = {
+        "broken.py": "import os\n\ndef f(:\n",
+        "fails.py": "\nraise RuntimeError('at import')\n",
+        "leaves.py": "import sys\nsys.exit(3)\n",
+        "lacks.py": "import not_installed_anywhere\n",
+        "lazy.py": "def net(shape, classes):\n    import layers\n    return layers.Net(shape, classes)\n"
+        "def loss(output, target):\n    from package import inner\n    return inner.of(output, target)\n",
+        "layers.py": FILE.read_text().replace("built = ", "# "),
+        "package/__init__.py": "",
+        "package/inner.py": "from torch.nn.functional import nll_loss as of\n",
+        "package/relative.py": "from .inner import of\n",
+        "table.py": "import numpy as np\nfrom pathlib import Path\n"
+        "def rows():\n    data = np.loadtxt(Path(__file__).parent / 'table.csv', delimiter=',')\n"
+        "    return data[:, :4], data[:, 4].astype(int)\n",
+        "one/net.py": "import common\nfrom mine import Net\n",
+        "one/common.py": "WIDTH = 1\n",
+        "two/net.py": "import common\ndef mean(output, target):\n    return -output.mean()\n",
+        "two/common.py": "WIDTH = 2\n",
+        "with space ü/mine.py": FILE.read_text(),
+        "co:lon/mine.py": FILE.read_text(),
+        "no_array.npz": "no array",
+        "images/.git/config": "",
+        "images/filled/one.png": "",
+        "images/empty/notes.txt": "",
+    }
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    shutil.copyfile(FILE, path / "one" / "mine.py")
+    rng = np.random.default_rng(0)
+    table = np.column_stack([rng.standard_normal((40, 4)), rng.integers(2, size=40)])
+    np.savetxt(path / "table.csv", table, delimiter=",")
+    np.savez(path / "arrays.npz", x=np.zeros((9, 3)), label=np.zeros(9, int))
+    for name in ("pipe.npz", "pipe.py", "pipes/one/a.png"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path / name)  # whose reader would wait for a writer
+    np.savez(path / "objects.npz", x=np.array([None] * 9), y=np.zeros(9, int))
+    return path
+
+
+@pytest.fixture(scope="module")
+def imports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imports]:
+    """One process tries the components of all tests."""
+    found = Imports(folder, tmp_path_factory.mktemp("data"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def load(imports: Imports) -> Load:
+    def loaded(**fields: Any) -> RunSpec:
+        text = yaml.safe_dump({"name": "s", "blocks": [{"base": {**BASE, **fields}}]})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(imports, "close", lambda: None)  # a sweep closes it once it is loaded
+            return load_sweep(Path("s.yml"), text=text, imports=imports).runs[0]
+
+    return loaded
+
+
+def line_of(mark: str) -> str:
+    """`mine.py:12`: where the file has `# here: mark`."""
+    lines = FILE.read_text().splitlines()
+    return f"mine.py:{next(at for at, line in enumerate(lines, 1) if line.endswith(f'# here: {mark}'))}"
+
+
+def named(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": f"./mine.py:{name}", **parameters}
+
+
+# Field, its value, the rest of the key path, and parts of the message.
+REFUSED: list[tuple[str, Any, str, list[str]]] = [
+    ("dataset", "./mine.py:Ragged", "", ["item 0", "(3,)", "item 5", "(4,)"]),
+    ("dataset", "./mine.py:Raises", "", [line_of("data"), "ValueError: no item"]),
+    ("dataset", "./mine.py:Stream", "", ["Stream", "map-style"]),
+    ("dataset", named("labelled", low=-1, step=1), "", ["sample 0", "-1", "0 to 999", "floating-point"]),
+    ("dataset", named("labelled", low=0, step=500), "", ["sample 2", "1000", "0 to 999"]),
+    ("dataset", named("shaped", inputs=[0, 3], targets=[0]), "", ["no samples"]),
+    ("dataset", named("shaped", inputs=[9, 3], targets=[8]), "", ["9 inputs", "8 targets"]),
+    ("dataset", named("shaped", inputs=[], targets=[]), "", ["first dimension"]),
+    ("dataset", named("filled", value="nan"), "", ["inputs", "nan"]),
+    ("dataset", named("filled", value="inf"), "", ["inputs", "infinite"]),
+    ("dataset", "./mine.py:words", "", ["<U4", "numbers"]),
+    ("dataset", "./mine.py:nothing", "", ["NoneType"]),
+    ("dataset", "./mine.py:triples", "", ["item 0", "tuple and length 3", "pair"]),
+    ("dataset", "./mine.py:mapping", "", ["dict", "x, y", "pair of arrays (inputs, targets)"]),
+    ("dataset", "sklearn.datasets:load_iris", "", ["Bunch", "target", "return_X_y: true"]),
+    ("dataset", "./mine.py:lists", "", ["(list, list)", "np.array"]),
+    ("dataset", named("lists", samples=2), "", ["(list, list)", "np.array"]),
+    ("dataset", "./mine.py:four", "", ["4 arrays", "`train`"]),
+    ("dataset", "./mine.py:one_array", "", ["one array", "(60, 4)"]),
+    ("dataset", "./mine.py:unequal_splits", "", ["(3,)", "(4,)"]),
+    ("dataset", "./mine.py:random_data", "", ["global random state"]),
+    ("dataset", "./mine.py:beside", "", [line_of("relative path"), "table.npy", "Path(__file__)"]),
+    ("dataset", named("good", sample=3), ".sample", ["'samples'", "allowed: samples, classes"]),
+    ("dataset", named("good", samples="3"), ".samples", ["'3'", "integer"]),
+    ("dataset", named("good", scale=float("nan")), ".scale", ["nan"]),
+    ("dataset", named("good", test_share=1.5), "", ["test_share", "1.5", "between 0 and 1"]),
+    ("dataset", named("good", split_seed=-1), "", ["split_seed", "-1"]),
+    ("dataset", {"name": "npz"}, ".path", ["missing"]),
+    ("dataset", {"name": "npz", "path": "gone.npz"}, "", ["gone.npz", "data directory"]),
+    ("dataset", {"name": "npz", "path": "../a.npz"}, "", ["../a.npz", "--data-dir"]),
+    ("dataset", {"name": "npz", "path": "no_array.npz"}, "", ["no_array.npz"]),
+    ("dataset", {"name": "npz", "path": "arrays.npz"}, "", ["'y'", "x, label"]),
+    ("dataset", {"name": "npz", "path": "objects.npz"}, "", ["'x'", "objects.npz", "numbers"]),
+    ("dataset", {"name": "npz", "path": "images"}, "", ["images", "is a directory"]),
+    ("dataset", {"name": "npz", "path": "pipe.npz"}, "", ["pipe.npz", "is a pipe"]),
+    ("dataset", {"name": "npy", "path": "pipe.npz", "targets": "pipe.npz"}, "", ["pipe.npz", "is a pipe"]),
+    ("dataset", {"name": "image_folder", "path": "pipes"}, "", ["a.png", "is a pipe"]),
+    ("model", "./pipe.py:Net", "", ["pipe.py", "no regular file"]),
+    ("model", "./pipe.py", "", ["names a file", "write ./pipe.py:NAME"]),
+    ("dataset", {"name": "image_folder", "path": "mine.py"}, "", ["mine.py", "must be a directory"]),
+    ("dataset", {"name": "image_folder", "path": "images"}, "", ["no image in empty;", ".png"]),
+    ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
+    ("model", "./mine.py:Scores", "", ["nn.LogSoftmax", "cross_entropy"]),
+    ("model", "./mine.py:TwoClasses", "", ["2 classes", "0 to 2"]),
+    ("model", "./mine.py:GlobalDropout", "", ["nn.Dropout"]),
+    ("model", "./mine.py:GlobalWeights", "", ["left.bias", "torch"]),
+    ("model", "./mine.py:Pair", "", ["tuple", "one tensor"]),
+    ("model", "./mine.py:Failing", "", [line_of("forward"), "RuntimeError: no output"]),
+    ("model", "./mine.py:Undefined", "", ["blocks, names"]),
+    ("model", "./mine.py:lazy", "", ["lazy"]),
+    ("model", "./mine.py:exits", "", ["exited with code 3"]),
+    ("model", "./mine.py:crashes", "", ["SIGSEGV"]),
+    ("model", "./mine.py:leaves", "", [line_of("exit"), "SystemExit: bye"]),
+    ("model", "./mine.py:good", "", ["tuple", "nn.Module"]),
+    ("model", "./mine.py:built", "", ["class, or a function"]),
+    ("model", "./mine.py:number", "", ["int", "class or a function"]),
+    ("model", named("typed", names=[1]), ".names[0]", ["1", "string"]),
+    ("model", named("typed", shape=[3]), ".shape", ["allowed: names, share"]),
+    ("model", "./mine.py:nets", "", ["no nets", "it defines ", " Net, ", " more"]),
+    ("model", named("Wide", widths=[9, "8"]), ".widths[1]", ["'8'", "integer"]),
+    ("model", named("Wide", widths=8), ".widths", ["8", "array"]),
+    ("model", "./package/relative.py:Net", "", ["relative.py:1: ImportError", "PACKAGE.MODULE:NAME"]),
+    ("model", "./gone.py:Net", "", ["'./gone.py:Net'", "gone.py"]),
+    ("model", "./broken.py:Net", "", ["broken.py:3: SyntaxError"]),
+    ("model", "./fails.py:Net", "", ["fails.py:2: RuntimeError: at import"]),
+    ("model", "./leaves.py:Net", "", ["leaves.py:2: SystemExit: 3"]),
+    ("model", "./lacks.py:Net", "", ["lacks.py:1: ModuleNotFoundError", "not_installed_anywhere"]),
+    ("model", "./mine.py:", "", ["FILE.py:NAME"]),
+    ("model", "./mine.py", "", ["names a file", "write ./mine.py:NAME", "good, Net", " more"]),
+    ("model", "lenet6", "", ["unknown model", "did you mean 'lenet'"]),
+    ("model", "a:b:c", "", ["FILE.py:NAME"]),
+    ("model", ".:Net", "", ["FILE.py:NAME"]),
+    ("model", "C:\\mine.py:Net", "", ["no file"]),
+    ("model", "no_package.here:Net", "", ["ModuleNotFoundError", "no_package"]),
+    ("loss", "./mine.py:UndefinedLoss", "", ["does not define the method of"]),
+    ("loss", "./mine.py:one_argument", "", ["output, target"]),
+    ("loss", named("mean_loss", accuracy="gone"), "", ["no gone"]),
+    ("loss", named("mean_loss", accuracy=3), "", ["accuracy", "3"]),
+    ("optimizer", "./mine.py:without_lr", "", ["lr"]),
+    ("optimizer", "./mine.py:Unstepped", "", ["method step"]),
+    ("optimizer", "./mine.py:Langevin", "", ["global random state", "torch.Generator"]),
+    ("optimizer", "./mine.py:no_optimizer", "", ["float", "torch.optim.Optimizer"]),
+    ("optimizer", "./mine.py:UndefinedOptimizer", "", ["does not define the method build"]),
+    ("strategy", "./mine.py:NoTransports", "", ["transports"]),
+    ("strategy", "./mine.py:Pigeons", "", ["'pigeon'", "gloo"]),
+    ("strategy", "./mine.py:NoTrain", "", ["does not define the method train"]),
+    ("strategy", "./mine.py:no_strategy", "", ["Strategy"]),
+    ("partitioner", "./mine.py:random_parts", "", ["global random state", "rng"]),
+    ("partitioner", "./mine.py:one_part", "", ["1 parts instead of 2"]),
+    ("partitioner", "./mine.py:failing_parts", "", [line_of("parts"), "IndexError"]),
+    ("partitioner", "./mine.py:UndefinedPartitioner", "", ["does not define the method partition"]),
+    ("augmentation", "./mine.py:random_inputs", "", ["global random state", "rng"]),
+    ("augmentation", "./mine.py:in_place", "", ["new inputs"]),
+    ("augmentation", "./mine.py:shorter", "", ["(16, 2)", "(16, 4)"]),
+]
+# A loss and what must fit it are tried together; the message is about the first of them that is a user's.
+UNFIT: list[tuple[str, list[str]]] = [
+    ("summed", ["mean", "halves"]),
+    ("of_each", ["(16,)", "mean over the batch"]),
+    ("constant", ["no gradient"]),
+    ("failing_loss", [line_of("loss"), "ValueError: no loss"]),
+]
+
+
+def test_a_dataset_may_have_attributes_of_an_array(load: Load) -> None:
+    assert load(dataset="./mine.py:Shaped").dataset.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "path", "parts"), REFUSED, ids=[str(value) for _, value, _, _ in REFUSED]
+)
+def test_one_line_says_what_is_wrong(
+    field: str, value: Any, path: str, parts: list[str], load: Load
+) -> None:
+    with pytest.raises(InputError) as raised:
+        load(**{field: value})
+    place, _, reason = str(raised.value).partition(f"s.yml: blocks[0].base.{field}{path}: ")
+    assert not place
+    assert [part for part in parts if part not in reason] == []
+    assert "\n" not in reason
+    assert str(FILE.parent) not in reason
+
+
+@pytest.mark.parametrize(("loss", "parts"), UNFIT, ids=[loss for loss, _ in UNFIT])
+def test_a_step_shows_whether_model_loss_and_dataset_fit(loss: str, parts: list[str], load: Load) -> None:
+    with pytest.raises(InputError) as raised:
+        load(loss=f"./mine.py:{loss}")
+    assert [part for part in ["mine.py:Net", "mine.py:good", *parts] if part not in str(raised.value)] == []
+
+
+def test_a_loss_of_classes_needs_them(load: Load) -> None:
+    with pytest.raises(InputError, match=r"mine\.py:numbers with the loss nll.*floating-point"):
+        load(dataset="./mine.py:numbers")
+
+
+def test_accuracies_are_shares(load: Load) -> None:
+    with pytest.raises(InputError, match="100"):
+        load(loss=named("mean_loss", accuracy="percent"))
+
+
+def test_a_model_that_is_no_chain_is_not_split(load: Load) -> None:
+    run = load(model="./mine.py:Tree")
+    assert run.model.indivisible
+    assert load().model.indivisible is None
+    for strategy in ("pipeline", "tensor_parallel"):
+        with pytest.raises(InputError, match=r"cannot train mine\.py:Tree"):
+            load(model="./mine.py:Tree", strategy=strategy)
+
+
+@pytest.mark.parametrize("partitioner", ["classes", "dirichlet", "shards", "stratified", "feature"])
+def test_partitioners_of_classes_or_images_need_them(partitioner: str, load: Load) -> None:
+    fields = {"dataset": "./mine.py:numbers", "model": "./mine.py:OneNumber", "loss": "mse"}
+    assert load(**fields).dataset.class_count == 1
+    with pytest.raises(InputError, match=r"base\.partitioner.*(no classes|images)"):
+        load(**fields, partitioner=partitioner)
+
+
+def test_what_a_component_prints_is_no_answer(load: Load) -> None:
+    assert load(model="./mine.py:loud").model.names
+
+
+def test_a_component_that_hangs_is_refused_and_the_next_is_tried(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imports = Imports(folder)
+    imports.resolve(BASE)
+    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    with pytest.raises(ComponentError, match=r"mine\.py:hangs.*0\.5 s"):
+        imports.resolve({**BASE, "model": "./mine.py:hangs"})
+    monkeypatch.undo()
+    assert imports.resolve({**BASE, "model": named("Net", width=9)})
+    imports.close()
+
+
+@pytest.mark.parametrize("directory", ["with space ü", "co:lon", "one"])
+def test_the_key_does_not_depend_on_the_directory(directory: str, load: Load) -> None:
+    there = {"dataset": f"./{directory}/mine.py:good", "model": f"./{directory}/mine.py:Net"}
+    assert load(**there).key == load().key
+    assert load(**there).name_of("model") == f"{directory}/mine.py:Net"
+
+
+def test_the_key_depends_on_parameters_that_are_not_the_default(load: Load) -> None:
+    assert load(model=named("Net", width=8)).key == load().key
+    assert load(model=named("Net", width=9)).key != load().key
+    assert load(model=named("Wide", widths=[8])).key == load(model="./mine.py:Wide").key
+
+
+def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load, imports: Imports) -> None:
+    assert imports.code is not None
+    net = load(model="./lazy.py:net").model
+    files = {
+        str(path.relative_to(imports.code / net.imported.folder))
+        for path in (imports.code / net.imported.folder).rglob("*")
+        if path.is_file()
+    }
+    assert files == {"lazy.py", "layers.py", "package/__init__.py", "package/inner.py", "mine.py"}
+    rows = load(dataset="./table.py:rows").dataset
+    assert (imports.code / rows.imported.folder / "table.csv").is_file()
+
+
+def test_components_of_one_directory_share_their_modules(load: Load) -> None:
+    run = load(model="./lazy.py:net", loss="./lazy.py:loss")
+    assert run.model.imported.folder == run.loss.imported.folder == run.dataset.imported.folder
+
+
+def test_modules_of_the_same_name_in_two_directories_are_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="different modules common"):
+        load(model="./one/net.py:Net", loss="./two/net.py:mean")
+
+
+def test_large_files_are_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_code, "MOST_BYTES", 100)
+    with pytest.raises(InputError, match=r"base\.dataset: table\.py:rows.*data_dir"):
+        load(dataset={"name": "./table.py:rows", "test_share": 0.3})
+
+
+def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert from_here("./mine.py:Net") == "/mine.py:Net"
+    assert from_here({"name": "mine.py:Net", "width": 3}) == {"name": "/mine.py:Net", "width": 3}
+    assert from_here("package.mine:Net") == "package.mine:Net"
+    assert from_here(None) is None
+
+
+def test_skip_and_published_figures_select_users_components(imports: Imports) -> None:
+    models = ["./mine.py:Net", "./mine.py:Tree"]
+    published = {"runs": {"model": "./mine.py:Net"}, "accuracy": 0.9}
+    block = {
+        "name": "one",
+        "base": BASE,
+        "axes": {"model": models, "nodes": [1, 2]},
+        "skip": [{"model": ["mine.py:Tree"]}, {"nodes": 1}],
+        "published": [published],
+    }
+    content = {"name": "s", "blocks": [block]}
+    (run,) = load_sweep(Path("s.yml"), text=yaml.safe_dump(content), imports=imports).runs
+    assert run.name_of("model") == "mine.py:Net"
+
+
+def test_editors_accept_what_a_sweep_file_can_import() -> None:
+    schema = json.loads((FILE.parents[2] / "schemas" / "sweep.schema.json").read_text())
+    page = (FILE.parents[2] / "docs" / "your_own.md").read_text()
+    example = yaml.safe_load(page.partition("# topics.yml\n")[2].partition("```")[0])
+    Draft202012Validator(schema).validate(example)
+
+
+def test_ranks_that_are_threads_load_a_module_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / tmp_path.name  # modules are named after their folder
+    folder.mkdir()
+    (folder / "slow.py").write_text("import time\ntime.sleep(0.2)\n\n\ndef made():\n    pass\n")
+    with ThreadPoolExecutor(2) as ranks:
+        loaded = [*ranks.map(lambda _: source.load(folder, "slow.py", "made"), range(2))]
+    assert loaded[0] is loaded[1]

@@ -1,0 +1,269 @@
+"""Answers requests about users' components. Runs users' code."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.component_trials.messages import MAX_SAMPLES, MAX_TEXT, Answer, Request
+from trainer.data.base import PixelScale
+from trainer.spec.registries import REGISTRIES, TRANSPORTS
+from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
+from trainer.user_components.signature import ParameterFailure, defaults_left_out
+from trainer.user_components.source import ImportFailure, Source, located
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.data.base import Dataset
+    from trainer.losses.base import Loss
+    from trainer.models.base import Model
+
+TRIED_SAMPLES = 16  # with which models and losses are tried
+MAX_LABELS = 100_000  # with which a partitioner is tried
+# Where software is installed, which may lie below a user's directory.
+NOT_USERS = [Path(__file__).parents[1]]
+NOT_USERS += [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
+
+
+def inspect(request: Request) -> Answer:
+    """Answer a request. Call it in a process of its own: it runs users' code."""
+    directory = Path(request.directory) if request.directory else None
+    try:
+        if request.kind == "fit":
+            check_fit(request)
+            return Answer()
+        return _component(request)
+    except ParameterFailure as error:
+        return Answer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
+    except (Exception, SystemExit) as error:
+        return Answer(error=located(error, directory)[:MAX_TEXT])
+
+
+def _component(request: Request) -> Answer:
+    directory = Path(request.directory)
+    opened, samples = OpenedFiles(), io.BytesIO()
+    source = Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
+    called = source.load()
+    if request.kind == "dataset":
+        found: Source = _dataset(request, source, samples)
+    else:
+        found = _FACTS[request.kind](request, source)
+    others = [other for other in (*NOT_USERS, Path(request.data_dir)) if other != directory]
+    others = [other for other in others if other.is_relative_to(directory)]
+    files = {
+        path
+        for path in opened.paths | imported_files(directory, request.module)
+        if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
+    }
+    return Answer(
+        facts=found.model_dump(mode="json"),
+        parameters=defaults_left_out(called, request.parameters),
+        files=sorted(str(path.relative_to(directory)) for path in files),
+        module=_installed_digest(called, files),
+        samples=base64.b64encode(samples.getvalue()).decode(),
+    )
+
+
+def _installed_digest(called: Any, files: set[Path]) -> str:
+    """16 hex digits that identify the sources of an installed component; empty for one of these files.
+
+    They are those of its whole package, but of torch's, whose version an environment states.
+    """
+    name = getattr(called, "__module__", "")
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if not origin or Path(origin) in files:
+        return ""
+    sources, top = [Path(origin)], sys.modules.get(name.partition(".")[0])
+    if top is not None and top.__name__ not in ("torch", "torchvision"):
+        sources += [path for place in getattr(top, "__path__", ()) for path in Path(place).rglob("*.py")]
+    found = sha256()
+    for path in sorted(sources):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _dataset(request: Request, source: Source, samples: IO[bytes]) -> Source:
+    """The facts of a dataset, of which some samples are written to `samples`."""
+    found, data = dataset.facts(source, request.parameters, Path(request.data_dir))
+    sample = data.train.inputs[:1].nbytes + data.train.targets[:1].nbytes
+    if sample > MAX_SAMPLES:
+        raise ImportFailure(
+            f"a sample has {sample / 2**20:.0f} MiB; allowed: at most {MAX_SAMPLES >> 20} MiB"
+        )
+    few = slice(min(TRIED_SAMPLES, MAX_SAMPLES // max(1, sample)))
+    np.savez(
+        samples,
+        inputs=data.train.inputs[few],
+        targets=data.train.targets[few],
+        labels=data.train.labels[:MAX_LABELS],
+    )
+    return found
+
+
+def _model(request: Request, source: Source) -> Source:
+    on = _resolved(request, "dataset")
+    return model.facts(source, request.parameters, on.shape, on.class_count, samples(request)[0])
+
+
+def _augmentation(request: Request, source: Source) -> Source:
+    inputs, _, _ = samples(request)
+    image = inputs.dim() == 4
+    ones = np.ones((inputs.shape[1], 1, 1), np.float32) if image else None
+    scale = None if ones is None else PixelScale(0 * ones, ones)
+    return augmentation.facts(source, request.parameters, inputs, scale)
+
+
+def _partitioner(request: Request, source: Source) -> Source:
+    return partitioner.facts(source, request.parameters, samples(request)[2], request.parts)
+
+
+def _strategy(request: Request, source: Source) -> Source:
+    trained = _resolved(request, "model")
+    if unknown := set(getattr(source.load(), "transports", ())) - set(TRANSPORTS.entries):
+        raise ImportFailure(f"its transports have {unknown.pop()!r}; allowed: {TRANSPORTS.known}")
+    return strategy.facts(source, request.parameters, request.ranks, trained, request.batch_size)
+
+
+_FACTS: Mapping[str, Callable[[Request, Source], Source]] = {
+    "model": _model,
+    "loss": lambda request, source: loss.facts(source, request.parameters),
+    "optimizer": lambda request, source: optimizer.facts(source, request.parameters),
+    "augmentation": _augmentation,
+    "partitioner": _partitioner,
+    "strategy": _strategy,
+}
+
+
+def check_fit(request: Request) -> None:
+    """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
+    fields = ("model", "dataset", "loss")
+    trained, on, with_loss = resolved = [_resolved(request, field) for field in fields]
+    names = [REGISTRIES[field].name_of(each) for field, each in zip(fields, resolved, strict=True)]
+    what = f"{names[0]} on {names[1]} with the loss {names[2]}"
+    try:
+        reason = trained.validation_error(on.shape) or _step_error(
+            trained, on, with_loss, *samples(request)
+        )
+    except Exception as error:
+        raise ImportFailure(f"{what}: {located(error)}") from error
+    if reason:
+        raise ImportFailure(f"{what}: {reason}")
+
+
+def _step_error(
+    trained: Model, on: Dataset, loss: Loss, inputs: Tensor, targets: Tensor, _: Any
+) -> str | None:
+    """Why a step with these samples is not possible; None if it is."""
+    import torch
+
+    torch.manual_seed(0)
+    blocks = trained.blocks(on.shape, on.class_count, torch.Generator())
+    output = torch.nn.Sequential(*(block for _, block in blocks))(inputs)
+    if reason := loss.output_error(output, targets):
+        return reason
+    value: Any = loss.of(output, targets)
+    if reason := loss_error(value):
+        return reason
+    value.backward()
+    output = output.detach()
+    return right_error(loss.right(output, targets), len(inputs)) or share_error(loss, output, targets)
+
+
+def loss_error(value: Any) -> str | None:
+    """Why a loss cannot be minimised; None if it can."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dim():
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        return (
+            f"the loss is of type {type(value).__name__}{shape}; it must be a tensor without dimensions, "
+            "the mean over the batch"
+        )
+    if not value.requires_grad:
+        return "no gradient flows from the loss to the model"
+    if not torch.isfinite(value):
+        return f"the loss of the first samples is {value.item()}"
+    return None
+
+
+def right_error(right: Tensor, samples: int) -> str | None:
+    """Why a measure of right answers is none; None if it is one."""
+    if tuple(right.shape) != (samples,):
+        return f"the accuracy has shape {tuple(right.shape)}; it must be one number for each sample"
+    if right.min() < 0 or right.max() > 1:
+        return f"the accuracy of a sample is {right.min():g} to {right.max():g}; allowed: 0 to 1"
+    return None
+
+
+def share_error(of: Any, output: Tensor, targets: Tensor) -> str | None:
+    """Why ranks cannot share a batch; None if its loss is the mean of those of its halves."""
+    half = len(output) // 2
+    if not half:
+        return None
+    both = of.of(output[: 2 * half], targets[: 2 * half]).item()
+    halves = [of.of(output[part], targets[part]).item() for part in (slice(half), slice(half, 2 * half))]
+    if abs(sum(halves) / 2 - both) <= 1e-4 * max(1.0, abs(both)):
+        return None
+    return (
+        f"the loss of a batch is {both:.6g}, and the mean of those of its halves {sum(halves) / 2:.6g}; "
+        "they must be equal, since ranks share a batch"
+    )
+
+
+def samples(request: Request) -> tuple[Tensor, Tensor, Any]:
+    """Some inputs and targets of the dataset, and labels: noise in its shape unless it is a user's."""
+    import torch
+
+    if request.batch:
+        with np.load(request.batch) as arrays:
+            inputs, targets = (torch.from_numpy(arrays[name]) for name in ("inputs", "targets"))
+            return inputs, targets, arrays["labels"]
+    on, rng = _resolved(request, "dataset"), np.random.default_rng(0)
+    labels = rng.integers(on.class_count, size=min(on.train_samples, MAX_LABELS))
+    inputs = torch.from_numpy(rng.standard_normal((TRIED_SAMPLES, *on.shape), np.float32))
+    return inputs, torch.from_numpy(labels[:TRIED_SAMPLES]), labels
+
+
+def _resolved(request: Request, field: str) -> Any:
+    return REGISTRIES[field].parse(request.forms[field])
+
+
+def imported_files(directory: Path, module: str) -> set[Path]:
+    """The files of a directory that a module of it imports anywhere, also inside of functions."""
+    finder = ModuleFinder(path=[str(directory)], excludes=["trainer", "shardyard"])
+    if module.endswith(".py"):
+        finder.run_script(str(directory / module))
+    else:
+        with suppress(ImportError):  # an installed module
+            finder.import_hook(module)
+    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    return {Path(file) for file in files if file}
+
+
+class OpenedFiles:
+    """Records which files this process opens, among them those that a component needs."""
+
+    def __init__(self) -> None:
+        self._found = set[str | bytes]()
+        sys.addaudithook(self._record)
+
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            self._found.add(arguments[0])
+
+    @property
+    def paths(self) -> set[Path]:
+        """Those that are files, as absolute paths."""
+        paths = {Path(os.path.abspath(os.fsdecode(name))) for name in self._found}
+        return {path for path in paths if path.is_file()}

@@ -1,0 +1,326 @@
+"""Datasets of users: arrays, or any map-style dataset of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from trainer.core.registry import ImportedComponent, shortened
+from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
+from trainer.user_components.model import scatter_seeds
+from trainer.user_components.signature import checked, configured, signature_of
+from trainer.user_components.source import MAX_NAME, ImportFailure, Source, located
+
+TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
+SPLIT_SEED = "split_seed"
+SPLIT_DEFAULTS: dict[str, Any] = {TEST_SHARE: 0.2, SPLIT_SEED: 0}
+MOST_CLASSES = 1000  # an event has room for them
+TYPES = ("float32", "int64", "uint8", "int32", "bool")
+
+
+class DatasetFacts(Source):
+    """What is known of a dataset when a sweep is loaded. data: digest of both splits."""
+
+    train_samples: int = Field(ge=1, le=2**40)
+    test_samples: int = Field(ge=1, le=2**40)
+    shape: tuple[Annotated[int, Field(ge=0, le=2**40)], ...] = Field(max_length=32)
+    input_type: str = Field(max_length=MAX_NAME)
+    class_count: int = Field(ge=1, le=MOST_CLASSES)
+    data: str = Field(max_length=MAX_NAME)
+
+    @property
+    def key_fields(self) -> dict[str, str]:
+        return {**super().key_fields, "data": self.data}
+
+
+class ImportedDataset(ImportedComponent, Dataset):
+    """A user's dataset."""
+
+    imported: DatasetFacts
+
+    @property
+    def train_samples(self) -> int:
+        return self.imported.train_samples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.imported.shape
+
+    @property
+    def input_type(self) -> str:
+        return self.imported.input_type
+
+    @property
+    def class_count(self) -> int:
+        return self.imported.class_count
+
+    def load(self, data_dir: Path) -> Data:
+        try:
+            called = self.imported.load()
+            data = load_data(called, self.parameters, data_dir, self.imported.directory)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.name}: {located(error)}") from error
+        if digest(data) != self.imported.data:
+            raise DataError(
+                f"{self.name}: gives other samples than when the sweep was loaded; a dataset must not "
+                "depend on time, machine or the random state of the process"
+            )
+        return data
+
+
+def load_data(
+    called: Callable[..., Any], parameters: Mapping[str, Any], data_dir: Path, directory: Path
+) -> Data:
+    """Both splits of a user's dataset.
+
+    `called` is a subclass of Dataset, or what returns a map-style dataset of (input, target) or a pair of
+    arrays (inputs, targets). With a parameter `train` it is called once for each split; otherwise a seeded
+    share of its samples is the test split. It may have the parameters `data_dir`, the data directory, and
+    `directory`, that of the sweep file.
+
+    Raises:
+        ImportFailure: It cannot be called, or the samples do not fit together.
+        ParameterFailure: Its parameters are wrong.
+    """
+    if isinstance(called, type) and issubclass(called, Dataset):
+        return configured(called, parameters).load(data_dir)
+    given = {"data_dir": data_dir, "directory": directory}
+    if "train" in signature_of(called):
+        arguments = [checked(called, parameters, {**given, "train": train}) for train in (True, False)]
+        train, test = (_samples(called(**each)) for each in arguments)
+    else:
+        split = {name: parameters.get(name, default) for name, default in SPLIT_DEFAULTS.items()}
+        check_split(split)
+        rest = {name: value for name, value in parameters.items() if name not in split}
+        whole = _samples(called(**checked(called, rest, given)))
+        train, test = whole.split(split[TEST_SHARE], split[SPLIT_SEED])
+    return _joined(train, test)
+
+
+def check_split(split: Mapping[str, Any]) -> None:
+    """Raise ImportFailure unless the parameters of the seeded split are allowed."""
+    share, seed = split[TEST_SHARE], split[SPLIT_SEED]
+    if type(share) not in (int, float) or not 0 < share < 1:
+        raise ImportFailure(f"{TEST_SHARE} is {share!r}; allowed: a number between 0 and 1")
+    if type(seed) is not int or seed < 0:
+        raise ImportFailure(f"{SPLIT_SEED} is {seed!r}; allowed: a whole number from 0 on")
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of one split, or of both. classes: their number, if the dataset states it."""
+
+    inputs: Array
+    targets: Array
+    classes: int | None
+
+    @property
+    def have_classes(self) -> bool:
+        """Whether targets are classes: whole numbers, one for each sample."""
+        return self.targets.ndim == 1 and self.targets.dtype.kind == "i"
+
+    def split(self, share: float, seed: int) -> tuple[_Samples, _Samples]:
+        """A training and a test split; at least one sample is in each."""
+        count = len(self.inputs)
+        if count < 2:
+            raise ImportFailure(f"it has {count} samples, and needs at least 2 to be split")
+        order = np.random.default_rng(seed).permutation(count)
+        tests = min(max(1, round(count * share)), count - 1)
+        return self._taken(np.sort(order[tests:])), self._taken(np.sort(order[:tests]))
+
+    def _taken(self, indices: Array) -> _Samples:
+        return _Samples(self.inputs[indices], self.targets[indices], self.classes)
+
+
+def _samples(found: Any) -> _Samples:
+    """The samples of what a user's callable returned. There is at least one."""
+    arrays = [hasattr(each, "shape") for each in found] if isinstance(found, tuple | list) else []
+    if reason := _other_form(found, arrays):
+        raise ImportFailure(f"it gives {reason}; {ALLOWED}")
+    if len(arrays) == 2 and all(arrays):
+        inputs, targets = (np.asarray(each) for each in found)
+        if not inputs.ndim or not targets.ndim:
+            raise ImportFailure(
+                "it gives two numbers; the first dimension of both arrays must count samples"
+            )
+        if len(inputs) != len(targets):
+            raise ImportFailure(f"it has {len(inputs)} inputs and {len(targets)} targets")
+    elif hasattr(found, "__getitem__") and hasattr(found, "__len__"):
+        items = [_item(found, number) for number in range(len(found))]
+        inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
+    else:
+        raise ImportFailure(f"it gives an object of {_described(found)}; {ALLOWED}")
+    if not len(inputs):
+        raise ImportFailure("it has no samples")
+    samples = _Samples(_array(inputs, WHAT[0]), _array(targets, WHAT[1]), _stated_classes(found))
+    if samples.have_classes:
+        _check_classes(samples)
+    return samples
+
+
+WHAT = ("input", "target")
+ALLOWED = "allowed: a pair of arrays (inputs, targets), or a map-style dataset of pairs (input, target)"
+
+
+def _other_form(found: Any, arrays: Sequence[bool]) -> str | None:
+    """Names data in a common form that is not a dataset, and says what to change; None for other data.
+
+    arrays: whether each item of a tuple or list is an array.
+    """
+    if isinstance(found, Mapping):
+        what = f"an object of {_described(found)} with the keys {shortened([str(key) for key in found])}"
+        bunch = ", or set return_X_y: true" if type(found).__name__ == "Bunch" else ""
+        return f"{what}; return two of its values as a pair{bunch}"
+    if hasattr(found, "shape") and hasattr(found, "ndim"):  # a dataset may state a shape, too
+        return f"one array of {_described(found)}"
+    if len(arrays) > 2 and all(arrays):
+        return f"{len(arrays)} arrays; for a test split of its own, give it the parameter `train`"
+    lists = len(arrays) == 2 and not all(arrays) and (any(arrays) or isinstance(found, tuple))
+    if lists and all(hasattr(each, "shape") or isinstance(each, list) for each in found):
+        types = ", ".join(type(each).__name__ for each in found)
+        return f"a pair ({types}); convert both to arrays, as np.array does"
+    return None
+
+
+def _described(value: Any) -> str:
+    """The type of a value, with its shape or its length."""
+    name = f"type {type(value).__name__}"
+    if hasattr(value, "shape"):
+        return f"{name} and shape {tuple(value.shape)}"
+    return f"{name} and length {len(value)}" if isinstance(value, tuple | list) else name
+
+
+def _item(found: Any, number: int) -> tuple[Any, Any]:
+    item = found[number]
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ImportFailure(f"item {number} is of {_described(item)}; it must be a pair (input, target)")
+    return np.asarray(item[0]), np.asarray(item[1])
+
+
+def _stacked(items: Sequence[Any], what: str) -> Array:
+    for number, item in enumerate(items):
+        if item.shape != items[0].shape:
+            raise ImportFailure(
+                f"items differ in shape: the {what} of item 0 has {items[0].shape}, of item {number} "
+                f"{item.shape}"
+            )
+    return np.stack(items) if items else np.zeros(0)
+
+
+def _array(values: Array, what: str) -> Array:
+    """The values in a type that torch and the run support, in memory of their own."""
+    if values.dtype.kind not in "fiub":
+        raise ImportFailure(f"the {what}s are of type {values.dtype}; allowed: numbers")
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise ImportFailure(f"the {what}s hold nan or infinite numbers")
+        return np.array(values, np.float32, order="C")
+    keeps = what == "input" and values.dtype.name in TYPES
+    return np.array(values, values.dtype if keeps else np.int64, order="C")
+
+
+def _stated_classes(found: Any) -> int | None:
+    """The number of classes that a dataset states, as torchvision's do in `classes`."""
+    stated = getattr(found, "classes", None)
+    return len(stated) if isinstance(stated, Sequence) and not isinstance(stated, str) else None
+
+
+def _joined(train: _Samples, test: _Samples) -> Data:
+    for what, one, other in (
+        ("inputs", train.inputs, test.inputs),
+        ("targets", train.targets, test.targets),
+    ):
+        if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
+            raise ImportFailure(
+                f"{what} of the training split have shape {one.shape[1:]} and type {one.dtype}, of the "
+                f"test split {other.shape[1:]} and {other.dtype}"
+            )
+    scale = _pixel_scale(train.inputs)
+    if train.have_classes:
+        highest = max(int(each.targets.max()) for each in (train, test))
+        classes = highest + 1 if train.classes is None else train.classes
+        splits = [Split(each.inputs, each.targets) for each in (train, test)]
+    else:
+        classes = 1
+        splits = [
+            Split(each.inputs, np.zeros(len(each.inputs), np.int64), each.targets) for each in (train, test)
+        ]
+    return Data(splits[0], splits[1], classes, scale)
+
+
+def _pixel_scale(inputs: Array) -> PixelScale | None:
+    """The scale of images; None for other inputs."""
+    if inputs.ndim != 4 or inputs.dtype != np.float32:
+        return None
+    darkest, brightest = inputs.min(), inputs.max()
+    ones = np.ones((inputs.shape[1], 1, 1), np.float32)
+    contrast = (brightest - darkest) or np.float32(1)
+    return PixelScale(-darkest / contrast * ones, ones / contrast)
+
+
+def _check_classes(samples: _Samples) -> None:
+    """Raise ImportFailure if a target is no class."""
+    stated, targets = samples.classes, samples.targets
+    if stated is not None and stated > MOST_CLASSES:
+        raise ImportFailure(f"it states {stated} classes; allowed: at most {MOST_CLASSES}")
+    most = MOST_CLASSES if stated is None else stated
+    wrong = np.flatnonzero((targets < 0) | (targets >= most))
+    if len(wrong):
+        raise ImportFailure(
+            f"sample {wrong[0]} has the label {targets[wrong[0]]}; allowed: 0 to {most - 1}, or "
+            "floating-point numbers, which are no classes"
+        )
+
+
+def digest(data: Data) -> str:
+    """16 hex digits that identify all samples of both splits, in their order."""
+    found = sha256()
+    for split in (data.train, data.test):
+        for array in (split.inputs, split.targets):
+            found.update(f"{array.dtype.str}{array.shape}".encode())
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
+
+
+def facts(source: Source, parameters: Mapping[str, Any], data_dir: Path) -> tuple[DatasetFacts, Data]:
+    """What a spec says about the dataset, and its samples. Raises ImportFailure or ParameterFailure."""
+    called = source.load()
+    own = (
+        configured(called, parameters) if isinstance(called, type) and issubclass(called, Dataset) else None
+    )
+    if own is not None:
+        own.prepare(data_dir)
+    loaded = []
+    for seed in (1, 2):
+        scatter_seeds(seed)
+        loaded.append(load_data(called, parameters, data_dir, source.directory))
+    data, again = loaded
+    if own is not None:
+        stated = (own.train_samples, own.shape, own.class_count)
+        found = (len(data.train.labels), data.train.inputs.shape[1:], data.classes)
+        if stated != found:
+            raise ImportFailure(f"it states (samples, shape, classes) {stated}, and loads {found}")
+    identity = digest(data)
+    if digest(again) != identity:
+        raise ImportFailure(
+            "it gives other samples when it is loaded again: it draws from global random state; use a "
+            "generator with a seed, such as np.random.default_rng(0)"
+        )
+    found_facts = DatasetFacts(
+        **dict(source),
+        train_samples=len(data.train.labels),
+        test_samples=len(data.test.labels),
+        shape=data.train.inputs.shape[1:],
+        input_type=data.train.inputs.dtype.name,
+        class_count=data.classes,
+        data=identity,
+    )
+    return found_facts, data
