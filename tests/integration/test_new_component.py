@@ -210,7 +210,8 @@ def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_conformance_suite_tests_the_new_components(copy: Path) -> None:
-    suites = sorted((copy / "tests" / "unit").glob("test_conformance_*.py"))
+    suites = sorted((copy / "tests" / "unit").rglob("test_conformance_*.py"))
+    assert suites
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " or ".join(NAMES), "-rA"]
     done = run(copy, "pytest", *options, *suites)
     for name in NAMES:
