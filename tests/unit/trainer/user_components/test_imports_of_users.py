@@ -293,8 +293,8 @@ def test_the_key_depends_on_parameters_that_are_not_the_default(load: Load) -> N
 
 
 def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load, imports: Imports) -> None:
-    assert imports.code is not None
     net = load(model="./lazy.py:net").model
+    assert imports.code is not None
     files = {
         str(path.relative_to(imports.code / net.imported.folder))
         for path in (imports.code / net.imported.folder).rglob("*")
