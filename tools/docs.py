@@ -405,11 +405,15 @@ def main() -> int:
     """Write the tables, or check them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
-    if not parser.parse_args().check:
-        for page in write_tables():
-            print(page)
-        return 0
-    outdated = stale()
+    try:
+        if not parser.parse_args().check:
+            for page in write_tables():
+                print(page)
+            return 0
+        outdated = stale()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
     for page in outdated:
         print(f"{page}: a table is stale; run: make docs")
     return 1 if outdated else 0

@@ -69,8 +69,8 @@ def check(wheel: Path, scratch: Path, torch_index: str) -> None:
     programs, empty = _environment(scratch / "user"), scratch / "empty"
     empty.mkdir()
     pip = (programs / "python", "-m", "pip", "install", "-q")
-    pinned = [IMPORT_ROOT / name for name in ("trainer/requirements.txt", "requirements.txt")]
-    torch = [pin for file in pinned for pin in re.findall(r"(?m)^torch(?:vision)?==\S+", file.read_text())]
+    pinned = (IMPORT_ROOT / "trainer" / "requirements.txt").read_text(encoding="utf-8")
+    torch = re.findall(r"(?m)^torch(?:vision)?==\S+", pinned)
     _run(*pip, "--no-deps", "--extra-index-url", torch_index, *torch)  # without CUDA's 3 GB
     _run(*pip, "-c", IMPORT_ROOT / "requirements.txt", wheel)
     for arguments in ("--version", "doctor", "sweep quickstart --dry-run", TRIAL, "report results"):

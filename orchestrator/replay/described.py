@@ -158,7 +158,7 @@ def cluster_times(
 ) -> dict[str, ClusterTime | NoClusterTime]:
     """The times of the ok runs on their clusters, by key.
 
-    Those stored beside the results; otherwise they are replayed, and then stored. Raises OSError.
+    Times that are stored beside the results are read; others are replayed, and then stored. Raises OSError.
     """
     costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     return {

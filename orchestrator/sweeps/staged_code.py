@@ -27,8 +27,7 @@ class StagedCode:
 
     Attributes:
         directory: the directory with the folders. All users may read it, since nodes in containers have
-            another one, but only this user and those to whom the directory itself is handed over can reach
-            it.
+            another one. Only this user can reach it, and containers that mount the directory itself.
     """
 
     def __init__(self) -> None:

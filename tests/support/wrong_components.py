@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -176,24 +176,22 @@ class Sums(Strategy):
 
 class Averages(Sums):
     equals = None
+    operation: ClassVar[str] = "mean"
+
+    def weight(self, session: Any, batch: Any) -> float:
+        return batch.share * session.size
 
     def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        replica.backward(batch, batch.share * session.size)
+        replica.backward(batch, self.weight(session, batch))
         gradient = replica.gradient()
-        session.comm.all_reduce(gradient, "mean")
+        session.comm.all_reduce(gradient, self.operation)
         replica.set_gradient(gradient)
 
 
-class Totals(Sums):
+class Totals(Averages):
     """The sum where others take the mean."""
 
-    equals = None
-
-    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        replica.backward(batch, batch.share * session.size)
-        gradient = replica.gradient()
-        session.comm.all_reduce(gradient, "sum")
-        replica.set_gradient(gradient)
+    operation: ClassVar[str] = "sum"
 
 
 class IgnoresSizes(Averages):
@@ -201,11 +199,8 @@ class IgnoresSizes(Averages):
 
     equals = "all_reduce"
 
-    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        replica.backward(batch, float(batch.samples > 0))
-        gradient = replica.gradient()
-        session.comm.all_reduce(gradient, "mean")
-        replica.set_gradient(gradient)
+    def weight(self, session: Any, batch: Any) -> float:
+        return float(batch.samples > 0)
 
 
 class CallsTorch(Averages):

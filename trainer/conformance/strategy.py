@@ -43,15 +43,19 @@ class Ranks:
     number: int
     samples: Literal["its own", "equal ones in one batch", "more than the next"] = "its own"
 
+    @property
+    def count(self) -> str:
+        """`1 rank`, `2 ranks`."""
+        return f"{self.number} {'rank' if self.number == 1 else 'ranks'}"
+
     def __str__(self) -> str:
-        ranks = f"{self.number} {'rank' if self.number == 1 else 'ranks'}"
         given = f"{SAMPLES} samples, batch {BATCH}"
         match self.samples:
             case "equal ones in one batch":
                 given = f"equal samples in one batch each, {UNIQUE} times {COPIES} in all"
             case "more than the next":
                 given += ", each rank with more of them than the next"
-        return f"{ranks}, {given}, {EPOCHS} epochs, mlp with 8 units"
+        return f"{self.count}, {given}, {EPOCHS} epochs, mlp with 8 units"
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -95,7 +99,8 @@ class Trainings:
 
     def __init__(self, own: Strategy, form: Callable[[int], Any], tried: int, limit_s: float) -> None:
         self.own, self._form, self._tried, self._limit_s = own, form, tried, limit_s
-        self._done: dict[tuple[str, Ranks], Training | Exception] = {}
+        # By registered strategy and its rule for parts of different size; both are empty for the own one.
+        self._done: dict[tuple[str, str, Ranks], Training | Exception] = {}
 
     def __call__(self, ranks: Ranks) -> Training:
         """The training on so many ranks. Raises NotApplicable where it is impossible or fails."""
@@ -103,21 +108,21 @@ class Trainings:
 
     def begin(self, ranks: Ranks) -> None:
         """Do the training on so many ranks. Raises what the strategy raises, or NotApplicable."""
-        self._done["{}", ranks] = self.anew(ranks)
+        self._done["", "", ranks] = self.anew(ranks)
 
-    def reference(self, name: str, ranks: Ranks, **parameters: str) -> Training:
-        """The training of a registered strategy."""
-        return self._trained(name, ranks, **parameters)
+    def reference(self, name: str, ranks: Ranks, rule: str = "") -> Training:
+        """The training of a registered strategy. rule: its `uneven`; empty: the default, or it has none."""
+        return self._trained(name, ranks, rule)
 
     def anew(self, ranks: Ranks) -> Training:
         """The training, done now. Raises what the strategy raises, or NotApplicable."""
         return self._train("", ranks)
 
-    def _trained(self, name: str, ranks: Ranks, **parameters: str) -> Training:
-        key = f"{name}{parameters}", ranks
+    def _trained(self, name: str, ranks: Ranks, rule: str = "") -> Training:
+        key = name, rule, ranks
         if key not in self._done:
             try:
-                self._done[key] = self._train(name, ranks, **parameters)
+                self._done[key] = self._train(name, ranks, rule)
             except Exception as error:
                 self._done[key] = error
         done = self._done[key]
@@ -127,13 +132,13 @@ class Trainings:
             raise NotApplicable(f"it does not train: {done}") from done
         return done
 
-    def _train(self, name: str, ranks: Ranks, **parameters: str) -> Training:
+    def _train(self, name: str, ranks: Ranks, rule: str = "") -> Training:
         from trainer.conformance import processes, threads
 
         if not self.own.trains:
             raise NotApplicable("it does not train")
         if name:
-            registered = {"name": name, **parameters}
+            registered = {"name": name, **({"uneven": rule} if rule else {})}
             return threads.train(_spec(registered, "memory", ranks), datasets=ranks.datasets)
         own = self._form(ranks.number)
         if transport := self._between_processes:
@@ -307,11 +312,10 @@ def _equals(trainings: Trainings, ranks: Ranks, equals: str, tried: Sequence[Ran
     replicas = trainings.replicas(ranks)
     of = f"those of {equals} on {replicas.number} ranks"
     # With parts of different size, it may follow any of these rules.
-    rules = get_args(get_args(Uneven)[0]) if ranks.samples == "more than the next" else ("join",)
-    offs = [
-        _off(found, trainings.reference(equals, replicas, uneven=rule), RTOL, ATOL, of) for rule in rules
-    ]
-    return offs[0] if all(offs) else None
+    rules = get_args(get_args(Uneven)[0]) if ranks.samples == "more than the next" else ("",)
+    offs = (_off(found, trainings.reference(equals, replicas, rule), RTOL, ATOL, of) for rule in rules)
+    first = next(offs)
+    return first if first and all(offs) else None  # all rules are trained only if none fits
 
 
 def _averages(trainings: Trainings, ranks: Ranks, fewest: Ranks) -> Outcome:
@@ -320,8 +324,7 @@ def _averages(trainings: Trainings, ranks: Ranks, fewest: Ranks) -> Outcome:
         raise NotApplicable("it declares that it adds up what ranks learn")
     if own.replicas(ranks.number) == own.replicas(fewer.number):
         raise NotApplicable("its ranks train one replica")
-    noun = "rank" if fewer.number == 1 else "ranks"
-    return _off(trainings(ranks), trainings(fewer), RTOL, ATOL, f"those of {fewer.number} {noun}")
+    return _off(trainings(ranks), trainings(fewer), RTOL, ATOL, f"those of {fewer.count}")
 
 
 def _equal_to(trainings: Trainings, several: Sequence[Ranks]) -> str | None:
