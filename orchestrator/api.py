@@ -18,6 +18,7 @@ from rich.console import Console
 from orchestrator.commands.run import directory_of, load_run
 from orchestrator.commands.sweep import (
     INTERRUPTED,
+    HowToRun,
     SelectedRuntime,
     memory_warning,
     run_sweep,
@@ -309,7 +310,7 @@ def _run(
     with open(os.devnull, "w") as nowhere, claimed(paths):
         # In a notebook, rich would display what is printed, whatever the file.
         console = text_console() if progress else Console(file=nowhere, force_jupyter=False)
-        code = run_sweep(loaded, paths, selected, data, False, warm_up_run, console)
+        code = run_sweep(loaded, paths, selected, data, console, HowToRun(warm_up_run=warm_up_run))
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return Results(directory)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from rich.text import Text
 from orchestrator import __version__
 from orchestrator.commands.sweep import (
     INTERRUPTED,
+    HowToRun,
     SelectedRuntime,
     print_plan,
     print_unequal,
@@ -218,43 +220,28 @@ def sweep(
         tolerance=tolerance,
     )
     directory = out or Path("results") / loaded.spec.name
-    selected = select()
-    code = _run(
-        loaded,
-        directory,
-        selected,
-        data_dir,
-        dry_run,
-        verbose,
-        fail_fast,
-        not no_warm_up_run,
-        strict,
-        port if watch else None,
-    )
-    raise typer.Exit(code)
+    how = HowToRun(fail_fast, not no_warm_up_run, strict, port if watch else None)
+    raise typer.Exit(Command(select(), data_dir, how, dry_run, verbose).execute(loaded, directory))
 
 
-def _run(
-    loaded: Sweep,
-    directory: Path,
-    selected: SelectedRuntime,
-    data_dir: Path,
-    dry_run: bool,
-    verbose: bool,
-    fail_fast: bool,
-    warm_up_run: bool,
-    strict: bool = False,
-    watch_port: int | None = None,
-) -> int:
-    """Run a sweep, or print its plan. Returns the exit code."""
-    paths = SweepPaths(directory)
-    if dry_run:
-        print_plan(loaded, paths, selected.runtime, data_dir, verbose)
-        return 0
-    with claimed(paths):
-        return run_sweep(
-            loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict, watch_port
-        )
+@dataclass(frozen=True)
+class Command:
+    """What the options of `sweep`, `run` and `lab` say about how a sweep runs."""
+
+    selected: SelectedRuntime
+    data_dir: Path
+    how: HowToRun
+    dry_run: bool = False
+    verbose: bool = False
+
+    def execute(self, loaded: Sweep, directory: Path) -> int:
+        """Run a sweep, or print its plan. Returns the exit code."""
+        paths = SweepPaths(directory)
+        if self.dry_run:
+            print_plan(loaded, paths, self.selected, self.data_dir, self.verbose)
+            return 0
+        with claimed(paths):
+            return run_sweep(loaded, paths, self.selected, self.data_dir, text_console(), self.how)
 
 
 @app.command()
@@ -297,10 +284,8 @@ def run(
         selected.imports(Path(), data_dir),
     )
     directory = out or directory_of(loaded)
-    # Only runs that are compared need a warm-up run before them.
-    raise typer.Exit(
-        _run(loaded, directory, selected, data_dir, dry_run, verbose, fail_fast=False, warm_up_run=compare)
-    )
+    how = HowToRun(warm_up_run=compare)  # only runs that are compared need a run before them
+    raise typer.Exit(Command(selected, data_dir, how, dry_run, verbose).execute(loaded, directory))
 
 
 @app.command()
@@ -360,22 +345,12 @@ def lab(
                 raise
             refused[name] = error
     codes = [FAILED] if refused else []
+    how = HowToRun(fail_fast, not no_warm_up_run, strict)
+    command = Command(selected, data_dir, how, dry_run, verbose)
     for loaded in wanted if not (fail_fast and refused) else ():
         results = directory / loaded.spec.name
         try:
-            codes.append(
-                _run(
-                    loaded,
-                    results,
-                    selected,
-                    data_dir,
-                    dry_run,
-                    verbose,
-                    fail_fast,
-                    not no_warm_up_run,
-                    strict,
-                )
-            )
+            codes.append(command.execute(loaded, results))
         except InputError as error:
             if not all_labs:
                 raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -21,6 +21,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.results.times import time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
+from orchestrator.runtimes.launch_plan import ClusterPlan, Process
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep
 from orchestrator.sweeps.stages import Standing
@@ -37,6 +38,10 @@ class SelectedRuntime:
     runtime: Runtime
     reason: str
 
+    def configure(self, loaded: Sweep) -> None:
+        """Give the runtime its options in a sweep file."""
+        self.runtime.configure(loaded.options_of(self.name) or self.runtime.Options())
+
     def imports(self, directory: Path, data_dir: Path) -> Imports:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
         return Imports(directory, data_dir, self.runtime.inspection_sandbox)
@@ -52,51 +57,52 @@ class SelectedRuntime:
         return self.runtime.cores()
 
 
+@dataclass(frozen=True)
+class HowToRun:
+    """How the command runs a sweep.
+
+    Attributes:
+        fail_fast: whether it ends after the first run that failed.
+        warm_up_run: whether it executes a short run before the first one, and drops its result.
+        strict: whether unequal conditions are errors.
+        watch_port: the port of a page that follows the sweep; 0: any free one; None: no page.
+    """
+
+    fail_fast: bool = False
+    warm_up_run: bool = True
+    strict: bool = False
+    watch_port: int | None = None
+
+
+@contextmanager
+def _followed(paths: SweepPaths, port: int | None, console: Console) -> Iterator[Callable[[], None]]:
+    """Serve a page that follows the sweep, if there is a port. Yields what to call after each run."""
+    if port is None:
+        yield lambda: None
+        return
+    from orchestrator.watch.growing_report import GrowingReport
+    from orchestrator.watch.server import serve  # loads the server
+
+    with serve(paths, port) as address:
+        console.print(f"watch: {address}")
+        yield GrowingReport(paths).after_run
+
+
 def run_sweep(
     loaded: Sweep,
     paths: SweepPaths,
     selected: SelectedRuntime,
     data_dir: Path,
-    fail_fast: bool,
-    warm_up_run: bool,
     console: Console,
-    strict: bool = False,
-    watch_port: int | None = None,
+    how: HowToRun = HowToRun(),
 ) -> int:
-    """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok.
-
-    warm_up_run: execute a short run before the first one, and drop its result. strict: unequal conditions
-    are errors, too. watch_port: the port of a page that follows the sweep; 0: any free one.
-    """
-    if watch_port is None:
-        return _run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, console, strict)
-    from orchestrator.watch.growing_report import GrowingReport
-    from orchestrator.watch.server import serve  # loads the server
-
-    with serve(paths, watch_port) as address:
-        console.print(f"watch: {address}")
-        growing = GrowingReport(paths)
-        return _run_sweep(
-            loaded, paths, selected, data_dir, fail_fast, warm_up_run, console, strict, growing.after_run
-        )
-
-
-def _run_sweep(
-    loaded: Sweep,
-    paths: SweepPaths,
-    selected: SelectedRuntime,
-    data_dir: Path,
-    fail_fast: bool,
-    warm_up_run: bool,
-    console: Console,
-    strict: bool,
-    after_run: Callable[[], None] = lambda: None,
-) -> int:
+    """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok."""
+    from orchestrator.execution.clusters import Clusters
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
     from orchestrator.execution.until_decided import results_until_decided
 
-    selected.runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
+    selected.configure(loaded)
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
@@ -107,52 +113,56 @@ def _run_sweep(
         console.print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, selected.runtime):
         console.print(f"warning: {little}")
-    results = []
-    try:
-        with progress_on(console, total) as display:
-            runner = SweepRunner(selected.runtime, selected.name, paths, data_dir, display)
-            runner.prepare(loaded)
-            if warm_up_run:
-                runner.warm_up(loaded)
-            staged = (
-                results_until_decided(runner, loaded, display, lambda: _standing(paths))
-                if loaded.until_decided
-                else None
-            )
-            for result in staged or runner.results(loaded):
-                results.append(result)
-                if fail_fast and result.status != "ok":
-                    break
-                if len(results) < total:
-                    after_run()
-            if staged:
-                staged.close()  # records what was executed, also if it was left early
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
-        console.print("run the same command to resume")
-        if results:
-            publish_report(paths, console)
-        return INTERRUPTED
-    except InputError:
-        if results:  # report the finished runs even if the rest cannot run
-            publish_report(paths, console)
-        raise
-    except StorageError:
-        with suppress(OSError, InputError):  # there may be no room for a report, or no record of the sweep
-            publish_report(paths, console)
-        raise
-    finally:
-        selected.runtime.close()
-    console.print(time_line(results))
-    unequal = publish_report(paths, console)
-    failed = [result for result in results if result.status != "ok"]
-    for result in failed:
-        console.print(f"{result.status}: {result.key}: {result.cause}")
-        directory = paths.run(result.key).directory
-        console.print(f"  log: {directory / result.log}" if result.log else f"  logs: {directory}/")
-    total = len(results) if loaded.until_decided and not fail_fast else total
-    console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
-    return 1 if failed or (strict and print_unequal(unequal, console)) else 0
+    with _followed(paths, how.watch_port, console) as after_run:
+        results = []
+        try:
+            with (
+                progress_on(console, total) as display,
+                Clusters(selected.runtime) as clusters,
+            ):
+                runner = SweepRunner(clusters, selected.name, paths, data_dir, display)
+                runner.prepare(loaded)
+                if how.warm_up_run:
+                    runner.warm_up(loaded)
+                staged = (
+                    results_until_decided(runner, loaded, display, lambda: _standing(paths))
+                    if loaded.until_decided
+                    else None
+                )
+                for result in staged or runner.results(loaded):
+                    results.append(result)
+                    if how.fail_fast and result.status != "ok":
+                        break
+                    if len(results) < total:
+                        after_run()
+                if staged:
+                    staged.close()  # records what was executed, also if it was left early
+        except KeyboardInterrupt:
+            console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
+            console.print("run the same command to resume")
+            if results:
+                publish_report(paths, console)
+            return INTERRUPTED
+        except InputError:
+            if results:  # report the finished runs even if the rest cannot run
+                publish_report(paths, console)
+            raise
+        except StorageError:
+            with suppress(
+                OSError, InputError
+            ):  # there may be no room for a report, or no record of the sweep
+                publish_report(paths, console)
+            raise
+        console.print(time_line(results))
+        unequal = publish_report(paths, console)
+        failed = [result for result in results if result.status != "ok"]
+        for result in failed:
+            console.print(f"{result.status}: {result.key}: {result.cause}")
+            directory = paths.run(result.key).directory
+            console.print(f"  log: {directory / result.log}" if result.log else f"  logs: {directory}/")
+        total = len(results) if loaded.until_decided and not how.fail_fast else total
+        console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
+        return 1 if failed or (how.strict and print_unequal(unequal, console)) else 0
 
 
 def _standing(paths: SweepPaths) -> Standing:
@@ -230,36 +240,46 @@ def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
 
 
 def print_plan(
-    loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Path, verbose: bool = False
+    loaded: Sweep, paths: SweepPaths, selected: SelectedRuntime, data_dir: Path, verbose: bool = False
 ) -> None:
     """Print the runs in the order of their execution.
 
     verbose: also their fields, and the exact commands that each would start.
     """
+    from orchestrator.execution.clusters import Clusters
     from orchestrator.execution.sweep_runner import in_order
     from orchestrator.report.model.labels import ClusterShape
 
+    selected.configure(loaded)
+    runtime = selected.runtime
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, runtime):
         print(f"warning: {little}")
-    runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
-    runtime.expect(loaded.runs, data_dir)
-    allocation: str | None = None
-    for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
-        plan = runtime.plan(run, paths.run(run.key), data_dir)
-        if verbose and plan.allocation and plan.allocation != allocation:
-            allocation = plan.allocation
-            print(textwrap.indent(f"  job of all runs:\n{allocation}", "  "))
+    clusters = Clusters(runtime)
+    clusters.expect(loaded.runs)
+    shared: ClusterPlan | None = None
+    for number, run in enumerate(in_order(loaded, runtime), start=1):
+        plan = clusters.plan(run, paths.run(run.key), data_dir)
+        if verbose and plan.cluster.shared and plan.cluster != shared:
+            shared = plan.cluster
+            print("nodes of the next runs:")
+            _print_commands(shared.processes, shared.script)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         if verbose:
             print(f"  spec: {json.dumps(run.canonical())}")
-            for process in plan.processes:
-                print(f"  {process.name}: {shlex.join(process.argv)}")
-            if plan.script is not None:
-                print(textwrap.indent(plan.script, "    "))
+            if not plan.cluster.shared:
+                _print_commands(plan.cluster.processes, plan.cluster.script)
+            _print_commands(plan.processes, plan.script)
     print(f"{counted(len(loaded.runs), 'run')} planned; nothing was started")
+
+
+def _print_commands(processes: Sequence[Process], script: str | None) -> None:
+    for process in processes:
+        print(f"  {process.name}: {shlex.join(process.argv)}")
+    if script is not None:
+        print(textwrap.indent(script, "    "))
 
 
 def text_console(file: TextIO | None = None) -> Console:

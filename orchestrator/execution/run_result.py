@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.execution.faults import (
@@ -35,42 +36,38 @@ from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.attempts import Attempts
 
 
-def build_result(
-    spec: RunSpec,
-    events: Sequence[Event],
-    exits: Mapping[str, int],
-    *,
-    runtime: str,
-    runtime_info: RuntimeInfo,
-    node_kind: str,
-    started_at: float,
-    ended_at: float,
-    timed_out_s: float | None,
-    runtime_error: str | None = None,
-    suspended: Suspended | None = None,
-    usage: Sequence[NodeUsage] = (),
-    invalid: str | None = None,
-    weights_kept: bool = True,
-    untraced: Mapping[int, str] | None = None,
-    launcher_log: str = "",
-    logs: Sequence[str] = (),
-    cores: float,
-    environment: dict[str, Any],
-    warm: bool = False,
-    nodes_replaced: str | None = None,
-    requeues: Sequence[str] = (),
-    engine_s: tuple[float, float] = (0.0, 0.0),
-    order: int | None = None,
-) -> RunResult:
-    """Build the result of a run that has been stopped and collected.
+@dataclass(frozen=True)
+class Place:
+    """Where the runs of a sweep are executed.
 
-    Args:
+    Attributes:
+        runtime: the name of the runtime. info: what it can do.
+        node_kind: the kind of node in a few words.
+        cores: the cores that all nodes share.
+        environment: the software on the nodes and of the orchestrator.
+    """
+
+    runtime: str
+    info: RuntimeInfo
+    node_kind: str
+    cores: float
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What a run has left, once it was stopped and collected.
+
+    Attributes:
+        events: the events of all ranks, in order of time.
+        exits: exit codes of its processes by name, see `outcome`.
         started_at, ended_at: seconds since 1970.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
         suspended: see `outcome`.
         usage: the usage of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
+        weights_kept: whether it has saved its final weights.
         untraced: why ranks that should have written a trace have none, by rank.
         launcher_log: what mpirun has written, if it starts the ranks.
         logs: the names of the log files that are not empty.
@@ -79,35 +76,60 @@ def build_result(
         engine_s: seconds in which an engine started and stopped containers.
         order: position among the runs that the sweep command executed, from 0.
     """
+
+    events: Sequence[Event] = ()
+    exits: Mapping[str, int] = field(default_factory=dict)
+    started_at: float
+    ended_at: float
+    timed_out_s: float | None = None
+    runtime_error: str | None = None
+    suspended: Suspended | None = None
+    usage: Sequence[NodeUsage] = ()
+    invalid: str | None = None
+    weights_kept: bool = True
+    untraced: Mapping[int, str] = field(default_factory=dict)
+    launcher_log: str = ""
+    logs: Sequence[str] = ()
+    warm: bool = False
+    nodes_replaced: str | None = None
+    requeues: Sequence[str] = ()
+    engine_s: tuple[float, float] = (0.0, 0.0)
+    order: int | None = None
+
+
+def build_result(spec: RunSpec, execution: Execution, place: Place) -> RunResult:
+    """Build the result of a run that has been stopped and collected."""
+    requeues, usage, started_at = execution.requeues, execution.usage, execution.started_at
+    events: Sequence[Event] = execution.events
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
         attempts.events_of(attempts.effective) if requeues else events,
-        exits,
+        execution.exits,
         spec.world_size,
-        timed_out_s,
+        execution.timed_out_s,
         spec.processes_per_node,
-        runtime_error,
-        suspended=suspended,
+        execution.runtime_error,
+        suspended=execution.suspended,
         restarts=spec.restarts,
         continues=spec.on_loss == "continue",
-        launcher_log=launcher_log,
+        launcher_log=execution.launcher_log,
     )
     if cause and requeues:
         cause += f", after {len(requeues)} requeue{'s' if len(requeues) > 1 else ''}"
     events = attempts.events_of(attempts.effective)
     injected = injected_faults(spec, attempts)
     cause = fault_of_loss(spec, cause, injected)
-    if invalid := invalid or _inconsistency(spec, events):
+    if invalid := execution.invalid or _inconsistency(spec, events):
         cause = invalid if status == "ok" else cause
         status = "failed" if status == "ok" else status
         events = []  # a report computes with what is left
-    ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
+    ranks, unattributed = comparable_waits(ranks_of(events), place.info)
     certificate = certify(events, spec.strategy.servers)
     if status == "ok" and spec.strategy.trains:
         cause = _uncertified(certificate, _last_epoch(spec, events))
-        if spec.save_weights and not weights_kept:
+        if spec.save_weights and not execution.weights_kept:
             cause = cause or "the final weights were not saved"
-        for rank, reason in sorted((untraced or {}).items())[:1]:
+        for rank, reason in sorted(execution.untraced.items())[:1]:
             cause = cause or f"{rank_name(rank, spec.processes_per_node)} has no usable trace: {reason}"
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
@@ -117,29 +139,29 @@ def build_result(
         key=spec.key,
         status=status,
         cause=cause,
-        log=log_of(cause, logs) if cause else None,
+        log=log_of(cause, execution.logs) if cause else None,
         spec=spec.model_dump(mode="json"),
         topology=spec.topology,
-        runtime=runtime,
-        runtime_info=runtime_info,
-        node_kind=node_kind,
+        runtime=place.runtime,
+        runtime_info=place.info,
+        node_kind=place.node_kind,
         started_at=started_at,
-        wall_s=ended_at - started_at,
+        wall_s=execution.ended_at - started_at,
         restarted=len(requeues) or attempts.effective,
         faults=injected,
         repeated_steps=repeated_steps(attempts),
         elapsed_s=_elapsed_s(attempts, last),
-        order=order,
-        warm=warm,
-        nodes_replaced=nodes_replaced,
+        order=execution.order,
+        warm=execution.warm,
+        nodes_replaced=execution.nodes_replaced,
         startup_s=None if first is None else first - started_at,
-        teardown_s=None if last is None else ended_at - last,
-        engine_start_s=engine_s[0],
-        engine_stop_s=engine_s[1],
-        cores=cores,
+        teardown_s=None if last is None else execution.ended_at - last,
+        engine_start_s=execution.engine_s[0],
+        engine_stop_s=execution.engine_s[1],
+        cores=place.cores,
         flags=[
-            *flags(spec, ranks, runtime_info, cores, usage),
-            *link_flags(spec, runtime_info, links_of(events)),
+            *flags(spec, ranks, place.info, place.cores, usage),
+            *link_flags(spec, place.info, links_of(events)),
             *unattributed,
             *_uneven_parts(spec, certificate),
             *_hung(spec, events),
@@ -147,7 +169,7 @@ def build_result(
             *fault_flags(spec, injected),
             *(_requeued(requeues, overall) if requeues else _restarted(spec, attempts, overall)),
             *_continued(spec, events),
-            *_replaced(nodes_replaced, overall, warm),
+            *_replaced(execution.nodes_replaced, overall, execution.warm),
         ]
         if status == "ok"
         else [],
@@ -156,7 +178,7 @@ def build_result(
         certificate=certificate,
         links=links_of(events),
         usage=list(usage),
-        environment=environment,
+        environment=place.environment,
     )
 
 

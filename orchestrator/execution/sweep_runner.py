@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.errors import InputError, StorageError, data_error, output_error, storage_trouble
+from orchestrator.execution.clusters import Clusters, warm_groups
 from orchestrator.execution.order import execution_order, warm_up_run
-from orchestrator.execution.run_result import build_result
+from orchestrator.execution.run_result import Execution, Place, build_result
 from orchestrator.results.environment import environment
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import (
@@ -33,7 +34,7 @@ from orchestrator.results.store import (
     untraced_ranks,
     write_atomic,
 )
-from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.base import Run, RunState, Runtime
 from orchestrator.sweeps.load import Sweep
 from orchestrator.sweeps.stages import Stages
 from trainer.core.cgroup import NodeUsage
@@ -63,11 +64,15 @@ class Progress(Protocol):
 class SweepRunner:
     """Executes a sweep's runs one at a time, so that they do not slow each other down."""
 
-    runtime: Runtime
+    clusters: Clusters
     runtime_name: str
     paths: SweepPaths
     data_dir: Path
     progress: Progress
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.clusters.runtime
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -86,11 +91,10 @@ class SweepRunner:
         for each in self.paths.directory.glob("*"):
             if each.is_dir():
                 check_no_link(each)
-        _remove(self.paths.warm_up_run)  # of a sweep that was killed
-        for run in sweep.runs:
-            if reason := self.runtime.unsupported_reason(run):
-                raise InputError(f"{run.key}: {reason}")
-        self.runtime.expect(sweep.runs, self.data_dir)
+        for left in (self.paths.warm_up_run, self.paths.warm):  # by a sweep that was killed
+            _remove(left)
+        self.runtime.check(sweep.runs, self.data_dir)
+        self.clusters.expect(sweep.runs)
         for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
             try:
                 dataset.prepare(self.data_dir)
@@ -112,7 +116,7 @@ class SweepRunner:
             source=sweep.source,
             overrides=sweep.overrides,
             keys=[run.key for run in sweep.runs],
-            order=[run.key for run in in_order(sweep, self.runtime, self.data_dir)],
+            order=[run.key for run in in_order(sweep, self.runtime)],
             environment=self._environment,
             lab=sweep.spec.lab,
             blocks=sweep.blocks,
@@ -152,7 +156,7 @@ class SweepRunner:
         total = earlier + len(sweep.runs)
         unremoved = []
         executed = earlier
-        for number, run in enumerate(in_order(sweep, self.runtime, self.data_dir), start=earlier + 1):
+        for number, run in enumerate(in_order(sweep, self.runtime), start=earlier + 1):
             paths = self.paths.run(run.key)
             done = self._result_of(paths)
             skipped = _is_ok(done)
@@ -212,16 +216,16 @@ class SweepRunner:
         for _ in range(ATTEMPTS):
             _remove_previous_attempt(paths)
             write_atomic(paths.spec, spec.model_dump_json(indent=2))
-            plan = self.runtime.plan(spec, paths, self.data_dir)
+            plan = self.clusters.plan(spec, paths, self.data_dir)
             write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
-            with self.runtime.start(plan) as handle:
+            with self.clusters.lease(plan) as lease, lease.cluster.run(plan) as run:
                 try:
-                    state, timed_out_s = self._watch(handle, spec.timeout_s, paths)
-                    suspended = handle.suspended() if timed_out_s else {}
+                    state, timed_out_s = self._watch(run, spec.timeout_s, paths)
+                    suspended = run.suspended() if timed_out_s else {}
                 finally:
-                    handle.stop()
-                    handle.collect(paths)
-            replaced = replaced or handle.replaced
+                    run.stop()
+                    run.collect(paths)
+            replaced = replaced or lease.replaced or run.replaced
             if not state.nodes_lost:
                 break
             replaced = f"{state.error} during the run, which was then repeated"
@@ -230,23 +234,26 @@ class SweepRunner:
         result = self._write_result(
             spec,
             paths,
-            list(read_events(paths.events)),
-            state.exits,
-            started_at=started_at,
-            timed_out_s=timed_out_s,
-            runtime_error=state.error,
-            suspended=suspended,
-            usage=usage,
-            invalid=invalid,
-            weights_kept=paths.weights.exists(),
-            untraced=untraced_ranks(paths, spec),
-            launcher_log=_launcher_log(paths),
-            logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
-            warm=plan.warm,
-            nodes_replaced=replaced,
-            requeues=handle.requeues,
-            engine_s=(handle.engine_start_s, handle.engine_stop_s),
-            order=order,
+            Execution(
+                events=list(read_events(paths.events)),
+                exits=state.exits,
+                started_at=started_at,
+                ended_at=time.time(),
+                timed_out_s=timed_out_s,
+                runtime_error=state.error,
+                suspended=suspended,
+                usage=usage,
+                invalid=invalid,
+                weights_kept=paths.weights.exists(),
+                untraced=untraced_ranks(paths, spec),
+                launcher_log=_launcher_log(paths),
+                logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
+                warm=plan.warm,
+                nodes_replaced=replaced,
+                requeues=run.requeues,
+                engine_s=(lease.cluster.engine_start_s, lease.cluster.engine_stop_s),
+                order=order,
+            ),
         )
         if result.status == "ok":
             shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` reports what remains
@@ -257,43 +264,24 @@ class SweepRunner:
         paths = self.paths.run(spec.key)
         shutil.rmtree(paths.live, ignore_errors=True)
         lost = f"the results of the run were lost: {paths.directory}: {trouble}"
+        execution = Execution(started_at=started_at, ended_at=time.time(), runtime_error=lost, order=order)
         with suppress(OSError):
-            self._write_result(
-                spec,
-                paths,
-                [],
-                {},
-                started_at=started_at,
-                timed_out_s=None,
-                runtime_error=lost,
-                order=order,
-            )
+            self._write_result(spec, paths, execution)
 
-    def _write_result(
-        self,
-        spec: RunSpec,
-        paths: RunPaths,
-        events: Sequence[Event],
-        exits: Mapping[str, int],
-        **fields: Any,
-    ) -> RunResult:
-        """Write the result of a run that has just ended. fields: other arguments of `build_result`."""
-        result = build_result(
-            spec,
-            events,
-            exits,
-            runtime=self.runtime_name,
-            runtime_info=self.runtime.info,
-            node_kind=self.runtime.node_kind(),
-            ended_at=time.time(),
-            cores=self.runtime.cores(),
-            environment=self._environment,
-            **fields,
+    def _write_result(self, spec: RunSpec, paths: RunPaths, execution: Execution) -> RunResult:
+        """Write the result of a run that has just ended."""
+        place = Place(
+            self.runtime_name,
+            self.runtime.info,
+            self.runtime.node_kind(),
+            self.runtime.cores(),
+            self._environment,
         )
+        result = build_result(spec, execution, place)
         write_atomic(paths.result, result.model_dump_json(indent=2))
         return result
 
-    def _watch(self, handle: RunHandle, timeout_s: float, paths: RunPaths) -> tuple[RunState, float | None]:
+    def _watch(self, run: Run, timeout_s: float, paths: RunPaths) -> tuple[RunState, float | None]:
         """Wait until all processes have ended, one has failed, or the time limit has passed.
 
         Returns the state, and the time limit if it has passed. Raises FileNotFoundError if the run's
@@ -302,8 +290,8 @@ class SweepRunner:
         deadline = time.monotonic() + timeout_s
         failing_since: float | None = None
         while True:
-            state = handle.wait(TICK_S)
-            self.progress.events(handle.new_events())
+            state = run.wait(TICK_S)
+            self.progress.events(run.new_events())
             _check_not_removed(paths)
             now = time.monotonic()
             if state.waiting:
@@ -318,9 +306,9 @@ class SweepRunner:
                 return state, timeout_s
 
 
-def in_order(sweep: Sweep, runtime: Runtime, data_dir: Path) -> list[RunSpec]:
+def in_order(sweep: Sweep, runtime: Runtime) -> list[RunSpec]:
     """The sweep's runs in the order in which this runtime executes them."""
-    return execution_order(sweep.spec.name, runtime.warm_groups(sweep.runs, data_dir))
+    return execution_order(sweep.spec.name, warm_groups(runtime, sweep.runs))
 
 
 def _is_ok(result: RunResult | None) -> bool:

@@ -105,7 +105,7 @@ class RunPaths:
     @property
     def warm(self) -> Path:
         """The directory by which warm containers get the runs of a sweep; exists only while they do."""
-        return self.directory.parent / ".warm"
+        return SweepPaths(self.directory.parent).warm
 
     @property
     def allocation(self) -> Path:
@@ -197,6 +197,11 @@ class SweepPaths:
     @property
     def plots(self) -> Path:
         return self.directory / "plots"
+
+    @property
+    def warm(self) -> Path:
+        """The directories by which warm containers get their runs; exists only while they do."""
+        return self.directory / ".warm"
 
     @property
     def warm_up_run(self) -> Path:

@@ -1,14 +1,7 @@
-"""Where nodes run: the known runtimes, one file each."""
+"""Where nodes run: the known runtimes, one folder each."""
 
+from orchestrator import registries
 from orchestrator.runtimes.base import Runtime
 from trainer.core.registry import Registry
 
-RUNTIMES: Registry[Runtime] = Registry(
-    "runtime",
-    {
-        "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
-        "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
-        "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
-        "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
-    },
-)
+RUNTIMES: Registry[Runtime] = Registry("runtime", registries.RUNTIMES)

@@ -1,23 +1,25 @@
-"""Interface of a runtime: it executes launch plans and leaves nothing behind."""
+"""Interface of a runtime: it creates clusters, which execute runs, and leaves nothing behind."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.errors import InputError
 from orchestrator.results.environment import cores
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps.imports import Inspection, local_sandbox
-from orchestrator.sweeps.slurm import SlurmOptions
-from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
@@ -29,7 +31,7 @@ class RunState:
 
     exits: exit codes of ended processes by name; negative: killed by that signal. running: number of
     processes that still run. error: an error that the runtime itself found; waiting longer is useless.
-    nodes_lost: the error is the loss of warm nodes, so the run can be repeated on new ones.
+    nodes_lost: the error is the loss of the cluster, so the run can be repeated on a new one.
     waiting: the run is in the queue of a batch system, which does not count towards its time limit.
     """
 
@@ -44,19 +46,17 @@ class RunState:
         return any(self.exits.values())
 
 
-class RunHandle(AbstractContextManager["RunHandle"]):
-    """A started run. Leaving the block always stops it.
+class Run(AbstractContextManager["Run"]):
+    """A run that has started on a cluster. Leaving the block always stops it.
 
     Attributes:
-        replaced: why warm nodes were replaced before the run; None if they were not. Known after `collect`.
+        replaced: why nodes of the cluster were replaced before the run; None if they were not. Known after
+            `collect`.
         requeues: why a batch system started the run again, one for each time. Known after `collect`.
-        engine_start_s, engine_stop_s: seconds in which an engine started and stopped the run's containers.
     """
 
     replaced: str | None = None
     requeues: Sequence[str] = ()
-    engine_start_s: float = 0.0
-    engine_stop_s: float = 0.0
 
     @abstractmethod
     def wait(self, timeout_s: float) -> RunState:
@@ -76,7 +76,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop all that still runs, within seconds. Idempotent. Returns when nothing is left."""
+        """Stop all processes of the run, within seconds. Idempotent. The cluster may keep its nodes."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,10 +84,49 @@ class RunHandle(AbstractContextManager["RunHandle"]):
         self.stop()
 
 
+class Cluster(ABC):
+    """Nodes that execute a run, or several, one after the other, until the cluster is deleted.
+
+    Attributes:
+        failure: why it takes no more runs, as `ready` has found it; None if it has not failed.
+        engine_start_s, engine_stop_s: seconds in which an engine started and stopped its containers.
+    """
+
+    failure: str | None = None
+    engine_start_s: float = 0.0
+    engine_stop_s: float = 0.0
+
+    @abstractmethod
+    def run(self, plan: LaunchPlan) -> Run:
+        """Start a run, whose plan has this cluster, and return at once. The run's directory exists."""
+
+    def ready(self) -> bool:
+        """Whether it can take another run. Nodes that have ended after an idle time are no failure."""
+        return True
+
+    @abstractmethod
+    def delete(self) -> None:
+        """Stop and remove all of it, within seconds. Idempotent. Returns when nothing is left."""
+
+
+class NoOptions(BaseModel):
+    """Options of a runtime that has none."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
 class Runtime(ABC):
-    """Runs nodes, as processes or containers."""
+    """Runs nodes, as processes or containers.
+
+    Attributes:
+        info: what it can do.
+        Options: its key in a sweep file has these fields.
+        max_warm_nodes: the most nodes of all shared clusters together; None: any number.
+    """
 
     info: RuntimeInfo
+    Options: ClassVar[type[BaseModel]] = NoOptions
+    max_warm_nodes: int | None = None
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         """
@@ -96,10 +135,19 @@ class Runtime(ABC):
             shared_network: Local nodes use the network of this machine. Containers never do.
         """
         self.cold, self.shared_network = cold, shared_network
+        self.options: BaseModel = self.Options()
+
+    def configure(self, options: BaseModel) -> None:
+        """Take the options of a sweep file, which are an instance of `Options`."""
+        self.options = options
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:
         """Why this runtime cannot be used on this machine; None if it can."""
+
+    def findings(self) -> Iterator[Finding]:
+        """What `doctor` says about it."""
+        return iter(())
 
     @abstractmethod
     def node_kind(self) -> str:
@@ -113,37 +161,54 @@ class Runtime(ABC):
         """Software on the nodes, in addition to the orchestrator's, for the `environment` of results."""
         return {}
 
-    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:  # noqa: B027
-        """Take the options of the sweep file, of which a runtime uses its own."""
-
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
+
+    def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        """Check that the runs can be executed. Raises InputError."""
+        for run in runs:
+            if reason := self.unsupported_reason(run):
+                raise InputError(f"{run.key}: {reason}")
 
     def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
         """Where users' components are tried, with the software of the nodes. Raises InputError."""
         return local_sandbox(inspection)
 
-    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
-        """Note the runs to come, so that warm nodes are started for the largest. Starts nothing.
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        """What runs have in common that can share a cluster; None: the run gets a cluster of its own."""
+        return None
 
-        Raises InputError if nodes cannot read the data of one.
+    def size(self, spec: RunSpec) -> int:
+        """The number of nodes that a shared cluster needs for the run."""
+        return spec.nodes
+
+    @abstractmethod
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        """All that `create` and the cluster's `run` start. Starts nothing and writes nothing.
+
+        Args:
+            spec: the run.
+            paths: the paths of its results.
+            data_dir: the directory of the datasets.
+            peers: the runs that can share its cluster, which is large enough for all of them.
+
+        Raises:
+            InputError: The run cannot be started now.
         """
 
-    def warm_groups(self, runs: Sequence[RunSpec], data_dir: Path) -> list[list[RunSpec]]:
-        """The runs in groups; the nodes for all runs of a group can be warm at the same time."""
-        return [list(runs)]
-
     @abstractmethod
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        """The exact commands that `start` executes. Starts nothing and writes nothing."""
+    def create(self, plan: LaunchPlan) -> Cluster:
+        """Start the cluster of a plan of this runtime, and return at once. The run's directory exists.
 
-    @abstractmethod
-    def start(self, plan: LaunchPlan) -> RunHandle:
-        """Execute a plan of this runtime and return at once. The run's directory exists."""
+        Raises:
+            InputError: It cannot be started; the message says why.
+        """
 
     def close(self) -> None:  # noqa: B027
-        """End warm nodes, if the runtime has any. Idempotent."""
+        """Release what all clusters use. Idempotent. They are deleted."""
 
     @abstractmethod
     def clean(self) -> int:

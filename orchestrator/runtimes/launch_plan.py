@@ -1,7 +1,8 @@
-"""LaunchPlan: the exact commands that start one run. Making a plan starts nothing."""
+"""LaunchPlan: what a run needs, as data. Making a plan starts nothing; `create` and `run` execute it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,45 @@ class Process:
 
 
 @dataclass(frozen=True)
+class ClusterPlan:
+    """What `Runtime.create` starts. Runs whose plans have equal clusters can share one.
+
+    Attributes:
+        size: the number of nodes that it keeps between runs; 0: none.
+        shared: whether it takes several runs, one after the other; else it ends with its run.
+        processes: the commands.
+        script: what a batch system or a swarm is told to start.
+    """
+
+    size: int = 0
+    shared: bool = False
+    processes: Sequence[Process] = ()
+    script: str | None = None
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """What a runtime starts for one run, and what it was made from.
 
     `--dry-run -v` prints a plan, and plan.json records it.
+
+    Attributes:
+        spec: the run. paths: the paths of its results. data_dir: the directory of the datasets.
+        cluster: the nodes, which other runs may share.
+        processes: the commands that start the run on its nodes.
+        warm: whether ranks are forked by a process that holds torch and the data.
+        script: what the nodes of a shared cluster execute for this run.
+        requeues: how often a batch system may start the run again.
     """
 
     spec: RunSpec
     paths: RunPaths
     data_dir: Path
-    processes: list[Process]
-    warm: bool = False  # ranks are forked by a process that holds torch and the data
-    script: str | None = None  # of the run's job, where a batch system starts the processes
-    allocation: str | None = None  # script of the job that all runs share, which executes `script`
-    requeues: int = 0  # how often the batch system may start the run again
+    cluster: ClusterPlan = ClusterPlan()
+    processes: Sequence[Process] = ()
+    warm: bool = False
+    script: str | None = None
+    requeues: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plan.json records it."""
@@ -43,10 +69,18 @@ class LaunchPlan:
             "nodes": self.spec.nodes,
             "processes_per_node": self.spec.processes_per_node,
             "warm": self.warm,
-            "processes": [asdict(process) for process in self.processes],
-            **({} if self.script is None else {"script": self.script}),
-            **({} if self.allocation is None else {"allocation": self.allocation}),
+            "cluster": {
+                "size": self.cluster.size,
+                "shared": self.cluster.shared,
+                **_commands(self.cluster.processes, self.cluster.script),
+            },
+            **_commands(self.processes, self.script),
         }
+
+
+def _commands(processes: Sequence[Process], script: str | None) -> dict[str, Any]:
+    started = {"processes": [asdict(process) for process in processes]}
+    return started if script is None else {**started, "script": script}
 
 
 def rank_name(rank: int, processes_per_node: int) -> str:

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from orchestrator.errors import InputError
+from orchestrator.registries import RUNTIMES
 from orchestrator.sweeps.equal_cpus import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.requirements import read_requirements
-from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.stages import BUDGET_PATTERN, STAGES, budget_seconds
-from orchestrator.sweeps.swarm import SwarmOptions
 from orchestrator.sweeps.tolerance import DEFAULT, Tolerances, parse_tolerances
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
+from trainer.core.registry import Registry
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -102,8 +102,6 @@ class SweepSpec(BaseModel):
         description="file with packages that users' components need, one per line; containers run an image "
         "with them, which is built once",
     )
-    slurm: SlurmOptions = Field(SlurmOptions(), description="options of jobs; only for runtime slurm")
-    swarm: SwarmOptions = Field(SwarmOptions(), description="placement of nodes; only for runtime swarm")
     blocks: list[Block] = Field(min_length=1)
 
     @field_validator("name")
@@ -114,6 +112,26 @@ class SweepSpec(BaseModel):
                 "Input should be 1 to 64 lower-case letters, digits, - and _, the first a letter or digit"
             )
         return name
+
+
+class HasOptions(Protocol):
+    """A runtime, of which a sweep file may have options under the runtime's name."""
+
+    Options: type[BaseModel]
+
+
+OPTIONS_OF: Registry[HasOptions] = Registry("runtime", RUNTIMES)
+
+
+def with_options(runtimes: Iterable[str]) -> type[SweepSpec]:
+    """The model of a sweep file that may have options of these runtimes, each under the runtime's name."""
+    options = {name: OPTIONS_OF.load(name).Options for name in runtimes}
+    fields: dict[str, Any] = {
+        name: (model, Field(model(), description=f"{model.__doc__} Only for runtime {name}."))
+        for name, model in options.items()
+        if model.model_fields
+    }
+    return create_model("SweepSpec", __base__=SweepSpec, __doc__=SweepSpec.__doc__, **fields)
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,11 @@ class Sweep:
     until_decided: bool = False  # whether it adds seeds in stages
     budget_s: float | None = None  # of all its runs, if it adds seeds in stages
     tolerance: Tolerances = DEFAULT
+
+    def options_of(self, runtime: str) -> BaseModel | None:
+        """The options of a runtime; None if the file has none."""
+        options: BaseModel | None = getattr(self.spec, runtime, None)
+        return options
 
 
 def load_sweep(
@@ -167,10 +190,10 @@ def load_sweep(
     imports = imports or Imports(import_directory(path))
     content, text = read_yaml(path) if text is None else (parse_yaml(text, str(path)), text)
     if not isinstance(content, dict):
-        keys = ", ".join(SweepSpec.model_fields)
+        keys = ", ".join(with_options(RUNTIMES).model_fields)
         raise InputError(f"{path}: must be a mapping with the keys {keys}")
     try:
-        spec = SweepSpec.model_validate(content)
+        spec = with_options(name for name in RUNTIMES if name in content).model_validate(content)
     except ValidationError as error:
         lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
         raise InputError("\n".join(lines)) from error
@@ -384,11 +407,11 @@ def _keys_at(location: Location) -> Sequence[str]:
         "questions": Question,
         "ablations": Ablation,
         "steps": AblationStep,
-        "slurm": SlurmOptions,
-        "swarm": SwarmOptions,
     }
+    if location and location[0] in RUNTIMES:
+        return list(OPTIONS_OF.load(str(location[0])).Options.model_fields)
     inside = [within[part] for part in location if isinstance(part, str) and part in within]
-    return list((inside or [SweepSpec])[-1].model_fields)
+    return list((inside or [with_options(RUNTIMES)])[-1].model_fields)
 
 
 def _fields_of_block(spec: SweepSpec, number: int, path: Path) -> BlockFields:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.registries import RUNTIMES
 from orchestrator.sweeps.equal_cpus import CPUS, EQUAL
-from orchestrator.sweeps.load import SweepSpec
+from orchestrator.sweeps.load import with_options
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -27,7 +28,7 @@ def sweep_schema() -> Schema:
     each field (Values), a list of values (Axes), and a value or a list of values that select runs
     (Selection).
     """
-    schema, run = SweepSpec.model_json_schema(), _of_a_run()
+    schema, run = with_options(RUNTIMES).model_json_schema(), _of_a_run()
     shared = run.pop("$defs", {})
     fields: dict[str, Schema] = {
         name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from orchestrator.execution.position import STARTING, Position, position
 from orchestrator.results.store import RunPaths
-from orchestrator.sweeps.slurm import MAX_REQUEUES
+from orchestrator.runtimes.slurm.options import MAX_REQUEUES
 from trainer.core.events import Event, EventReader, format_event
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec

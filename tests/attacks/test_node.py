@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
@@ -56,10 +58,12 @@ class CopyingRuntime(LocalRuntime):
         super().__init__(cold=True)
         self._files, self._then = files, then
 
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
         script = f'cp -r "$0"/. "$1"; {self._then if spec.seed == HOSTILE else ""}'
         argv = ["sh", "-c", script, str(self._files / str(spec.seed)), str(paths.directory / "live")]
-        return LaunchPlan(spec, paths, data_dir, [Process("nodes", argv, {}, "node-0")])
+        return LaunchPlan(spec, paths, data_dir, processes=[Process("nodes", argv, {}, "node-0")])
 
 
 class Attack:
@@ -86,7 +90,7 @@ class Attack:
     def result(self, then: str = "") -> RunResult:
         """The row of the hostile run, after the sweep."""
         runtime = CopyingRuntime(self.directory / "files", then)
-        runner = SweepRunner(runtime, "local", self.paths, self.directory, RecordingDisplay())
+        runner = SweepRunner(Clusters(runtime), "local", self.paths, self.directory, RecordingDisplay())
         hostile, honest = runner.results(self.sweep)
         assert (honest.status, honest.cause) == ("ok", None)
         return hostile

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
@@ -69,14 +70,14 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSet]:
     ]
     file = directory / "s.yml"
     file.write_text(json.dumps({"name": "s", "blocks": blocks}))
-    sweep, runtime = load_sweep(file), DockerRuntime()
-    runner = SweepRunner(runtime, "docker", SweepPaths(directory / "out"), directory, RecordingDisplay())
+    sweep, clusters = load_sweep(file), Clusters(DockerRuntime())
+    runner = SweepRunner(clusters, "docker", SweepPaths(directory / "out"), directory, RecordingDisplay())
     runner.prepare(sweep)
     runs = {(attack_of(run), run.seed): run for run in sweep.runs}
     try:
         yield WarmSet(runner, runs)
     finally:
-        runtime.close()
+        clusters.close()
     assert leftovers(f"{LABEL}={identity()}") == []
 
 

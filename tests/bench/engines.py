@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.progress import PlainProgress
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.sweeps.slurm import SlurmOptions
-from orchestrator.sweeps.swarm import SwarmOptions
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from tests.bench.runs import Execute
 from trainer.spec.run_spec import RunSpec
 
 REPEATS = 3
 MANY = 200
-NO_OPTIONS = SlurmOptions()
 ROWS = [("serial", "memory", 1), *(("all_reduce", transport, 2) for transport in ("gloo", "rpc", "mpi"))]
 
 
@@ -40,7 +40,7 @@ class Way:
 
     runtime: str
     cold: bool
-    slurm: SlurmOptions = NO_OPTIONS
+    options: BaseModel | None = None
 
 
 ALLOCATION = Way("slurm", False, SlurmOptions(allocation="sweep"))
@@ -80,13 +80,16 @@ def runs_in(way: Way, runs: Sequence[RunSpec]) -> Iterator[Execute]:
     # The current directory, because Slurm's nodes share it where they share a checkout.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as directory:
         runtime = RUNTIMES.load(way.runtime)(way.cold, shared_network=True)
-        runtime.configure(way.slurm, SwarmOptions())
+        runtime.configure(way.options or runtime.Options())
         paths, data = SweepPaths(Path(directory) / "results"), Path(directory) / "data"
         for run in runs:
             if reason := runtime.unsupported_reason(run):
                 sys.exit(reason)
-        runtime.expect(runs, data)
-        runner = SweepRunner(runtime, way.runtime, paths, data, PlainProgress(Console(quiet=True), total=1))
+        clusters = Clusters(runtime)
+        clusters.expect(runs)
+        runner = SweepRunner(
+            clusters, way.runtime, paths, data, PlainProgress(Console(quiet=True), total=1)
+        )
 
         def execute(run: RunSpec) -> RunResult:
             result = runner.run(run)
@@ -97,7 +100,7 @@ def runs_in(way: Way, runs: Sequence[RunSpec]) -> Iterator[Execute]:
         try:
             yield execute
         finally:
-            runtime.close()
+            clusters.close()
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def measured_by_ranks(run: RunSpec, module: str, patience_s: float) -> Any:
             replace(each, argv=[*each.argv[:-1], module])
             for each in processes(run, paths, paths.directory, paths.live)
         ]
-        plan = LaunchPlan(run, paths, paths.directory, started)
+        plan = LaunchPlan(run, paths, paths.directory, processes=started)
         deadline = time.monotonic() + patience_s
         with LocalRun(plan, OutputLimits.of(run)) as handle:
             while (state := handle.wait(1)).running and not state.failing and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.progress import PlainProgress
 from orchestrator.execution.sweep_runner import Progress, SweepRunner
 from orchestrator.results.records import RunResult
@@ -36,9 +37,9 @@ def runs_on(
         nodes = RUNTIMES.load(runtime)(cold)
         if reason := nodes.unavailable_reason():
             sys.exit(reason)
-        paths = SweepPaths(Path(directory))
+        clusters, paths = Clusters(nodes), SweepPaths(Path(directory))
         progress = display or PlainProgress(Console(quiet=True), total=1)
-        runner = SweepRunner(nodes, runtime, paths, Path(directory) / "data", progress)
+        runner = SweepRunner(clusters, runtime, paths, Path(directory) / "data", progress)
 
         def execute(run: RunSpec) -> RunResult:
             result = runner.run(run)
@@ -49,4 +50,4 @@ def runs_on(
         try:
             yield execute
         finally:
-            nodes.close()
+            clusters.close()

@@ -85,5 +85,5 @@ def no_warm_nodes_left() -> Iterator[None]:
     """Warm nodes end with their runtime."""
     yield
     if containers_missing() is None:
-        runs.warm_runtime("docker").close()
+        runs.warm_clusters("docker").close()
         assert leftovers(OWN) == []

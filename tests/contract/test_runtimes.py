@@ -81,6 +81,7 @@ def test_making_a_plan_starts_and_writes_nothing(nodes: Nodes, tmp_path: Path) -
     plan = RUNTIMES.load(nodes.runtime)(nodes.cold).plan(run, paths, tmp_path / "data")
     assert plan.warm is not nodes.cold
     assert (plan.spec, plan.paths, plan.data_dir) == (run, paths, tmp_path / "data")
-    assert plan.processes
-    assert all(process.argv for process in plan.processes)
+    processes = [*plan.cluster.processes, *plan.processes]
+    assert processes
+    assert all(process.argv for process in processes)
     assert list(tmp_path.iterdir()) == []

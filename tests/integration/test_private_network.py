@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -25,16 +26,15 @@ During = Callable[..., Any]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["private", "shared"])
-def runtime(request: pytest.FixtureRequest) -> Iterator[LocalRuntime]:
+def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
     if not request.param and (missing := private_network_missing()):
         pytest.skip(missing)
-    started = LocalRuntime(shared_network=request.param)
-    yield started
-    started.close()
+    with Clusters(LocalRuntime(shared_network=request.param)) as started:
+        yield started
 
 
 @pytest.fixture
-def during(runtime: LocalRuntime, tmp_path: Path) -> During:
+def during(clusters: Clusters, tmp_path: Path) -> During:
     """`during(look, transport="rpc", …)`: what `look(display)` returns while all ranks train."""
 
     def during(look: Callable[[DuringTraining], Any], **fields: Any) -> Any:
@@ -50,7 +50,7 @@ def during(runtime: LocalRuntime, tmp_path: Path) -> During:
         spec = RunSpec.model_validate(
             {**SMALL, "strategy": "all_reduce", "nodes": RANKS, "epochs": 10_000, **fields}
         )
-        runner = SweepRunner(runtime, "local", SweepPaths(tmp_path), tmp_path / "data", display)
+        runner = SweepRunner(clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display)
         result = runner.run(spec)
         assert "SIGKILL" in str(result.cause)
         (value,) = seen

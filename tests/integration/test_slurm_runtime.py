@@ -22,8 +22,8 @@ from filelock import FileLock
 
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from orchestrator.runtimes.slurm.commands import pmix_trouble, queued, unavailable_reason
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import SCRIPT
-from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
@@ -28,29 +29,29 @@ Find = Callable[[], psutil.Process]
 
 
 @pytest.fixture(scope="module")
-def runtime() -> Iterator[LocalRuntime]:
-    started = LocalRuntime(shared_network=private_network_missing() is not None)
-    yield started
-    started.close()
+def clusters() -> Iterator[Clusters]:
+    with Clusters(LocalRuntime(shared_network=private_network_missing() is not None)) as started:
+        yield started
 
 
 @pytest.fixture
-def execute(runtime: LocalRuntime, tmp_path: Path) -> Execute:
+def execute(clusters: Clusters, tmp_path: Path) -> Execute:
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
         return SweepRunner(
-            runtime, "local", SweepPaths(tmp_path), tmp_path / "data", display or RecordingDisplay()
+            clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display or RecordingDisplay()
         ).run(run)
 
     return execute
 
 
 @pytest.fixture
-def warm_parent(runtime: LocalRuntime) -> Callable[[], psutil.Process]:
+def warm_parent(clusters: Clusters) -> Callable[[], psutil.Process]:
     """Find the warm parent of the runtime; this process may have started others."""
 
     def find() -> psutil.Process:
-        name = runtime.plan(RunSpec(strategy="serial"), RunPaths(Path()), Path()).processes[0].argv[-1]
+        plan = clusters.plan(RunSpec(strategy="serial"), RunPaths(Path()), Path())
+        name = plan.processes[0].argv[-1]
         command = ["-m", "trainer.warm", name]
         found = [child for child in psutil.Process().children() if child.cmdline()[-3:] == command]
         assert len(found) == 1
@@ -123,8 +124,8 @@ def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.Monk
     started: list[subprocess.Popen[bytes]] = []
     start = ParentProcess._started
 
-    def killed_once(nodes: ParentProcess, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-        started.append(start(nodes, prefix))
+    def killed_once(nodes: ParentProcess) -> subprocess.Popen[bytes]:
+        started.append(start(nodes))
         if len(started) == 1:
             started[0].kill()
         return started[-1]

@@ -17,8 +17,8 @@ import pytest
 
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.swarm.options import SwarmOptions
 from orchestrator.shipped import ROOT
-from orchestrator.sweeps.swarm import SwarmOptions
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.smoke.test_users_components import results_of
 from tests.support.command_line import heed_signals, run_cli

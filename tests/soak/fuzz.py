@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from orchestrator.commands import replay
 from orchestrator.errors import InputError
-from orchestrator.execution.run_result import build_result
+from orchestrator.execution.run_result import Execution, Place, build_result
 from orchestrator.replay.cluster import Link
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report.model.comparison import read_comparison
@@ -183,19 +183,8 @@ def read_events(lines: list[bytes], directory: Path) -> None:
     for event in events:
         format_event(event)
         event.to_line()
-    result = build_result(
-        RUN,
-        events,
-        {},
-        runtime="local",
-        runtime_info=LocalRuntime.info,
-        node_kind="local processes",
-        started_at=0.0,
-        ended_at=9.0,
-        timed_out_s=None,
-        cores=2,
-        environment={},
-    )
+    execution = Execution(events=events, started_at=0.0, ended_at=9.0)
+    result = build_result(RUN, execution, Place("local", LocalRuntime.info, "local processes", 2, {}))
     assert result.status == "failed" or result.certificate is not None
     result.model_dump_json()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
@@ -112,7 +113,8 @@ def run_sweep(run: RunSpec, runtime: str, directory: Path, display: RecordingDis
     if missing := nodes.unavailable_reason() or nodes.unsupported_reason(run):
         sys.exit(missing)
     data = Path(os.environ.get("SHARDYARD_DATA", Path(__file__).resolve().parents[2] / "data"))
-    return SweepRunner(nodes, runtime, paths, data, display).run(run)
+    with Clusters(nodes) as clusters:
+        return SweepRunner(clusters, runtime, paths, data, display).run(run)
 
 
 def judge(result: RunResult, reference: RunResult, runtime: str, results: Path) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
@@ -32,20 +33,20 @@ PARTITIONERS: list[Any] = ["random_partition", "quantity", {"name": "dirichlet",
 
 def main(times: int, seed: int) -> int:
     """Execute runs `seed`, `seed` + 1, … on local processes; returns the exit code."""
-    runtime, happened, bad = RUNTIMES.load("local")(), Counter[str](), 0
+    clusters, happened, bad = Clusters(RUNTIMES.load("local")()), Counter[str](), 0
     with TemporaryDirectory(prefix="shardyard-losses-") as name:
         directory = Path(name)
         for number in range(seed, seed + times):
             run, display = draw(number), RecordingDisplay()
             paths = SweepPaths(directory / str(number))
-            result = SweepRunner(runtime, "local", paths, directory / "data", display).run(run)
+            result = SweepRunner(clusters, "local", paths, directory / "data", display).run(run)
             problems = judge(result, display.seen, directory)
             happened.update(event.kind for event in display.seen)
             bad += bool(problems)
             faults = [fault.model_dump(exclude_none=True) for fault in run.faults] if problems else ""
             what = f"{run.name_of('strategy')} on {run.size_label}, {len(run.faults)} losses"
             print(f"{number}: {what}: {'; '.join(problems) or 'ok'} {faults}", flush=True)
-        runtime.close()
+        clusters.close()
     happenings = f"{happened['died']} losses, {happened['waiting']} returns"
     print(f"{times - bad} of {times} good: {happenings}")
     return 1 if bad else 0

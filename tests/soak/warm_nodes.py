@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
@@ -67,10 +68,11 @@ def main(times: int, seed: int, name: str) -> int:
     first = last = (0.0, 0)
     with TemporaryDirectory() as directory:
         data = Path(directory) / "data"
-        runner = SweepRunner(runtime, name, SweepPaths(Path(directory)), data, RecordingDisplay())
+        clusters = Clusters(runtime)
+        runner = SweepRunner(clusters, name, SweepPaths(Path(directory)), data, RecordingDisplay())
         if missing := runtime.unavailable_reason() or runtime.unsupported_reason(run_of(TRAINING[0])):
             sys.exit(missing)
-        runtime.expect([run_of(fields) for fields in TRAINING], data)
+        clusters.expect([run_of(fields) for fields in TRAINING])
         for number in range(1, times + 1):
             run, status = draw(draws)
             began = time.monotonic()
@@ -84,7 +86,7 @@ def main(times: int, seed: int, name: str) -> int:
                 print(f"{number}/{times} {run.key}: {'; '.join(problems) or 'ok'}", flush=True)
             wrong += problems
         last = footprint(name, run)
-        runtime.close()
+        clusters.close()
         if name == "docker":
             wrong += [f"{each} is left" for each in leftovers(f"{LABEL}={identity()}")]
         wrong += [f"process {process.pid} is left" for process in node_processes(Path(directory))]

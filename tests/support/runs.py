@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
@@ -96,11 +97,11 @@ def _runtime(name: str, cold: bool = False) -> Runtime:
 
 
 @cache
-def warm_runtime(name: str) -> Runtime:
-    """A runtime whose nodes stay warm until this process ends."""
-    runtime = _runtime(name)
-    atexit.register(runtime.close)
-    return runtime
+def warm_clusters(name: str) -> Clusters:
+    """The clusters of a runtime, which stay warm until this process ends."""
+    clusters = Clusters(_runtime(name))
+    atexit.register(clusters.close)
+    return clusters
 
 
 def execute(
@@ -108,7 +109,7 @@ def execute(
 ) -> RunResult:
     """Execute one run; its results lie in `directory / run.key`."""
     paths = SweepPaths(directory)
-    nodes = _runtime(runtime, cold=True) if cold else warm_runtime(runtime)
+    nodes = Clusters(_runtime(runtime, cold=True)) if cold else warm_clusters(runtime)
     runner = SweepRunner(nodes, runtime, paths, data_directory(), display or RecordingDisplay())
     return runner.run(run)
 

@@ -11,9 +11,10 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import project as module
-from orchestrator.runtimes.docker.compose import cluster
+from orchestrator.runtimes.docker.compose import compose_project
 from orchestrator.runtimes.docker.engine import Engine
-from orchestrator.runtimes.docker.run import ContainerRun
+from orchestrator.runtimes.docker.run import OneRunContainers
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from tests.unit.cluster_support import FIELDS, assigned
 from tests.unit.conftest import event
 from trainer.cluster.run_record import RunRecord
@@ -127,9 +128,10 @@ class FakeRun(FakeEngine):
         super().__init__(monkeypatch)
         self.paths = RunPaths(directory)
         run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
-        self.cluster = cluster(run, self.paths, directory, "owner", cores=4)
-        containers = module.Project(self.engine, self.cluster, self.paths.log("compose"))
-        self.run = ContainerRun(containers, run, self.paths)
+        self.compose = compose_project(run, self.paths, directory, "owner", cores=4)
+        containers = module.Project(self.engine, self.compose, self.paths.log("compose"))
+        self.cluster = OneRunContainers(containers)
+        self.run = self.cluster.run(LaunchPlan(run, self.paths, directory))
         (self.up,) = self.ups
 
     def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:

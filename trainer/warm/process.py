@@ -35,13 +35,17 @@ class ParentError(Exception):
 class ParentProcess:
     """Forks ranks from one process that holds torch, the components and the data. It ends with this one."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
         """
         Args:
             name: the name of the parent's abstract socket; unique in the parent's network namespace.
             environment: variables of the parent, in addition to this process's.
+            prefix: A command that runs the parent, for example in a network namespace.
         """
-        self.name, self._environment = name, environment
+        self.name = name
+        # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
+        self.environment = {**environment, **dict.fromkeys(THREAD_VARIABLES, "1")}
+        self.argv = [*prefix, sys.executable, "-m", "trainer.warm", name]
         self._parent: subprocess.Popen[bytes] | None = None
         self._status_socket: socket.socket | None = None
         self._answers: TextIO | None = None  # what the parent sends through it
@@ -68,11 +72,8 @@ class ParentProcess:
             return None
         return how_ended(code)
 
-    def ensure(self, prefix: Sequence[str] = ()) -> str | None:
+    def ensure(self) -> str | None:
         """Start the parent unless a healthy one runs.
-
-        Args:
-            prefix: A command that runs the parent, for example in a network namespace.
 
         Returns:
             Why the parent was replaced, if it was.
@@ -80,17 +81,21 @@ class ParentProcess:
         Raises:
             ParentError: It does not start.
         """
-        reason = self._unhealthy_reason()
-        if reason or self._parent is None or self._parent.poll() is not None:
+        reason = self.unhealthy_reason()
+        if reason or not self.is_running:
             self.close()
-            self._start(prefix)
+            self._start()
         return reason
 
-    def _start(self, prefix: Sequence[str]) -> None:
+    @property
+    def is_running(self) -> bool:
+        return self._parent is not None and self._parent.poll() is None
+
+    def _start(self) -> None:
         """Start the parent; once more if it is killed while it starts. Raises ParentError."""
         failure = None
         for _ in range(START_TRIES):
-            self._parent = self._started(prefix)
+            self._parent = self._started()
             output = self._parent.stdout
             if output and select.select([output], [], [], START_S)[0] and output.readline():
                 self._first = self._status()
@@ -99,23 +104,21 @@ class ParentProcess:
             self.close()
         raise ParentError(f"the process of warm nodes {failure}")
 
-    def _started(self, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
-        # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
-        threads = dict.fromkeys(THREAD_VARIABLES, "1")
+    def _started(self) -> subprocess.Popen[bytes]:
         # The kernel closes our end when this process ends, however it ends. A pair, and not the socket of
         # clients, because the parent's abstract name may be in a network namespace that we are not in.
         self._status_socket, theirs = socket.socketpair()
         self._answers = self._status_socket.makefile()
         with theirs:
             return subprocess.Popen(
-                [*prefix, sys.executable, "-m", "trainer.warm", self.name],
-                env={**os.environ, **self._environment, **threads},
+                self.argv,
+                env={**os.environ, **self.environment},
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # only the orchestrator handles Ctrl-C
             )
 
-    def _unhealthy_reason(self) -> str | None:
+    def unhealthy_reason(self) -> str | None:
         """Why the parent has to be replaced, or None. One that ended after an idle time is no failure."""
         if self._parent is None:
             return None

@@ -19,8 +19,8 @@ SWITCH = ("python", "-m", "trainer.link_switch")
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """The containers of one run.
+class ComposeProject:
+    """The containers of a cluster, as docker compose starts them.
 
     Attributes:
         project: name of the compose project, which compose sets as a label on all containers and networks.
@@ -65,7 +65,7 @@ class Cluster:
             nodes: the containers of the nodes in their order, after a launcher if there is one.
         """
         quotas = dict.fromkeys(nodes, self.cpus)
-        first = len(nodes) - self._nodes
+        first = len(nodes) - self.nodes
         quotas |= {nodes[first + node]: cpus for node, cpus in self.slower_cpus.items()}
         return [
             ("update", "--cpus", f"{cpus:g}", *(node for node in nodes if quotas[node] == cpus))
@@ -73,7 +73,7 @@ class Cluster:
         ]
 
     @property
-    def _nodes(self) -> int:
+    def nodes(self) -> int:
         """The number of nodes; in topology rpc, the master is one beside those of service `node`."""
         return self.scale + (self.topology == "rpc")
 
@@ -109,9 +109,9 @@ class Cluster:
         return (*self.compose, "down", "--volumes", "--remove-orphans", "--timeout", "0")
 
 
-def cluster(
+def compose_project(
     spec: RunSpec, paths: RunPaths, data_dir: Path, orchestrator: str, cores: float, image: str = IMAGE
-) -> Cluster:
+) -> ComposeProject:
     """The containers of a run.
 
     Limits are per node. In topology single, one container has the limits of all nodes.
@@ -132,7 +132,7 @@ def cluster(
         files.append(COMPOSE / "gpu.yml")
     if spec.has_links:
         files.append(LINK)
-    return Cluster(
+    return ComposeProject(
         project=_project(directory),
         files=tuple(files),
         scale={"single": 1, "rpc": spec.nodes - 1}.get(spec.topology, spec.nodes),
@@ -159,13 +159,14 @@ def cluster(
     )
 
 
-def warm_cluster(run: Cluster, directory: Path, scale: int) -> Cluster:
+def warm_project(run: ComposeProject, directory: Path, scale: int, spec: Path) -> ComposeProject:
     """Containers that stay up and take one run after the other.
 
     Args:
         run: the containers of one of the runs.
         directory: the directory through which they get runs and return results.
         scale: the scale of the largest run.
+        spec: a file whose owner owns the results.
     """
     return replace(
         run,
@@ -173,6 +174,7 @@ def warm_cluster(run: Cluster, directory: Path, scale: int) -> Cluster:
         scale=scale,
         environment={
             **run.environment,
+            "SHARDYARD_SPEC": str(spec.resolve()),
             "SHARDYARD_RESULTS": str(directory.resolve()),
             "SHARDYARD_RUN": "",
             "SHARDYARD_WARM": "1",

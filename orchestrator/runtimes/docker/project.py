@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.docker.compose import ComposeProject
 from orchestrator.runtimes.docker.containers import Container, Containers, nodes_of
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
 from orchestrator.runtimes.docker.reaper import PROJECT_LABEL, remove_project
@@ -25,20 +25,20 @@ UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 class Project(Containers):
     """The containers of a compose project."""
 
-    def __init__(self, engine: Engine, cluster: Cluster, log: Path) -> None:
+    def __init__(self, engine: Engine, compose: ComposeProject, log: Path) -> None:
         """Start the containers; return at once. log: the file for the output of docker compose."""
-        self.engine, self.cluster, self.topology = engine, cluster, cluster.topology
+        self.engine, self.compose, self.topology = engine, compose, compose.topology
         self._log = log
         self._codes: dict[str, int] = {}  # by ID, of containers that have exited
-        self.quota_pending = cluster.quota_pending
-        self.links_pending = cluster.linked
+        self.quota_pending = compose.quota_pending
+        self.links_pending = compose.linked
         self._started = self.answered_at = time.monotonic()
         self.start_s = 0.0
-        remove_project(engine, cluster.project)
+        remove_project(engine, compose.project)
         with open(log, "wb") as output:
             self.up = subprocess.Popen(
-                engine.command(*cluster.up),
-                env={**os.environ, **cluster.environment},
+                engine.command(*compose.up),
+                env={**os.environ, **compose.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -63,7 +63,7 @@ class Project(Containers):
         return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
 
     def containers(self) -> list[Container]:
-        label = {"label": f"{PROJECT_LABEL}={self.cluster.project}"}
+        label = {"label": f"{PROJECT_LABEL}={self.compose.project}"}
         found = self.engine.client.api.containers(all=True, filters=label)
         started = [_container(each) for each in found if each["State"] != "created"]
         return [each for each in started if each.service not in ("data", "plug")]
@@ -101,7 +101,7 @@ class Project(Containers):
 
     def apply_quotas(self) -> str | None:
         nodes = nodes_of(self.containers())
-        for command in self.cluster.limit_cpus(*(each.identifier for each in nodes)):
+        for command in self.compose.limit_cpus(*(each.identifier for each in nodes)):
             if error := command_error(self.engine, *command):
                 running = {each.identifier for each in self.containers() if not each.ended}
                 lost = any(each.identifier not in running for each in nodes)
@@ -116,7 +116,7 @@ class Project(Containers):
         if not switches or any(each.ended for each in [*nodes, *switches]):
             return None
         addresses = [each.address for each in nodes]
-        error = command_error(self.engine, *self.cluster.set_links(run, switches[0].identifier, addresses))
+        error = command_error(self.engine, *self.compose.set_links(run, switches[0].identifier, addresses))
         if not error and self.links_pending:
             error = self._plug(nodes, addresses)
         if error:
@@ -128,8 +128,8 @@ class Project(Containers):
         """Connect all nodes to the switch at the same time. Returns why that failed, or None."""
         plugs = [
             subprocess.Popen(
-                self.engine.command(*self.cluster.plug(own, addresses)),
-                env={**os.environ, **self.cluster.environment, "SHARDYARD_NODE": node.identifier},
+                self.engine.command(*self.compose.plug(own, addresses)),
+                env={**os.environ, **self.compose.environment, "SHARDYARD_NODE": node.identifier},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -159,13 +159,13 @@ class Project(Containers):
     def terminate(self) -> None:
         self._end_compose()
         if any(not each.ended for each in self.containers()):
-            self._compose(*self.cluster.compose, "stop", "-t", str(TERMINATE_S))
+            self._compose(*self.compose.compose, "stop", "-t", str(TERMINATE_S))
 
     def remove(self) -> None:
         self._end_compose()
-        self._compose(*self.cluster.down)
+        self._compose(*self.compose.down)
         try:
-            remove_project(self.engine, self.cluster.project)
+            remove_project(self.engine, self.compose.project)
         except Exception:
             # An engine that has died must not hide a run's result. The next sweep removes by label what
             # the engine still has.
@@ -184,7 +184,7 @@ class Project(Containers):
                 self.up.wait(TERMINATE_S)
 
     def _compose(self, *arguments: str) -> None:
-        environment = {**os.environ, **self.cluster.environment}
+        environment = {**os.environ, **self.compose.environment}
         command = self.engine.command(*arguments)
         with suppress(subprocess.TimeoutExpired):  # remove_project removes the rest
             subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.docker.containers import Container, Containers
 from orchestrator.runtimes.docker.live import LiveRecord
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from trainer.core.events import Event, signal_name
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
@@ -16,11 +17,35 @@ from trainer.spec.run_spec import RunSpec
 POLL_S = 0.25
 
 
-class ContainerRun(RunHandle):
+class OneRunContainers(Cluster):
+    """Containers that start with their run and end with it."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+        self._deleted = False
+
+    def run(self, plan: LaunchPlan) -> ContainerRun:
+        return ContainerRun(self, self._containers, plan.spec, plan.paths)
+
+    def delete(self) -> None:
+        if self._deleted:
+            return
+        began = time.monotonic()
+        try:
+            self._containers.remove()
+            self._deleted = True
+            self.engine_stop_s += time.monotonic() - began
+        except Exception:
+            # An engine that has died must not hide the run's result.
+            if self._containers.is_responding():
+                raise
+
+
+class ContainerRun(Run):
     """A run in containers that were started for it."""
 
-    def __init__(self, containers: Containers, spec: RunSpec, paths: RunPaths) -> None:
-        self._containers, self._spec, self._paths = containers, spec, paths
+    def __init__(self, cluster: Cluster, containers: Containers, spec: RunSpec, paths: RunPaths) -> None:
+        self._cluster, self._containers, self._spec, self._paths = cluster, containers, spec, paths
         self._ranks, self._continues = spec.world_size, spec.on_loss == "continue"
         self._record = LiveRecord(paths.live)
         self._state = RunState({}, running=1)
@@ -40,7 +65,7 @@ class ContainerRun(RunHandle):
         """The state of the containers, from the engine."""
         try:
             starting = self._containers.starting
-            self.engine_start_s = self._containers.start_s
+            self._cluster.engine_start_s = self._containers.start_s
             found = self._containers.containers()
             containers = [each for each in found if each.service != "switch"]  # it does not end by itself
             exits = {
@@ -95,20 +120,17 @@ class ContainerRun(RunHandle):
         return self._record.suspended
 
     def stop(self) -> None:
-        """Stop the containers, save their logs, and remove everything."""
+        """Stop the containers, and save their logs."""
         if self._stopped:
             return
         began = time.monotonic()
         try:
-            try:
-                self._containers.terminate()
-                for each in self._containers.containers():
-                    with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
-                        file.writelines(self._containers.log(each))
-            finally:
-                self._containers.remove()
+            self._containers.terminate()
+            for each in self._containers.containers():
+                with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
+                    file.writelines(self._containers.log(each))
             self._stopped = True
-            self.engine_stop_s = time.monotonic() - began
+            self._cluster.engine_stop_s = time.monotonic() - began
         except Exception:
             # An engine that has died must not hide the run's result.
             if self._containers.is_responding():

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import stat
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.errors import InputError
 from orchestrator.identity import identity
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable
-from orchestrator.runtimes.base import RunHandle, Runtime
-from orchestrator.runtimes.docker.compose import Cluster, checkpoints_of, cluster, warm_cluster
+from orchestrator.runtimes.base import Cluster, Runtime
+from orchestrator.runtimes.docker.compose import (
+    ComposeProject,
+    checkpoints_of,
+    compose_project,
+    warm_project,
+)
 from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
@@ -31,9 +35,10 @@ from orchestrator.runtimes.docker.image import (
 from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.project import Project
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
-from orchestrator.runtimes.docker.run import ContainerRun
-from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
-from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.docker.run import OneRunContainers
+from orchestrator.runtimes.docker.warm import SPEC, WarmContainers
+from orchestrator.runtimes.finding import Finding, Status
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps.imports import Inspection
 from orchestrator.sweeps.requirements import read_requirements
@@ -44,7 +49,18 @@ MIN_WARM_MB = 512  # memory of a node that can be warm
 TUN = Path("/dev/net/tun")
 MAX_WARM = 16  # warm nodes at once: each keeps about 350 MB
 
-Kind = tuple[object, ...]  # see _kind
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerPlan(ClusterPlan):
+    """The containers of a cluster.
+
+    Attributes:
+        project: the containers, as docker compose starts them.
+        directory: the directory through which a shared cluster gets runs and returns results.
+    """
+
+    project: ComposeProject
+    directory: Path | None = None
 
 
 class DockerRuntime(Runtime):
@@ -58,6 +74,7 @@ class DockerRuntime(Runtime):
         warm=True,
         remote=False,
     )
+    max_warm_nodes = MAX_WARM
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
@@ -65,8 +82,6 @@ class DockerRuntime(Runtime):
         self._image: str | None = None
         self._packages = ""  # that were added to the image
         self._reaper: Reaper | None = None
-        self._warm: dict[Kind, WarmContainers] = {}  # in the order of their last use
-        self._scales: dict[Kind, int] = {}  # of the largest expected run
 
     def unavailable_reason(self) -> str | None:
         try:
@@ -116,6 +131,25 @@ class DockerRuntime(Runtime):
             )
         return None
 
+    def findings(self) -> Iterator[Finding]:
+        try:
+            engine = reach()
+        except EngineError as error:
+            yield Finding("Docker engine", "note", f"{error}; nodes run as local processes")
+            return
+        detail = f"{engine.version}, Compose {engine.compose}: nodes run as containers"
+        yield Finding("Docker engine", "ok", detail)
+        problem = image_trouble(engine)
+        status: Status = "missing" if problem else "ok"
+        yield Finding("trainer image", status, problem or f"{image_name()} is up to date")
+        if reason := links_missing():
+            yield Finding("links", "note", f"runs with link are refused in containers: {reason}")
+        else:
+            detail = (
+                "enforced between containers, by a switch over TUN devices; not between local processes"
+            )
+            yield Finding("links", "ok", detail)
+
     def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
         if trouble := image_trouble(self.engine):
             raise InputError(f"{trouble}; or use --runtime local")
@@ -128,30 +162,56 @@ class DockerRuntime(Runtime):
         self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
         return inspection_sandbox(self.engine, self._image, inspection)
 
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        run = self._cluster(spec, paths, data_dir)
-        warm = self._is_warm(spec)
-        if warm:
-            kind = _kind(spec, run)
-            up_already = self._warm.get(kind)
-            if up_already and up_already.cluster.scale >= run.scale:
-                run = up_already.cluster
-            else:
-                run = self._warm_cluster(kind, run, paths)
-        up = self.engine.command(*run.up)
-        processes = [Process("compose", up, dict(run.environment), "compose")]
-        if run.linked:
-            processes += self._link_processes(spec, run)
-        if run.quota_pending:
-            nodes = [f"the container of node {number}" for number in range(spec.nodes)]
-            limits = [self.engine.command(*limit) for limit in run.limit_cpus(*nodes)]
-            processes += [Process("quota", limit, {}, "compose") for limit in limits]
-        return LaunchPlan(spec, paths, data_dir, processes, warm)
+    def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        super().check(runs, data_dir)
+        for spec in {run.dataset.model_dump_json(): run for run in runs}.values():
+            check_readable(data_dir, spec)
 
-    def _link_processes(self, spec: RunSpec, run: Cluster) -> list[Process]:
-        """The commands that set and connect links, with names in place of what is known after the start."""
-        count = run.scale + (run.topology == "rpc")
-        names = [f"the address of node {number}" for number in range(count)]
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        # Checkpoints are mounted for one run; torchrun starts its ranks itself; CUDA does not work in a
+        # forked process; a warm parent takes memory of its node; and a lost container ends a warm set.
+        small = spec.memory_mb < MIN_WARM_MB
+        elastic = spec.on_loss == "continue"
+        if self.cold or elastic or spec.checkpoints or spec.restarts or spec.on_gpu or small:
+            return None
+        return _kind(spec, self._project(spec, RunPaths(Path()), Path()))
+
+    def size(self, spec: RunSpec) -> int:
+        return self._project(spec, RunPaths(Path()), Path()).scale
+
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        check_readable(data_dir, spec)  # it may have changed since the sweep began
+        project, directory = self._project(spec, paths, data_dir), None
+        if shared := (kind := self.kind(spec)) is not None:
+            scale = max(map(self.size, (spec, *peers)))
+            name = sha256(repr((kind, scale)).encode()).hexdigest()[:12]
+            directory = paths.warm / name
+            project = warm_project(project, directory, scale, directory / SPEC)
+        processes = [
+            Process("compose", self.engine.command(*project.up), dict(project.environment), "compose")
+        ]
+        setup: list[Process] = []
+        if project.linked:
+            links, plugs = self._link_processes(spec, project)
+            setup.append(links)
+            processes += plugs
+        if project.quota_pending:
+            nodes = [f"the container of node {number}" for number in range(project.nodes)]
+            limits = [self.engine.command(*limit) for limit in project.limit_cpus(*nodes)]
+            processes += [Process("quota", limit, {}, "compose") for limit in limits]
+        cluster = ContainerPlan(
+            size=project.scale, shared=shared, processes=processes, project=project, directory=directory
+        )
+        return LaunchPlan(spec, paths, data_dir, cluster, setup, warm=shared)
+
+    def _link_processes(self, spec: RunSpec, run: ComposeProject) -> tuple[Process, list[Process]]:
+        """The commands that set the links of a run, and those that connect the nodes to the switch.
+
+        They have names in place of what is known after the start.
+        """
+        names = [f"the address of node {number}" for number in range(run.nodes)]
         setup = self.engine.command(*run.set_links(spec, "the container of the switch", names))
         plugs = [
             Process(
@@ -162,101 +222,28 @@ class DockerRuntime(Runtime):
             )
             for number, name in enumerate(names)
         ]
-        return [Process("links", setup, {}, "compose"), *plugs]
+        return Process("links", setup, {}, "compose"), plugs
 
-    def _is_warm(self, spec: RunSpec) -> bool:
-        """Whether the run takes warm containers."""
-        # Checkpoints are mounted for one run; torchrun starts its ranks itself; CUDA does not work in a
-        # forked process; a warm parent takes memory of its node; and a lost container ends a warm set.
-        small = spec.memory_mb < MIN_WARM_MB
-        elastic = spec.on_loss == "continue"
-        return not (self.cold or elastic or spec.checkpoints or spec.restarts or spec.on_gpu or small)
-
-    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
-        for spec in {run.dataset.model_dump_json(): run for run in runs}.values():
-            check_readable(data_dir, spec)
-        for spec in filter(self._is_warm, runs):
-            run = self._cluster(spec, RunPaths(Path()), data_dir)
-            kind = _kind(spec, run)
-            self._scales[kind] = max(self._scales.get(kind, 0), run.scale)
-
-    def warm_groups(self, runs: Sequence[RunSpec], data_dir: Path) -> list[list[RunSpec]]:
-        """The runs in groups whose warm containers are at most MAX_WARM; one set may have more."""
-        sets: dict[Kind | None, list[RunSpec]] = defaultdict(list)
-        scales: dict[Kind | None, int] = defaultdict(int)
-        for spec in runs:
-            run = self._cluster(spec, RunPaths(Path()), data_dir)
-            kind = _kind(spec, run) if self._is_warm(spec) else None  # None: cold runs are in any group
-            sets[kind].append(spec)
-            scales[kind] = max(scales[kind], run.scale if kind else 0)
-        groups: list[list[RunSpec]] = []
-        room: list[int] = []  # nodes that a group can still have
-        for kind, members in sets.items():
-            fitting = (number for number, left in enumerate(room) if left >= scales[kind])
-            number = next(fitting, len(room))
-            if number == len(room):
-                groups.append([])
-                room.append(MAX_WARM)
-            groups[number] += members
-            room[number] -= scales[kind]
-        return groups
-
-    def _warm_cluster(self, kind: Kind, run: Cluster, paths: RunPaths) -> Cluster:
-        """The warm containers for runs of this kind, as many as the largest expected run needs."""
-        name = sha256(repr(kind).encode()).hexdigest()[:12]
-        return warm_cluster(run, paths.warm / name, max(run.scale, self._scales.get(kind, 0)))
-
-    def start(self, plan: LaunchPlan) -> RunHandle:
+    def create(self, plan: LaunchPlan) -> Cluster:
         if not is_responding(self.engine) and (reason := self.unavailable_reason()):
             raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(plan.paths.directory, plan.data_dir)
-        check_readable(plan.data_dir, plan.spec)  # it may have changed since the sweep began
         if plan.spec.checkpoints:
             make_world_writable(checkpoints_of(plan.paths))
-        run = self._cluster(plan.spec, plan.paths, plan.data_dir)
-        if plan.warm:
-            return self._warm_run(plan, run)
-        containers = Project(self.engine, run, plan.paths.log("compose"))
-        return ContainerRun(containers, plan.spec, plan.paths)
-
-    def _warm_run(self, plan: LaunchPlan, run: Cluster) -> WarmRun:
-        """The run in warm containers, which are started unless they are up."""
-        kind, replaced = _kind(plan.spec, run), None
-        nodes = self._warm.pop(kind, None)
-        if nodes and (nodes.closed or nodes.cluster.scale < run.scale):
-            nodes.close()
-            nodes = None
-        elif nodes and (failure := nodes.untrusted or nodes.failure()):
-            replaced = None if nodes.expired else failure
-            nodes.close()
-            nodes = None
-        new = nodes is None
-        if nodes is None:
-            cluster = self._warm_cluster(kind, run, plan.paths)
-            self._make_room(cluster.scale)
-            if not self._warm:  # left by an orchestrator that was killed
-                shutil.rmtree(plan.paths.warm, ignore_errors=True)
-            directory = Path(cluster.environment["SHARDYARD_RESULTS"])
-            nodes = WarmContainers(self.engine, cluster, directory, plan.paths.log("compose"))
-        self._warm[kind] = nodes  # the last one is the one used last
-        return WarmRun(nodes, plan.spec, plan.paths, replaced, new)
-
-    def _make_room(self, nodes: int) -> None:
-        """Remove the warm containers used longest ago, so that this many more nodes fit."""
-        while self._warm and sum(each.cluster.scale for each in self._warm.values()) + nodes > MAX_WARM:
-            self._warm.pop(next(iter(self._warm))).close()
-
-    def close(self) -> None:
-        while self._warm:
-            self._warm.popitem()[1].close()
+        planned, log = cast("ContainerPlan", plan.cluster), plan.paths.log("compose")
+        if planned.directory is None:
+            return OneRunContainers(Project(self.engine, planned.project, log))
+        return WarmContainers(self.engine, planned.project, planned.directory, plan.paths.spec, log)
 
     def clean(self) -> int:
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
-    def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
+    def _project(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> ComposeProject:
         image = self._image or image_name()
-        return cluster(spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image)
+        return compose_project(
+            spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image
+        )
 
 
 def links_missing() -> str | None:
@@ -267,14 +254,14 @@ def links_missing() -> str | None:
     return f"links between containers need {TUN}, which this machine lacks; modprobe tun may help"
 
 
-def _kind(spec: RunSpec, run: Cluster) -> Kind:
+def _kind(spec: RunSpec, project: ComposeProject) -> Hashable:
     """What runs must have in common to use the same warm containers: services, mounts, image and limits.
 
     In topology single the limits depend on the number of nodes. Runs with unequal nodes have as many nodes.
     """
     own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS", "SHARDYARD_CODE"}
-    common = tuple(sorted((name, value) for name, value in run.environment.items() if name not in own))
-    return run.files, common, spec.has_imports, tuple(spec.node_speed or ())
+    common = tuple(sorted((name, value) for name, value in project.environment.items() if name not in own))
+    return project.files, common, spec.has_imports, tuple(spec.node_speed or ())
 
 
 def check_mounts(directory: Path, data_dir: Path) -> None:

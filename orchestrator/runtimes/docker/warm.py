@@ -8,18 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.results.store import RunPaths, make_private
-from orchestrator.runtimes.base import RunHandle, RunState
-from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.base import Cluster, Run, RunState
+from orchestrator.runtimes.docker.compose import ComposeProject
 from orchestrator.runtimes.docker.containers import Container
 from orchestrator.runtimes.docker.engine import Engine, is_responding
 from orchestrator.runtimes.docker.live import LiveRecord
 from orchestrator.runtimes.docker.project import Project
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
 from trainer.cluster.rank_assignment import ROLES, node_name
 from trainer.core.events import Event, how_ended
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
 
+SPEC = "spec.json"  # of the first run, in the directory of the containers
 POLL_S = 0.02  # for the end of a run, and for its last log line
 INSPECT_S = 1.0  # between checks of the containers
 CANCEL_S = 12.0  # for agents to end their ranks
@@ -27,37 +29,54 @@ LOG_S = 3.0  # for the engine to log what a container has written
 LOSS_S = 5.0  # for the engine to notice the end of a container whose agent has disconnected
 
 
-class WarmContainers:
+class WarmContainers(Cluster):
     """The containers of one compose project, for runs with the same topology and limits.
 
     Attributes:
         untrusted: which of them has sent invalid data, and what; then no other run takes them.
     """
 
-    def __init__(self, engine: Engine, cluster: Cluster, directory: Path, log: Path) -> None:
+    def __init__(
+        self, engine: Engine, compose: ComposeProject, directory: Path, spec: Path, log: Path
+    ) -> None:
         """Start them; return at once.
 
         Args:
             engine: the engine that runs them.
-            cluster: all containers.
+            compose: all containers.
             directory: the directory through which they get runs and return results; replaced by an empty
                 one.
+            spec: the spec of the first run, whose owner owns the results.
             log: the file for the output of docker compose.
         """
-        self.cluster, self.directory = cluster, directory
-        self.closed = False
+        self.compose, self.directory = compose, directory
+        self.deleted = False
         self.untrusted: str | None = None
+        self._new = True
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory.parent)
         directory.mkdir()
-        self.project = Project(engine, cluster, log)
+        shutil.copyfile(spec, directory / SPEC)
+        self.project = Project(engine, compose, log)
 
-    def failure(self) -> str | None:
+    def run(self, plan: LaunchPlan) -> WarmRun:
+        new, self._new = self._new, False
+        self.engine_start_s = self.engine_stop_s = 0.0  # of this run
+        return WarmRun(self, plan.spec, plan.paths, new)
+
+    def ready(self) -> bool:
+        if self.deleted or not is_responding(self.project.engine):
+            return False
+        failure = self.untrusted or self.defect()
+        self.failure = None if self._expired else failure
+        return failure is None
+
+    def defect(self) -> str | None:
         """How they have failed; None if all run, or are still starting."""
         starting = self.project.starting
         containers = self.project.containers()
         for each in containers:
-            name = each.name((), self.cluster.topology)  # they have no gaps
+            name = each.name((), self.compose.topology)  # they have no gaps
             if each.ended:
                 return f"the warm container {name} {how_ended(self.project.exit_code(each))}"
             if self.project.is_stuck(each):
@@ -65,46 +84,44 @@ class WarmContainers:
         if error := self.project.start_error:
             return error
         # One is the coordinator.
-        expected = self.cluster.scale + len(ROLES[self.cluster.topology]) + self.cluster.linked
+        expected = self.compose.scale + len(ROLES[self.compose.topology]) + self.compose.linked
         if not starting and len(containers) < expected:
             return "a warm container was removed"
         return None
 
     @property
-    def expired(self) -> bool:
+    def _expired(self) -> bool:
         """Whether they exit after an idle time: the coordinator exits first, with code 0."""
         coordinators = [each for each in self.project.containers() if each.service == "coordinator"]
         return any(each.ended and not self.project.exit_code(each) for each in coordinators)
 
-    def close(self) -> None:
+    def delete(self) -> None:
         """Remove the containers and the directory. Idempotent."""
-        if self.closed:
+        if self.deleted:
             return
-        self.closed = True
+        self.deleted = True
+        began = time.monotonic()
         self.project.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
         with suppress(OSError):  # other containers use its parent
             self.directory.parent.rmdir()
+        self.engine_stop_s = time.monotonic() - began
 
 
-class WarmRun(RunHandle):
+class WarmRun(Run):
     """One run in warm containers."""
 
-    def __init__(
-        self, nodes: WarmContainers, spec: RunSpec, paths: RunPaths, replaced: str | None, new: bool
-    ) -> None:
+    def __init__(self, nodes: WarmContainers, spec: RunSpec, paths: RunPaths, new: bool) -> None:
         """Hand the run over.
 
         Args:
             nodes: the containers.
             spec: the run.
             paths: the paths of the run's results.
-            replaced: why the containers were replaced before this run.
-            new: whether they were started for this run.
+            new: whether the containers were started for this run.
         """
         self._nodes, self._spec, self._paths, self._new = nodes, spec, paths, new
         self._ranks = spec.world_size
-        self.replaced = replaced
         live = nodes.directory / paths.directory.name
         self._record = LiveRecord(live, coordinator_is_up=not new)
         self._cancel, self._ended = live / CANCEL, live / ENDED
@@ -115,7 +132,7 @@ class WarmRun(RunHandle):
         live.mkdir()
         self._link_error: str | None = None
         # Ranks cannot know whether the links of an earlier run still apply, but whether there are any.
-        if nodes.cluster.linked and not nodes.project.links_pending:
+        if nodes.compose.linked and not nodes.project.links_pending:
             self._link_error = nodes.project.apply_links(spec)
         shutil.copyfile(paths.spec, live / "spec.json")
         hand_over(nodes.directory, live.name)
@@ -143,7 +160,7 @@ class WarmRun(RunHandle):
         """The state if containers or the engine have failed, else None."""
         self._inspected_at = time.monotonic()
         try:
-            failure = self._nodes.failure()
+            failure = self._nodes.defect()
             if trouble := self._record.coordinator_trouble():
                 failure = failure or f"the warm container coordinator {trouble}"
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
@@ -151,14 +168,14 @@ class WarmRun(RunHandle):
             return RunState({}, 0, dead) if dead else None
         self._nodes.project.answered_at = time.monotonic()
         if self._new:
-            self.engine_start_s = self._nodes.project.start_s
+            self._nodes.engine_start_s = self._nodes.project.start_s
         starts = bool(self._nodes.project.start_error)  # a second attempt would fail, too
         return RunState({}, 0, failure, nodes_lost=not starts) if failure else None
 
     def _final_state(self) -> RunState:
         """The state after the coordinator has ended the run."""
         ending = Ending.model_validate_json(self._ended.read_text())
-        agents, topology = self._record.agents, self._nodes.cluster.topology
+        agents, topology = self._record.agents, self._nodes.compose.topology
         names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}
         exits = {names.get(name, name): code for name, code in ending.exits.items()}
         self._nodes.untrusted = ending.untrusted
@@ -215,15 +232,14 @@ class WarmRun(RunHandle):
             if is_responding(self._nodes.project.engine):
                 raise
         if self._lost:
-            self._nodes.close()
-            self.engine_stop_s = time.monotonic() - began
+            self._nodes.delete()
 
     def _save_logs(self) -> None:
         agents = self._record.agents
         used = {("coordinator", 1), *((agent.role, agent.ordinal) for agent in agents)}
         for each in self._nodes.project.containers():
             if (each.service, each.ordinal) in used:
-                name = node_name(each.service, each.ordinal, agents, self._nodes.cluster.topology)
+                name = node_name(each.service, each.ordinal, agents, self._nodes.compose.topology)
                 self._paths.log(name.replace(" ", "-")).write_bytes(self._log(each))
 
     def _log(self, container: Container) -> bytes:
@@ -241,5 +257,5 @@ class WarmRun(RunHandle):
 
     def collect(self, paths: RunPaths) -> None:
         reasons = [agent.replaced for agent in self._record.agents if agent.replaced]
-        self.replaced = self.replaced or next(iter(reasons), None)
+        self.replaced = next(iter(reasons), None)
         self._record.collect(paths)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -19,8 +19,9 @@ from orchestrator.identity import is_gone, label_of, labelled, own_label
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.launch_plan import LaunchPlan, Process, rank_name
+from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
+from orchestrator.runtimes.finding import Finding
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process, rank_name
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
@@ -62,8 +63,7 @@ class LocalRuntime(Runtime):
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
         self._network = PrivateNetwork()
-        environment = {**own_label(), "PYTHONPATH": python_path()}
-        self._nodes = ParentProcess(f"shardyard-{os.getpid()}-{token_hex(4)}", environment)
+        self._parent_name = f"shardyard-{os.getpid()}-{token_hex(4)}"
 
     def unavailable_reason(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
@@ -81,12 +81,39 @@ class LocalRuntime(Runtime):
             )
         return self._exposure(spec)
 
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+    def findings(self) -> Iterator[Finding]:
+        """Whether local nodes have a network of their own."""
+        private = PrivateNetwork()
+        reason = private.unavailable_reason
+        private.close()
+        if reason is None:
+            detail = "local nodes have a network of their own, closed to other users"
+            yield Finding("network", "ok", detail)
+        else:
+            detail = f"local nodes share this machine's: {reason}; rpc and mpi need --shared-network"
+            yield Finding("network", "note", f"{detail}, or containers")
+
+    def kind(self, spec: RunSpec) -> Hashable | None:
         # torchrun starts its ranks itself, and CUDA does not work in a forked process.
         warm = not self.cold and not spec.restarts and not spec.on_gpu and sys.platform == "linux"
-        command = self._nodes.command if warm else COLD
-        started = planned(spec, paths, data_dir, paths.live, command, self._prefix())
-        return LaunchPlan(spec, paths, data_dir, started, warm)
+        return "warm parent" if warm else None
+
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        cluster, command = ClusterPlan(), [*COLD]
+        if warm := self.kind(spec) is not None:
+            parent = self._parent()
+            command = parent.command
+            started = Process("warm parent", parent.argv, parent.environment, log="")
+            cluster = ClusterPlan(shared=True, processes=[started])
+        processes = planned(spec, paths, data_dir, paths.live, command, self._prefix())
+        return LaunchPlan(spec, paths, data_dir, cluster, processes, warm)
+
+    def _parent(self) -> ParentProcess:
+        """The process that forks the ranks of warm runs, which has not been started."""
+        environment = {**own_label(), "PYTHONPATH": python_path()}
+        return ParentProcess(self._parent_name, environment, self._prefix())
 
     def _prefix(self) -> list[str]:
         """What to put before a command to run it in the nodes' own network; empty if they have none."""
@@ -103,31 +130,47 @@ class LocalRuntime(Runtime):
             "Use --runtime docker, or --shared-network to permit it"
         )
 
-    def start(self, plan: LaunchPlan) -> RunHandle:
+    def create(self, plan: LaunchPlan) -> Cluster:
         if reason := self._exposure(plan.spec):  # also for a caller that has not asked before
             raise InputError(reason)
-        replaced = self._ensure_nodes() if plan.warm else None
-        live = plan.paths.live
-        live.mkdir()
-        attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
-        nodes = self._nodes if plan.warm else None
-        limits = OutputLimits.of(plan.spec)
-        elastic = ElasticRanks(plan, live) if plan.spec.on_loss == "continue" else None
-        return LocalRun(plan, limits, attempts, nodes, replaced, elastic)
-
-    def _ensure_nodes(self) -> str | None:
-        try:
-            return self._nodes.ensure(self._prefix())
-        except ParentError as error:
-            raise InputError(f"{error}; use --cold, which works without it") from error
+        return LocalCluster(self._parent() if plan.cluster.shared else None)
 
     def close(self) -> None:
-        self._nodes.close()
         self._network.close()
 
     def clean(self) -> int:
         orphans = [process for process, environment in labelled() if is_gone(label_of(environment))]
         return _end(orphans)
+
+
+class LocalCluster(Cluster):
+    """Processes of this machine, which are forked by a warm parent if there is one."""
+
+    def __init__(self, parent: ParentProcess | None = None) -> None:
+        """Start the parent. Raises InputError."""
+        self._parent = parent
+        if parent:
+            try:
+                parent.ensure()
+            except ParentError as error:
+                raise InputError(f"{error}; use --cold, which works without it") from error
+
+    def run(self, plan: LaunchPlan) -> LocalRun:
+        live = plan.paths.live
+        live.mkdir()
+        attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
+        elastic = ElasticRanks(plan, live) if plan.spec.on_loss == "continue" else None
+        return LocalRun(plan, OutputLimits.of(plan.spec), attempts, self._parent, elastic)
+
+    def ready(self) -> bool:
+        if self._parent is None:
+            return True
+        self.failure = self._parent.unhealthy_reason()
+        return self.failure is None and self._parent.is_running
+
+    def delete(self) -> None:
+        if self._parent:
+            self._parent.close()
 
 
 def _loss(nodes: ParentProcess, exits: Mapping[str, int], running: bool) -> str | None:
@@ -137,7 +180,7 @@ def _loss(nodes: ParentProcess, exits: Mapping[str, int], running: bool) -> str 
     return nodes.failure() if running else None
 
 
-class LocalRun(RunHandle):
+class LocalRun(Run):
     """The processes of one run, and their descendants."""
 
     def __init__(
@@ -146,7 +189,6 @@ class LocalRun(RunHandle):
         limits: OutputLimits,
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
-        replaced: str | None = None,
         elastic: ElasticRanks | None = None,
     ) -> None:
         """
@@ -154,13 +196,13 @@ class LocalRun(RunHandle):
             plan: what to start. Its ranks write to the directory `paths.live`, which is there.
             limits: the limits of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
-            nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
+            nodes: the warm nodes that fork the ranks.
             elastic: follows the ranks of a run that continues when one is lost.
         """
         self._paths, self._live = plan.paths, plan.paths.live
         self._limits, self._attempts = limits, attempts
         self._processes_per_node = plan.spec.processes_per_node
-        self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
+        self._nodes, self._elastic = nodes, elastic
         self._unread: list[Event] = []
         self._pids: dict[int, int] = {}  # by rank
         self._reported: set[int] = set()  # ranks with an exit report

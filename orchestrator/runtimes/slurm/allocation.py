@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.slurm import commands
@@ -39,7 +38,6 @@ STOP_S = 15.0  # for the leader to end a run: more than its CANCEL_S
 END_S = 10.0  # for the leader to end the job
 ENDING_S = 40.0  # for Slurm to end it: its KillWait is 30 s
 LOG_BYTES = 2**16
-MOST_LOST = 3  # allocations in a row that end before a run does: each waits in the queue
 
 
 @dataclass(frozen=True)
@@ -50,34 +48,41 @@ class Loss:
     repeat: bool
 
 
-class Allocation:
+class Allocation(Cluster):
     """The job of a sweep.
 
     Attributes:
-        script: the submitted script.
         loss: why it runs nothing more; None while it can.
         finished: runs that have ended in it.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
         """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
-        self.script, self.finished = plan.allocation or "", 0
+        self.finished = 0
         self.loss: Loss | None = None
         self._directory = plan.paths.allocation.resolve()
         # A job of an orchestrator on another machine that was killed.
         cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == self._directory])
-        write_atomic(self._directory / TOKEN, plan.processes[0].environment[TOKEN_VARIABLE])
-        write_atomic(self._directory / SCRIPT, self.script)
+        (submit,) = plan.cluster.processes
+        write_atomic(self._directory / TOKEN, submit.environment[TOKEN_VARIABLE])
+        write_atomic(self._directory / SCRIPT, plan.cluster.script or "")
         for name in (REQUESTS, ANSWERS):
             (self._directory / name).write_text("")
         self._reader = LineReader(self._directory / ANSWERS, Answer)
         self._answers: dict[tuple[str, int], Answer] = {}
         self._runs = 0
-        submission = ["sbatch", "--parsable", str(self._directory / SCRIPT)]
-        self.job = SubmittedJob(answer(lambda: commands.submit(submission)))
+        self.job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
+
+    def run(self, plan: LaunchPlan) -> AllocatedRun:
+        return AllocatedRun(self, plan)
+
+    def ready(self) -> bool:
+        self.check_end()
+        self.failure = self.loss.reason if self.loss else None
+        return self.loss is None
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
@@ -136,15 +141,16 @@ class Allocation:
     def _log(self) -> str:
         return _beginning(self._directory / log_of(self.job.number)) if self.job.state.ended else ""
 
-    def close(self, reason: str | None = None) -> None:
-        """End the job. Idempotent. Raises InputError if it does not end.
+    def abandon(self, reason: str) -> None:
+        """End the job before the end of the sweep."""
+        if not self._closed.is_set():
+            self.loss = self.loss or Loss(f"job {self.job.number} was ended: {reason}", repeat=False)
+        self.delete()
 
-        reason: why it is ended before the sweep.
-        """
+    def delete(self) -> None:
+        """End the job. Idempotent. Raises InputError if it does not end."""
         if self._closed.is_set():
             return
-        if reason:
-            self.loss = self.loss or Loss(f"job {self.job.number} was ended: {reason}", repeat=False)
         self._closed.set()
         self._heart.join()
         self._request(Request(kind="end"))
@@ -162,40 +168,6 @@ def _beginning(path: Path) -> str:
             return log.read(LOG_BYTES).decode(errors="replace")
     except (FileNotFoundError, RefusedFile):
         return ""
-
-
-class Allocations:
-    """The allocation of a sweep, and those that replace it when it is lost."""
-
-    def __init__(self) -> None:
-        self._current: Allocation | None = None
-        self._fruitless = 0  # allocations in a row in which no run has ended
-
-    def ensure(self, plan: LaunchPlan) -> tuple[Allocation, str | None]:
-        """The allocation for a plan, and why it replaces another one.
-
-        Raises InputError if Slurm does not accept it, or if MOST_LOST in a row were lost.
-        """
-        last = self._current
-        if last:
-            last.check_end()
-            if last.loss is None and last.script == plan.allocation:
-                return last, None
-            self.close()
-            if last.loss:
-                self._fruitless = 0 if last.finished else self._fruitless + 1
-            if last.loss and self._fruitless >= MOST_LOST:
-                self._fruitless = 0
-                many = f"{MOST_LOST} allocations in a row ended before a run did"
-                raise InputError(f"{many}; the last one: {last.loss.reason}")
-        self._current = Allocation(plan)
-        return self._current, last.loss.reason if last and last.loss else None
-
-    def close(self) -> None:
-        """End the allocation, if there is one. Idempotent."""
-        if self._current:
-            self._current.close()
-            self._current = None
 
 
 def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | None:
@@ -218,13 +190,12 @@ def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | 
     return None
 
 
-class AllocatedRun(RunHandle):
+class AllocatedRun(Run):
     """A run in an allocation."""
 
-    def __init__(self, allocation: Allocation, plan: LaunchPlan, replaced: str | None) -> None:
-        """Hand the run over. replaced: why the allocation is a new one."""
+    def __init__(self, allocation: Allocation, plan: LaunchPlan) -> None:
+        """Hand the run over."""
         self._allocation, self._paths = allocation, plan.paths
-        self.replaced = replaced
         self._limits = OutputLimits.of(plan.spec)
         self._reader = self._new_reader()
         self._damage: str | None = None
@@ -284,9 +255,9 @@ class AllocatedRun(RunHandle):
                 time.sleep(POLL_S)
                 self._allocation.poll()
             if not self._over():
-                self._allocation.close(f"a run did not end within {STOP_S:g} s")
+                self._allocation.abandon(f"a run did not end within {STOP_S:g} s")
         else:
-            self._allocation.close("it had not started its run")
+            self._allocation.abandon("it had not started its run")
 
     def collect(self, paths: RunPaths) -> None:
         collect_live(paths, self._limits, self._new_reader().new())

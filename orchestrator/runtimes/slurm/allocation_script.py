@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import (
     SPARE_MINUTES,
     TOKEN,
@@ -21,7 +22,6 @@ from orchestrator.runtimes.slurm.script import (
     launcher,
 )
 from orchestrator.shipped import python_path
-from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.results.environment import cores as machine_cores
+from orchestrator.runtimes.slurm.options import OWN, VARIABLES
 from orchestrator.runtimes.slurm.refusals import FORMAT, Partition, parse_partitions
 from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
 from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.shipped import ROOT
-from orchestrator.sweeps.slurm import OWN, VARIABLES
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LIMIT_S = 30.0  # of a command: a busy controller answers late

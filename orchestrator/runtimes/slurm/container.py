@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.runtimes.slurm.options import Container
 from orchestrator.shipped import ROOT
-from orchestrator.sweeps.slurm import Container
 
 PYTHON = "/opt/venv/bin/python"  # docker/Dockerfile
 SOURCES = "/opt/shardyard"  # has trainer/ and requirements.txt

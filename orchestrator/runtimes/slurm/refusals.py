@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import time_limit
 from orchestrator.runtimes.slurm.times import seconds_of
-from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 
 # What Slurm's versions say about a part of a request. A cluster with EnforcePartLimits says more.

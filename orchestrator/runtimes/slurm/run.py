@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.slurm import commands
@@ -23,23 +23,36 @@ LOG_BYTES = 2**16
 FAILED_S, REQUEUE_S = 20.0, 600.0
 
 
-class SlurmRun(RunHandle):
-    """The job of one run."""
+class JobOfARun(Cluster):
+    """A job that starts with its run and ends with it."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
+        directory, (submit,) = plan.paths.directory.resolve(), plan.cluster.processes
+        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
+        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
+        plan.paths.live.mkdir()
+        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
+        write_atomic(directory / SCRIPT, plan.cluster.script or "")
+        self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
+
+    def run(self, plan: LaunchPlan) -> SlurmRun:
+        return SlurmRun(plan, self._job)
+
+    def delete(self) -> None:
+        self._job.cancel()
+
+
+class SlurmRun(Run):
+    """The run of a job."""
+
+    def __init__(self, plan: LaunchPlan, job: SubmittedJob) -> None:
+        self._job = job
         self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
         self._reader = self._new_reader()
         self._damage: str | None = None
         self._ends_by: float | None = None  # since a rank has failed
         self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
-        directory, (submit,) = plan.paths.directory.resolve(), plan.processes
-        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
-        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
-        plan.paths.live.mkdir()
-        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
-        write_atomic(directory / SCRIPT, plan.script or "")
-        self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
 
     def wait(self, timeout_s: float) -> RunState:
         time.sleep(timeout_s)

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from pydantic import BaseModel
+
 from orchestrator.errors import InputError
 from orchestrator.identity import identity, is_gone
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import RunHandle, Runtime
+from orchestrator.runtimes.base import Cluster, Runtime
 from orchestrator.runtimes.docker.image import pinned_packages
-from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.finding import Finding, Status
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import allocation_script, commands
-from orchestrator.runtimes.slurm.allocation import AllocatedRun, Allocations
+from orchestrator.runtimes.slurm.allocation import Allocation
 from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, time_limit
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.container import own_digest, unmountable
 from orchestrator.runtimes.slurm.jobs import answer, cancel_and_wait
+from orchestrator.runtimes.slurm.options import (
+    VARIABLES,
+    SlurmOptions,
+    read_site_file,
+    read_variables,
+    site_path,
+)
 from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
-from orchestrator.runtimes.slurm.run import SlurmRun
+from orchestrator.runtimes.slurm.run import JobOfARun
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
     OWNED,
@@ -39,9 +49,11 @@ from orchestrator.runtimes.slurm.script import (
     render,
     submission,
 )
-from orchestrator.sweeps.slurm import VARIABLES, SlurmOptions, read_site_file, read_variables, site_path
-from orchestrator.sweeps.swarm import SwarmOptions
+from orchestrator.runtimes.slurm.trial import try_launches
 from trainer.spec.run_spec import RunSpec
+
+MOST_LOST = 3  # allocations in a row that end before a run does: each waits in the queue
+SHOWN_PARTITIONS = 8
 
 
 class SlurmRuntime(Runtime):
@@ -55,14 +67,15 @@ class SlurmRuntime(Runtime):
         warm=False,
         remote=True,
     )
+    Options = SlurmOptions
+    options: SlurmOptions  # those of the sweep file
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
-        self._sweep = SlurmOptions()
         self._tried: dict[tuple[str, ...], str | None] = {}
-        self._runs: Sequence[RunSpec] = ()  # for which an allocation is
         self._token = token_hex(16)
-        self._allocations = Allocations()
+        self._last: Allocation | None = None
+        self._fruitless = 0  # allocations in a row in which no run has ended
 
     def unavailable_reason(self) -> str | None:
         return commands.unavailable_reason()
@@ -77,6 +90,35 @@ class SlurmRuntime(Runtime):
     def _cores(self) -> float:
         return answer(commands.host_cores)
 
+    def findings(self) -> Iterator[Finding]:
+        """Whether there is a cluster, and what starts MPI ranks there, tried by a job."""
+        if reason := commands.unavailable_reason():
+            yield Finding("Slurm", "note", f"no runtime slurm: {reason}")
+            return
+        try:
+            version, partitions = commands.version(), commands.partitions()
+        except SlurmError as error:
+            yield Finding("Slurm", "note", f"no runtime slurm: {error}")
+            return
+        sizes = [f"{each}: {each.nodes} nodes of {each.cpus} CPUs, {each.limit}" for each in partitions]
+        if len(sizes) > SHOWN_PARTITIONS:
+            sizes[SHOWN_PARTITIONS:] = [f"{len(sizes) - SHOWN_PARTITIONS} more; sinfo lists them"]
+        accounts = ", ".join(sorted(set(commands.accounts())))
+        charged = f"; your accounts: {accounts}" if accounts else ""
+        yield Finding("Slurm", "ok", f"{version}: runtime slurm; partitions {'; '.join(sizes)}{charged}")
+        yield self._mpi_finding()
+
+    def _mpi_finding(self) -> Finding:
+        """What starts the ranks of transport mpi on two nodes."""
+        try:
+            troubles = try_launches(self._options)
+        except (SlurmError, InputError) as error:
+            return Finding("Slurm MPI", "note", f"not tried on 2 nodes: {error}")
+        works = [f"`mpi: {launch}` works" for launch, trouble in troubles.items() if trouble is None]
+        fails = [f"`mpi: {launch}` fails: {trouble}" for launch, trouble in troubles.items() if trouble]
+        status: Status = "ok" if works else "missing"
+        return Finding("Slurm MPI", status, f"tried on 2 nodes: {'; '.join([*works, *fails])}")
+
     def environment(self) -> dict[str, Any]:
         found = {"slurm": answer(commands.version)}
         if container := self._options.container:
@@ -84,9 +126,9 @@ class SlurmRuntime(Runtime):
             return found | {"image": image, "python": "of the image", **pinned_packages()}
         return found
 
-    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
-        self._sweep = slurm
-        self.info = replace(type(self).info, warm=self._options.allocation == "sweep")
+    def configure(self, options: BaseModel) -> None:
+        super().configure(options)
+        self.info = replace(type(self).info, warm=self._shares)
 
     @cached_property
     def _site(self) -> SlurmOptions:
@@ -98,13 +140,18 @@ class SlurmRuntime(Runtime):
 
     @property
     def _options(self) -> SlurmOptions:
-        return self._sweep.over(self._site).over(self._variables)
+        return self.options.over(self._site).over(self._variables)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether all runs of a sweep share one job."""
+        return self._options.allocation == "sweep"
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         options = self._options
         if reason := _unsupported(spec, self.shared_network):
             return reason
-        if options.container and options.allocation == "sweep":
+        if options.container and self._shares:
             own, other = self._place("allocation"), self._place("container")
             return f"{own}: 'sweep' does not start containers, and {other} is set; use allocation: run"
         if spec.topology == "mpi":
@@ -149,21 +196,27 @@ class SlurmRuntime(Runtime):
     def _place(self, option: str) -> str:
         """How a message names where an option is set: the first of these places takes precedence."""
         variable, site = VARIABLES.get(option, ""), f"{site_path()}: {option}"
-        places = {f"slurm.{option}": self._sweep, site: self._site, variable: self._variables}
+        places = {f"slurm.{option}": self.options, site: self._site, variable: self._variables}
         set_in = (place for place, options in places.items() if getattr(options, option) is not None)
         return next(set_in, f"slurm.{option}")
 
-    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
-        self._runs = runs
-        if self._options.allocation == "sweep":
+    def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        super().check(runs, data_dir)
+        if self._shares:
             largest = max(runs, key=allocation_script.nodes)
-            request = allocation_script.directives(self._shared(largest, RunPaths(Path("/run"))))
+            request = allocation_script.directives(self._shared(runs, RunPaths(Path("/run"))))
             if reason := self._trial(largest, request):
                 raise InputError(reason)
 
-    def _shared(self, spec: RunSpec, paths: RunPaths) -> AllocationJob:
-        """The job of the sweep."""
-        options, runs = self._options, self._runs or [spec]
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        return "allocation" if self._shares else None
+
+    def size(self, spec: RunSpec) -> int:
+        return allocation_script.nodes(spec)
+
+    def _shared(self, runs: Sequence[RunSpec], paths: RunPaths) -> AllocationJob:
+        """The job of a sweep with these runs."""
+        options = self._options
         minutes = time_limit(runs, None if options.time else self._longest_minutes)
         warm = not self.cold and any(is_warm(run, options) for run in runs)
         owner = OWNED + identity()
@@ -173,37 +226,51 @@ class SlurmRuntime(Runtime):
     def _longest_minutes(self) -> int | None:
         return answer(lambda: commands.longest_minutes(self._options.partition))
 
-    def _plan_allocated(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        options, warm = self._options, not self.cold and is_warm(spec, self._options)
-        job = Job(spec, paths, data_dir, options, job_name(paths), "", "", mpirun())
-        argv = ["bash", str(paths.directory.resolve() / SCRIPT)]
-        step = Process("step", argv, {TOKEN_VARIABLE: self._token}, LAUNCHER_LOG)
-        script = render_run(job, warm)
-        allocation = allocation_script.render(self._shared(spec, paths))
-        return LaunchPlan(spec, paths, data_dir, [step], warm, script, allocation)
-
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        if self._options.allocation == "sweep":
-            return self._plan_allocated(spec, paths, data_dir)
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        if self._shares:
+            return self._plan_allocated(spec, paths, data_dir, peers or [spec])
         owner, token = OWNED + identity(), token_hex(16)
         job = Job(spec, paths, data_dir, self._options, job_name(paths), owner, token, mpirun())
         if self._options.container and (reason := unmountable(mounts(job))):
             raise InputError(reason)
-        script = render(job)
-        submit = Process("job", submission(paths), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
-        requeues = allowed_requeues(spec, self._options)
-        return LaunchPlan(spec, paths, data_dir, [submit], script=script, requeues=requeues)
+        submit = Process("job", submission(paths.directory), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
+        cluster = ClusterPlan(self.size(spec), processes=[submit], script=render(job))
+        return LaunchPlan(spec, paths, data_dir, cluster, requeues=allowed_requeues(spec, self._options))
 
-    def start(self, plan: LaunchPlan) -> RunHandle:
-        if plan.allocation is not None:
-            allocation, replaced = self._allocations.ensure(plan)
-            return AllocatedRun(allocation, plan, replaced)
+    def _plan_allocated(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec]
+    ) -> LaunchPlan:
+        options, warm = self._options, not self.cold and is_warm(spec, self._options)
+        job = Job(spec, paths, data_dir, options, job_name(paths), "", "", mpirun())
+        token = {TOKEN_VARIABLE: self._token}
+        cluster = ClusterPlan(
+            size=max(map(self.size, peers)),
+            shared=True,
+            processes=[Process("job", submission(paths.allocation), token, LAUNCHER_LOG)],
+            script=allocation_script.render(self._shared(peers, paths)),
+        )
+        step = Process("step", ["bash", str(paths.directory.resolve() / SCRIPT)], token, LAUNCHER_LOG)
+        return LaunchPlan(spec, paths, data_dir, cluster, [step], warm, render_run(job, warm))
+
+    def create(self, plan: LaunchPlan) -> Cluster:
+        if plan.cluster.shared:
+            return self._allocation(plan)
         if self._options.container:  # built-in datasets need no directory, but a mount needs one
             plan.data_dir.mkdir(parents=True, exist_ok=True)
-        return SlurmRun(plan)
+        return JobOfARun(plan)
 
-    def close(self) -> None:
-        self._allocations.close()
+    def _allocation(self, plan: LaunchPlan) -> Allocation:
+        """A new allocation. Raises InputError if MOST_LOST in a row were lost before a run has ended."""
+        if self._last and self._last.loss:
+            self._fruitless = 0 if self._last.finished else self._fruitless + 1
+            if self._fruitless >= MOST_LOST:
+                self._fruitless = 0
+                many = f"{MOST_LOST} allocations in a row ended before a run did"
+                raise InputError(f"{many}; the last one: {self._last.loss.reason}")
+        self._last = Allocation(plan)
+        return self._last
 
     def clean(self) -> int:
         if self.unavailable_reason():

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm.container import PYTHON, SOURCES, check_of_image, wrapped
+from orchestrator.runtimes.slurm.options import REQUEUES, SlurmOptions
 from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.shipped import python_path
-from orchestrator.sweeps.slurm import REQUEUES, SlurmOptions
 from trainer.spec.run_spec import RunSpec
 from trainer.training.stopping import FINISHED, REQUEST, SAVED
 from trainer.user_components.source import CODE
@@ -236,6 +236,6 @@ def launcher(job: Job, rank: Sequence[str] = (), step: Sequence[str] = ()) -> Se
     )
 
 
-def submission(paths: RunPaths) -> list[str]:
-    """The command that submits the script."""
-    return ["sbatch", "--parsable", str(paths.directory.resolve() / SCRIPT)]
+def submission(directory: Path) -> list[str]:
+    """The command that submits the script in a directory."""
+    return ["sbatch", "--parsable", str(directory.resolve() / SCRIPT)]

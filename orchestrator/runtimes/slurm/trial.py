@@ -16,8 +16,8 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import MPI, SlurmError
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import OWNED, Job, directives, environment, first_node, launcher
-from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.core.processes import end_with_parent
 from trainer.spec.run_spec import RunSpec
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +16,8 @@ from orchestrator.errors import InputError
 from orchestrator.identity import identity
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import RunHandle, Runtime
-from orchestrator.runtimes.docker.compose import Cluster, cluster
+from orchestrator.runtimes.base import Cluster, Runtime
+from orchestrator.runtimes.docker.compose import ComposeProject, compose_project
 from orchestrator.runtimes.docker.engine import Engine, EngineError, answering, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
@@ -28,8 +28,9 @@ from orchestrator.runtimes.docker.image import (
 )
 from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
-from orchestrator.runtimes.docker.run import ContainerRun
-from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.docker.run import OneRunContainers
+from orchestrator.runtimes.finding import Finding
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.runtimes.swarm.machines import (
     Machine,
     machines,
@@ -37,12 +38,11 @@ from orchestrator.runtimes.swarm.machines import (
     own_machine,
     total_cores,
 )
+from orchestrator.runtimes.swarm.options import SwarmOptions
 from orchestrator.runtimes.swarm.services import Stack
 from orchestrator.runtimes.swarm.stack import Placed, StackError, stack, to_text
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps.imports import Inspection
-from orchestrator.sweeps.slurm import SlurmOptions
-from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.spec.run_spec import RunSpec
 
 COMPOSE_S = 60  # to read the compose files
@@ -61,13 +61,14 @@ class SwarmRuntime(Runtime):
         warm=False,
         remote=True,
     )
+    Options = SwarmOptions
+    options: SwarmOptions
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
         self._engine: Engine | None = None
         self._image: str | None = None
         self._reaper: Reaper | None = None
-        self._options = SwarmOptions()
         self._seen: list[Machine] | None = None  # as of the last plan
 
     def unavailable_reason(self) -> str | None:
@@ -90,7 +91,7 @@ class SwarmRuntime(Runtime):
     @property
     def _machines(self) -> list[Machine]:
         """Those on which Swarm may place nodes."""
-        constraints = self._options.constraints
+        constraints = self.options.constraints
         return [each for each in machines(self.engine) if each.usable and each.satisfies(constraints)]
 
     @property
@@ -111,8 +112,19 @@ class SwarmRuntime(Runtime):
             **pinned_packages(),
         }
 
-    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
-        self._options = swarm
+    def findings(self) -> Iterator[Finding]:
+        try:
+            engine = reach()
+        except EngineError:  # which runtime `docker` says
+            return
+        if trouble := manager_trouble(engine):
+            yield Finding("Docker Swarm", "note", f"no runtime swarm: {trouble}")
+            return
+        found = machines(engine)
+        usable = ", ".join(each.name for each in found if each.usable) or "none"
+        unusable = ", ".join(f"{each.name} ({each.state})" for each in found if not each.usable)
+        detail = f"runtime swarm; machines: {usable}" + (f"; not usable: {unusable}" if unusable else "")
+        yield Finding("Docker Swarm", "ok", detail)
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         if trouble := image_trouble(self.engine):
@@ -124,7 +136,7 @@ class SwarmRuntime(Runtime):
         """Why the machines cannot take the run's nodes."""
         everything, usable = machines(self.engine), self._machines
         if not usable:
-            constraints = ", ".join(self._options.constraints)
+            constraints = ", ".join(self.options.constraints)
             asked = f"swarm: constraints: {constraints}: " if constraints else ""
             states = ", ".join(f"{each.name} ({each.state})" for each in everything)
             return f"{asked}no machine can take nodes; there are {states}"
@@ -140,7 +152,7 @@ class SwarmRuntime(Runtime):
                 f"{own.name} takes no tasks, and the coordinator runs on it: "
                 f"docker node update --availability active {own.name}"
             )
-        limit = self._options.nodes_per_machine
+        limit = self.options.nodes_per_machine
         nodes = counted_nodes(spec)
         if limit and limit * len(usable) < nodes:
             names = ", ".join(each.name for each in usable)
@@ -163,15 +175,18 @@ class SwarmRuntime(Runtime):
         self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
         return inspection_sandbox(self.engine, self._image, inspection)
 
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
         with answering(self.engine):
-            run = self._cluster(spec, paths, data_dir)
+            run = self._project(spec, paths, data_dir)
             text = to_text(self._stack(spec, run, paths))
         options = ("--resolve-image=never", "--with-registry-auth", "--compose-file=-")
         deploy = self.engine.command("stack", "deploy", *options, run.project)
-        return LaunchPlan(spec, paths, data_dir, [Process("stack", deploy, {}, "stack")], script=text)
+        processes = [Process("stack", deploy, {}, "stack")]
+        return LaunchPlan(spec, paths, data_dir, ClusterPlan(run.scale, processes=processes, script=text))
 
-    def _stack(self, spec: RunSpec, run: Cluster, paths: RunPaths) -> dict[str, Any]:
+    def _stack(self, spec: RunSpec, run: ComposeProject, paths: RunPaths) -> dict[str, Any]:
         """The stack of a run. Raises InputError."""
         placed = Placed(
             image=self._image or distributed_image(self.engine),
@@ -184,31 +199,31 @@ class SwarmRuntime(Runtime):
             user=(os.getuid(), os.getgid()),
             code=code_files(paths.code) if spec.has_imports else {},
             data=bool(spec.dataset.files),
-            options=self._options,
+            options=self.options,
         )
         try:
             return stack(_compose_config(self.engine, run), placed)
         except StackError as error:
             raise InputError(f"{run.files[0]}: {error}") from error
 
-    def start(self, plan: LaunchPlan) -> RunHandle:
+    def create(self, plan: LaunchPlan) -> Cluster:
         self._reaper = self._reaper or Reaper(identity())
-        (deploy,) = plan.processes
+        (deploy,) = plan.cluster.processes
         name = deploy.argv[-1]  # as `plan` has chosen it
         with answering(self.engine):
-            containers = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.script or "")
-        return ContainerRun(containers, plan.spec, plan.paths)
+            stack = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.cluster.script or "")
+        return OneRunContainers(stack)
 
     def clean(self) -> int:
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
-    def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
+    def _project(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> ComposeProject:
         """What Compose would start on the smallest machine. Raises InputError without a machine."""
         usable = self._seen = self._machines
         if not usable:
             raise InputError(self._no_room(spec))
         cores = min(each.cores for each in usable)
-        run = cluster(spec, paths, data_dir, orchestrator=identity(), cores=cores)
+        run = compose_project(spec, paths, data_dir, orchestrator=identity(), cores=cores)
         # Managers on several machines may have results at the same path.
         own = sha256(own_machine(self.engine).encode()).hexdigest()[:6]
         return replace(run, project=f"{run.project}-{own}")
@@ -269,7 +284,7 @@ def code_files(directory: Path) -> dict[str, str]:
     return {name: str(path.resolve()) for name, path in found.items()}
 
 
-def _compose_config(engine: Engine, run: Cluster) -> dict[str, Any]:
+def _compose_config(engine: Engine, run: ComposeProject) -> dict[str, Any]:
     """The run's compose files with all variables replaced."""
     command = engine.command(*run.compose, "config", "--format", "json")
     environment = {**os.environ, **run.environment}

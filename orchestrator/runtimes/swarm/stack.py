@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.sweeps.swarm import SwarmOptions
+from orchestrator.runtimes.swarm.options import SwarmOptions
 
 Service = dict[str, Any]
 

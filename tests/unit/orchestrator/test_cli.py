@@ -191,7 +191,8 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
     file = io.StringIO()
     loaded = load_sweep(PROJECT / "sweeps" / "smoke.yml")
     selected, console = run_sweep.select_runtime(None), run_sweep.text_console(file)
-    assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), selected, tmp_path, False, False, console) == 0
+    how = run_sweep.HowToRun(warm_up_run=False)
+    assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), selected, tmp_path, console, how) == 0
     assert "removed 2 leftover(s)" in file.getvalue()
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
 

@@ -60,10 +60,8 @@ def test_strict_sweep_fails_if_conditions_are_unequal(
         SweepPaths(tmp_path),
         selected,
         tmp_path,
-        fail_fast=False,
-        warm_up_run=False,
-        console=sweep_command.text_console(file),
-        strict=strict,
+        sweep_command.text_console(file),
+        sweep_command.HowToRun(warm_up_run=False, strict=strict),
     )
     assert found == code
     assert ("unequal conditions: one\nunequal conditions: other\n" in file.getvalue()) is strict

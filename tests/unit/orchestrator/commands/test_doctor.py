@@ -11,19 +11,24 @@ import pytest
 
 from orchestrator.commands import doctor
 from orchestrator.commands.doctor import Finding, examine
+from orchestrator.runtimes.docker import runtime as docker_runtime
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm import runtime as slurm_runtime
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.refusals import Partition
+from orchestrator.runtimes.swarm import runtime as swarm_runtime
 from orchestrator.runtimes.swarm.machines import Machine
-from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from trainer.spec.registries import DATASETS
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip slow checks: no engine, no commands, no data."""
-    monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
+    for module in (docker_runtime, swarm_runtime):
+        monkeypatch.setattr(module, "reach", refuse("no engine here"))
     monkeypatch.setattr(doctor, "_failure", lambda command: None)
     monkeypatch.setattr(commands, "unavailable_reason", lambda: "no cluster here")
     for name in DATASETS.entries:
@@ -98,11 +103,12 @@ def test_image_is_checked_if_the_engine_responds(
 ) -> None:
     engine = SimpleNamespace(version="26.1.5", compose="2.26.1")
     monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
-    monkeypatch.setattr(doctor, "reach", lambda: engine)
+    for module in (docker_runtime, swarm_runtime):
+        monkeypatch.setattr(module, "reach", lambda: engine)
     monkeypatch.setattr(
-        doctor, "image_trouble", lambda asked: trouble if asked is engine else "another engine"
+        docker_runtime, "image_trouble", lambda asked: trouble if asked is engine else "another engine"
     )
-    monkeypatch.setattr(doctor, "manager_trouble", lambda asked: "in no swarm")
+    monkeypatch.setattr(swarm_runtime, "manager_trouble", lambda asked: "in no swarm")
     docker = finding("Docker engine")
     assert docker.status == "ok"
     assert ("26.1.5" in docker.detail, "2.26.1" in docker.detail) == (True, True)
@@ -114,15 +120,17 @@ def test_a_swarm_is_shown_with_its_machines(monkeypatch: pytest.MonkeyPatch) -> 
     def machine(name: str, state: str) -> Machine:
         return Machine(name, name, name, 2.0, state, usable=state == "ready", attributes={})
 
-    monkeypatch.setattr(doctor, "manager_trouble", lambda asked: None)
-    monkeypatch.setattr(doctor, "machines", lambda asked: [machine("one", "ready"), machine("two", "down")])
-    found = doctor.swarm(SimpleNamespace())  # type: ignore[arg-type]
+    found_machines = [machine("one", "ready"), machine("two", "down")]
+    monkeypatch.setattr(swarm_runtime, "reach", SimpleNamespace)
+    monkeypatch.setattr(swarm_runtime, "manager_trouble", lambda asked: None)
+    monkeypatch.setattr(swarm_runtime, "machines", lambda asked: found_machines)
+    (found,) = SwarmRuntime().findings()
     assert found.status == "ok"
     assert found.detail.index("one") < found.detail.index("not usable") < found.detail.index("two (down)")
 
 
 def test_image_is_not_checked_if_the_engine_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "image_trouble", refuse("asked for an image"))
+    monkeypatch.setattr(docker_runtime, "image_trouble", refuse("asked for an image"))
     docker = finding("Docker engine")
     assert docker.status == "note"
     assert "no engine here" in docker.detail
@@ -166,7 +174,8 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, gib: float, status: str) -> Non
 
 def test_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
+    for module in (docker_runtime, swarm_runtime):
+        monkeypatch.setattr(module, "reach", refuse("no engine here"))
     for name in ("digits", "synthetic", "mnist", "fashion_mnist", "cifar10"):
         if name != "mnist":
             monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
@@ -258,7 +267,10 @@ def test_failure_of_a_command(
 
 @pytest.mark.parametrize(("reason", "status"), [(None, "ok"), ("no TUN devices here", "note")])
 def test_links(monkeypatch: pytest.MonkeyPatch, reason: str | None, status: str) -> None:
-    monkeypatch.setattr(doctor, "links_missing", lambda: reason)
+    engine = SimpleNamespace(version="26.1.5", compose="2.26.1")
+    monkeypatch.setattr(docker_runtime, "reach", lambda: engine)
+    monkeypatch.setattr(docker_runtime, "image_trouble", lambda asked: None)
+    monkeypatch.setattr(docker_runtime, "links_missing", lambda: reason)
     found = finding("links")
     assert found.status == status
     assert (reason or "switch") in found.detail
@@ -277,7 +289,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "accounts": ["teaching", "research"],
     }.items():
         monkeypatch.setattr(commands, name, lambda value=value: value)
-    monkeypatch.setattr(doctor, "read_site_file", lambda path: SlurmOptions(partition="short"))
+    monkeypatch.setattr(slurm_runtime, "read_site_file", lambda path: SlurmOptions(partition="short"))
 
 
 def test_no_slurm_is_a_note() -> None:
@@ -302,8 +314,8 @@ def test_slurm_says_what_a_sweep_file_can_name(
         asked.append(options)
         return troubles
 
-    monkeypatch.setattr(doctor, "try_launches", try_launches)
-    found = {each.subject: each for each in doctor.slurm()}
+    monkeypatch.setattr(slurm_runtime, "try_launches", try_launches)
+    found = {each.subject: each for each in slurm_runtime.SlurmRuntime().findings()}
     for each in ("22.05.8", "debug (default): 4 nodes of 4 CPUs", "short", "10:00", "research, teaching"):
         assert each in found["Slurm"].detail
     mpi = found["Slurm MPI"]
@@ -318,6 +330,6 @@ def test_trial_that_cannot_start_is_a_note(monkeypatch: pytest.MonkeyPatch) -> N
     def busy(options: SlurmOptions) -> None:
         raise SlurmError("Unable to allocate resources: Connection timed out")
 
-    monkeypatch.setattr(doctor, "try_launches", busy)
-    (mpi,) = [each for each in doctor.slurm() if each.subject == "Slurm MPI"]
+    monkeypatch.setattr(slurm_runtime, "try_launches", busy)
+    (mpi,) = [each for each in slurm_runtime.SlurmRuntime().findings() if each.subject == "Slurm MPI"]
     assert (mpi.status, "Unable to allocate" in mpi.detail) == ("note", True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.run_result import build_result, certify, log_of
+from orchestrator.execution.run_result import Execution, Place, build_result, certify, log_of
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -77,24 +77,18 @@ def row(
     run = RunSpec.model_validate(
         {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
     )
-    return build_result(
-        run,
-        events,
-        {},
-        runtime=runtime,
-        runtime_info=runtime_info or RUNTIMES.load(runtime).info,
-        node_kind="containers",
+    execution = Execution(
+        events=events,
         started_at=10.0,
         ended_at=24.5,
-        timed_out_s=None,
         usage=usage,
-        untraced=untraced,
+        untraced=untraced or {},
         warm=warm,
         nodes_replaced=nodes_replaced,
         requeues=requeues,
-        cores=cores,
-        environment={"python": "3"},
     )
+    info = runtime_info or RUNTIMES.load(runtime).info
+    return build_result(run, execution, Place(runtime, info, "containers", cores, {"python": "3"}))
 
 
 def test_row_of_a_successful_run() -> None:

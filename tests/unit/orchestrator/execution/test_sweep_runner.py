@@ -15,10 +15,11 @@ import pytest
 
 from orchestrator.errors import InputError, StorageError
 from orchestrator.execution import sweep_runner as module
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, read_result
-from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.load import Sweep, load_sweep
@@ -43,17 +44,26 @@ class FakeRuntime(Runtime):
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         return None
 
-    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        return LaunchPlan(spec, paths, data_dir, processes=[])
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        return LaunchPlan(spec, paths, data_dir)
 
-    def start(self, plan: LaunchPlan) -> RunHandle:
-        return FakeRunHandle()
+    def create(self, plan: LaunchPlan) -> Cluster:
+        return FakeCluster()
 
     def clean(self) -> int:
         return 0
 
 
-class FakeRunHandle(RunHandle):
+class FakeCluster(Cluster):
+    def run(self, plan: LaunchPlan) -> Run:
+        return FakeRun()
+
+    def delete(self) -> None: ...
+
+
+class FakeRun(Run):
     def wait(self, timeout_s: float) -> RunState:
         return RunState({}, running=0)
 
@@ -67,6 +77,10 @@ class FakeRunHandle(RunHandle):
         paths.events.touch()
 
     def stop(self) -> None: ...
+
+
+def runner_in(paths: SweepPaths, data_dir: Path) -> SweepRunner:
+    return SweepRunner(Clusters(FakeRuntime()), "nothing", paths, data_dir, SilentDisplay())
 
 
 class SilentDisplay:
@@ -88,18 +102,14 @@ def test_environment_is_read_once_per_sweep(tmp_path: Path, monkeypatch: pytest.
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2, 3]}}]")
     sweep = load_sweep(file)
-    runner = SweepRunner(FakeRuntime(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, SilentDisplay())
+    runner = runner_in(SweepPaths(tmp_path / "out"), tmp_path)
     runner.prepare(sweep)
     results = list(runner.results(sweep))
     assert len(environments) == 1
     assert [result.environment for result in results] == [{"number": 0}] * 3
     assert {result.runtime_info for result in results} == {FakeRuntime.info}
     # The sources may change between sweeps.
-    list(
-        SweepRunner(
-            FakeRuntime(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, SilentDisplay()
-        ).results(sweep)
-    )
+    list(runner_in(SweepPaths(tmp_path / "more"), tmp_path).results(sweep))
     assert len(environments) == 2
 
 
@@ -116,7 +126,7 @@ def test_data_without_room_is_no_bad_input(
     monkeypatch.setattr(Synthetic, "prepare", prepare)
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: serial, dataset: synthetic}}]")
-    runner = SweepRunner(FakeRuntime(), "nothing", SweepPaths(tmp_path / "o"), tmp_path, SilentDisplay())
+    runner = runner_in(SweepPaths(tmp_path / "o"), tmp_path)
     with pytest.raises(expected):
         runner.prepare(load_sweep(file))
     assert not runner.paths.directory.exists()
@@ -136,17 +146,17 @@ def removes_the_results(paths: RunPaths) -> None:
 
 def test_run_ends_when_its_results_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, not at its end: its nodes would compute for nothing."""
-    monkeypatch.setattr(FakeRunHandle, "wait", lambda *_: RunState({}, running=1))
+    monkeypatch.setattr(FakeRun, "wait", lambda *_: RunState({}, running=1))
     paths, run = SweepPaths(tmp_path / "out"), RunSpec.model_validate({"strategy": "fault_injection"})
 
     def remove(*_: object) -> list[Event]:
         shutil.rmtree(paths.run(run.key).directory)
         return []
 
-    monkeypatch.setattr(FakeRunHandle, "new_events", remove)
-    monkeypatch.setattr(FakeRunHandle, "collect", lambda *_: None)
+    monkeypatch.setattr(FakeRun, "new_events", remove)
+    monkeypatch.setattr(FakeRun, "collect", lambda *_: None)
     with pytest.raises(FileNotFoundError):
-        SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay()).run(run)
+        runner_in(paths, tmp_path).run(run)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +166,11 @@ def test_sweep_stops_when_results_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collect: Callable[[RunPaths], None], trouble: str
 ) -> None:
     """The run has a row, and what it was writing is removed."""
-    monkeypatch.setattr(FakeRunHandle, "collect", lambda handle, paths: collect(paths))
+    monkeypatch.setattr(FakeRun, "collect", lambda handle, paths: collect(paths))
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {seed: [0, 1]}}]")
     sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
-    runner = SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay())
+    runner = runner_in(paths, tmp_path)
     runner.prepare(sweep)
     with pytest.raises(StorageError, match=trouble):
         list(runner.results(sweep))
@@ -208,9 +218,9 @@ class RecordingRuntime(FakeRuntime):
         super().__init__()
         self.started: list[LaunchPlan] = []
 
-    def start(self, plan: LaunchPlan) -> RunHandle:
+    def create(self, plan: LaunchPlan) -> Cluster:
         self.started.append(plan)
-        return super().start(plan)
+        return super().create(plan)
 
 
 @dataclass
@@ -227,7 +237,7 @@ class Repeated:
         blocks = "[{}, {base: {strategy: fault_injection, nodes: 2}}]"
         file.write_text(f"name: s\nbase: {base}\nblocks: {blocks}")
         sweep = load_sweep(file, repeat=repeat)
-        runner = SweepRunner(self.runtime, "nothing", self.paths, self.directory, SilentDisplay())
+        runner = SweepRunner(Clusters(self.runtime), "nothing", self.paths, self.directory, SilentDisplay())
         runner.prepare(sweep)
         runner.warm_up(sweep)
         return list(runner.results(sweep))
@@ -299,14 +309,15 @@ def test_no_run_before_the_first(repeated: Repeated, what: str) -> None:
 def test_failed_run_before_the_first_is_ignored(
     repeated: Repeated, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    start = RecordingRuntime.start
+    create = RecordingRuntime.create
 
-    def fail_once(runtime: RecordingRuntime, plan: LaunchPlan) -> RunHandle:
-        if start(runtime, plan) and len(runtime.started) == 1:
+    def fail_once(runtime: RecordingRuntime, plan: LaunchPlan) -> Cluster:
+        cluster = create(runtime, plan)
+        if len(runtime.started) == 1:
             raise error
-        return FakeRunHandle()
+        return cluster
 
-    monkeypatch.setattr(RecordingRuntime, "start", fail_once)
+    monkeypatch.setattr(RecordingRuntime, "create", fail_once)
     assert len(repeated.command(repeat=2)) == 4
     assert not repeated.paths.warm_up_run.exists()
 
@@ -318,7 +329,7 @@ def test_interrupted_run_before_the_first_leaves_nothing(
         assert repeated.paths.warm_up_run.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FakeRunHandle, "wait", interrupt)
+    monkeypatch.setattr(FakeRun, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         repeated.command(repeat=2)
     assert {path.name for path in repeated.paths.directory.iterdir()} == {"sweep.json"}
@@ -348,7 +359,7 @@ def finished_with_checkpoints(tmp_path: Path, runs: int) -> tuple[SweepRunner, S
         run_paths.result.write_text(
             run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json()
         )
-    return SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay()), sweep, left
+    return runner_in(paths, tmp_path), sweep, left
 
 
 def test_checkpoints_of_finished_runs_are_removed(tmp_path: Path) -> None:

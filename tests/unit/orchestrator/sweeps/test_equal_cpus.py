@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.store import SweepPaths, read_record
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -101,12 +102,12 @@ def test_the_record_of_a_sweep_has_the_share(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DockerRuntime, "unsupported_reason", lambda self, run: None)
-    monkeypatch.setattr(DockerRuntime, "expect", lambda self, runs, data: None)
+    monkeypatch.setattr(DockerRuntime, "kind", lambda self, run: None)
     monkeypatch.setattr(DockerRuntime, "environment", lambda self: {})
-    monkeypatch.setattr(DockerRuntime, "warm_groups", lambda self, runs, data: [[*runs]])
     paths = SweepPaths(tmp_path / "results")
     sweep = load(SERIAL, DATA_PARALLEL)
-    SweepRunner(DockerRuntime(), "docker", paths, tmp_path / "data", RecordingDisplay()).prepare(sweep)
+    clusters, data = Clusters(DockerRuntime()), tmp_path / "data"
+    SweepRunner(clusters, "docker", paths, data, RecordingDisplay()).prepare(sweep)
     record = read_record(paths)
     assert record.equal_cpus == sweep.equal_cpus
     assert "cpus: equal" in record.source

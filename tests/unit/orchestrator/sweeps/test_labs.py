@@ -279,7 +279,7 @@ class Labs:
         self.code = 0
         self._directory = directory
         monkeypatch.setattr(labs, "LABS", directory)
-        monkeypatch.setattr(cli, "_run", self._run)
+        monkeypatch.setattr(cli, "run_sweep", self._run)
 
     def add(self, name: str, text: str = "") -> None:
         text = text or "blocks: [{base: {strategy: serial}}]"
@@ -288,11 +288,12 @@ class Labs:
     def _run(self, loaded: Sweep, *options: Any) -> int:
         if error := self.refusals.get(loaded.spec.name):
             raise error
-        self.ran.append((loaded.spec.name, options[-1]))
+        self.ran.append((loaded.spec.name, options[-1].strict))
         return self.code
 
     def run(self, *arguments: str) -> Any:
-        return CliRunner().invoke(cli.app, ["lab", "--runtime", "local", *arguments])
+        out = ["--out", str(self._directory / "results")]
+        return CliRunner().invoke(cli.app, ["lab", "--runtime", "local", *out, *arguments])
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import COMPOSE, Cluster, cluster, warm_cluster
+from orchestrator.runtimes.docker.compose import COMPOSE, ComposeProject, compose_project, warm_project
 from trainer.spec.run_spec import RunSpec
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -21,9 +21,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def made(
     directory: Path = Path("/results/s/run"), topology: str = "ddp", cores: int = 64, **fields: Any
-) -> Cluster:
+) -> ComposeProject:
     run = RunSpec.model_validate({**RUNS[topology], "nodes": 4, **fields})
-    return cluster(run, RunPaths(directory), Path("/data"), "1234 17.00 pid:[4]", cores)
+    return compose_project(run, RunPaths(directory), Path("/data"), "1234 17.00 pid:[4]", cores)
 
 
 # The project, whose name labels all containers and networks
@@ -104,12 +104,13 @@ def test_environment(tmp_path: Path) -> None:
 
 def test_warm_containers_differ_in_project_scale_and_directory(tmp_path: Path) -> None:
     run = made(tmp_path / "run", topology="rpc")
-    warm = warm_cluster(run, tmp_path / "warm", scale=7)
+    warm = warm_project(run, tmp_path / "warm", 7, tmp_path / "spec.json")
     assert (warm.files, warm.slower_cpus, warm.topology) == (run.files, {}, "rpc")
     assert f"node={warm.scale}" == "node=7" == warm.up[-2]
     assert warm.project == made(tmp_path / "warm").project != run.project
     changed = {name: value for name, value in warm.environment.items() if value != run.environment[name]}
     assert changed == {
+        "SHARDYARD_SPEC": f"{tmp_path}/spec.json",
         "SHARDYARD_RESULTS": f"{tmp_path}/warm",
         "SHARDYARD_RUN": "",
         "SHARDYARD_WARM": "1",
@@ -123,7 +124,9 @@ def test_checkpoint_directory(tmp_path: Path) -> None:
 
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = cluster(RunSpec.model_validate(RUNS["ddp"]), RunPaths(Path("out/run")), Path("data"), "", cores=1)
+    run = compose_project(
+        RunSpec.model_validate(RUNS["ddp"]), RunPaths(Path("out/run")), Path("data"), "", cores=1
+    )
     found = {name: run.environment[f"SHARDYARD_{name}"] for name in ("SPEC", "RESULTS", "DATA")}
     assert found == {
         "SPEC": f"{tmp_path}/out/run/spec.json",

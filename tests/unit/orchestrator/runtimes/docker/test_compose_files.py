@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import cluster
+from orchestrator.runtimes.docker.compose import compose_project
 from orchestrator.runtimes.docker.reaper import LABEL
 from tests.unit.cluster_support import nodes, registered
 from tests.unit.conftest import PROJECT
@@ -225,7 +225,7 @@ def test_variables_are_documented_or_set_by_the_orchestrator() -> None:
     header = (COMPOSE / "common.yml").read_text().partition("services:")[0]
     documented = set(re.findall(r"SHARDYARD_\w+", header))
     run = RunSpec.model_validate({"strategy": "ddp"})
-    of_a_run = set(cluster(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment)
+    of_a_run = set(compose_project(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment)
     of_the_image = {"SHARDYARD_SOURCE"}  # orchestrator/runtimes/docker/image.py
     of_a_plug = {"SHARDYARD_NODE"}  # orchestrator/runtimes/docker/project.py
     assert variables().keys() == documented | of_a_run | of_the_image | of_a_plug

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import runtime as runtime_module
-from orchestrator.runtimes.docker.compose import LINK, cluster
+from orchestrator.runtimes.docker.compose import LINK, compose_project
 from orchestrator.runtimes.docker.runtime import links_missing
 from tests.unit.cluster_support import FIELDS, registered
 from tests.unit.docker_support import FakeEngine, FakeRun, Row, Up, container, ended
@@ -47,7 +47,7 @@ def plugs(fake: FakeEngine) -> list[Up]:
 )
 def test_only_runs_with_links_have_a_switch(tmp_path: Path, fields: dict[str, Any], linked: bool) -> None:
     run = RunSpec.model_validate({"strategy": "ddp", "nodes": 2, **fields})
-    found = cluster(run, RunPaths(tmp_path), tmp_path, "owner", cores=4)
+    found = compose_project(run, RunPaths(tmp_path), tmp_path, "owner", cores=4)
     assert found.linked is linked
     assert (str(LINK) in found.up) is linked
 
@@ -147,7 +147,7 @@ def test_each_run_of_warm_containers_gets_its_own_links(sweep: Sweep) -> None:
     sweep.finish(first)
     first.wait(0)
     first.stop()
-    second = sweep.runtime.start(sweep.plan(link=SLOW))
+    second = sweep.start_run(link=SLOW)
     assert [each.link.default.bandwidth_mbit for each in setups(sweep.fake)] == [100, 10]
     assert second.wait(0).error is None
     assert len(plugs(sweep.fake)) == 2, "the nodes are connected already"
@@ -158,7 +158,7 @@ def test_runs_without_links_have_containers_of_their_own(sweep: Sweep) -> None:
     sweep.api.rows = started("ddp", 2)
     other = sweep.start()
     assert sweep.nodes(one) is not sweep.nodes(other)
-    assert not sweep.nodes(other).cluster.linked
+    assert not sweep.nodes(other).compose.linked
 
 
 def test_a_lost_switch_replaces_warm_containers(sweep: Sweep) -> None:
@@ -179,13 +179,14 @@ def test_links_that_cannot_be_set_replace_warm_containers(sweep: Sweep) -> None:
     first.wait(0)
     first.stop()
     sweep.fake.answer.returncode, sweep.fake.answer.stderr = 1, "no answer"
-    state = sweep.runtime.start(sweep.plan(link=SLOW)).wait(0)
+    state = sweep.start_run(link=SLOW).wait(0)
     assert state.nodes_lost
     assert "no answer" in str(state.error)
 
 
 def test_a_plan_shows_the_commands(sweep: Sweep) -> None:
-    _, links, *others = sweep.plan(link=FAST).processes
+    plan = sweep.plan(link=FAST)
+    (links,), (_, *others) = plan.processes, plan.cluster.processes
     assert links.name == "links"
     assert json.loads(links.argv[-1])["link"]["default"]["bandwidth_mbit"] == 100
     assert [each.name for each in others[:2]] == ["plug"] * 2
@@ -201,8 +202,9 @@ def test_links_need_tun_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     monkeypatch.setattr("sys.platform", "linux")
     assert "tun" in str(links_missing())
     run = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2, "link": FAST})
-    assert str(sweep.runtime.unsupported_reason(run)).startswith("link")
-    assert sweep.runtime.unsupported_reason(run.model_copy(update={"link": None})) is None
+    runtime = sweep.clusters.runtime
+    assert str(runtime.unsupported_reason(run)).startswith("link")
+    assert runtime.unsupported_reason(run.model_copy(update={"link": None})) is None
     (tmp_path / "tun").touch()
     assert links_missing() is None
 

@@ -31,9 +31,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 def test_run_is_active_while_compose_starts(fake: FakeRun) -> None:
     state = fake.run.wait(0)
     assert (state.exits, state.running, state.error) == ({}, 1, None)
-    assert fake.up.argv == ["docker", "--host", "unix:///x.sock", *fake.cluster.up]
-    assert fake.up.environment.items() >= fake.cluster.environment.items()
-    assert fake.api.filters == {"label": f"com.docker.compose.project={fake.cluster.project}"}
+    assert fake.up.argv == ["docker", "--host", "unix:///x.sock", *fake.compose.up]
+    assert fake.up.environment.items() >= fake.compose.environment.items()
+    assert fake.api.filters == {"label": f"com.docker.compose.project={fake.compose.project}"}
 
 
 def test_exits_are_named_by_rank(fake: FakeRun) -> None:

@@ -31,11 +31,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 def test_stop_saves_logs_and_removes_everything(fake: FakeRun) -> None:
     fake.assign_ranks("ddp", 10, 2)
     fake.api.rows = [container("node", 10), ended("node", 2), container("coordinator"), container("data")]
-    fake.run.stop()
-    fake.run.stop()
+    for _ in range(2):
+        fake.run.stop()
+    for _ in range(2):
+        fake.cluster.delete()
     asked = [command[2:][command[2:].index("-p") + 2] for command in fake.commands]
     assert asked[:2] == ["stop", "down"]
-    assert fake.removed == [fake.cluster.project] * 2  # leftovers before the start; and now
+    assert fake.removed == [fake.compose.project] * 2  # leftovers before the start; and now
     assert fake.up.returncode == -15
     logs = {path.name: path.read_text() for path in fake.paths.directory.glob("*.log")}
     assert logs == {
@@ -101,7 +103,7 @@ def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
     assert runtime.unavailable_reason() is None
     assert runtime.node_kind() == "containers of Docker 26.1.5"
     assert runtime.environment().items() >= {"docker": "26.1.5", "compose": "2.26.1"}.items()
-    compose, quota = runtime.plan(spec(cpus=0.5), RunPaths(tmp_path), tmp_path).processes
+    compose, quota = runtime.plan(spec(cpus=0.5), RunPaths(tmp_path), tmp_path).cluster.processes
     assert compose.argv[:3] == ["docker", "--host", "unix:///x.sock"]
     assert quota.argv[3:6] == ["update", "--cpus", "0.5"]
     assert compose.environment["SHARDYARD_RUN"] == "live"
@@ -142,6 +144,6 @@ def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPat
     plan = runtime.plan(spec(), RunPaths(tmp_path), tmp_path)
     monkeypatch.setattr(module, "is_responding", lambda engine: False)
     with pytest.raises(InputError, match="no engine answers"):
-        runtime.start(plan)
+        runtime.create(plan)
     with pytest.raises(InputError, match="no engine answers"):
         DockerRuntime().node_kind()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.execution.clusters import Clusters
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.docker import live, project
 from orchestrator.runtimes.docker import runtime as runtime_module
 from orchestrator.runtimes.docker import warm as module
-from orchestrator.runtimes.docker.run import ContainerRun
-from orchestrator.runtimes.docker.runtime import MAX_WARM, DockerRuntime
+from orchestrator.runtimes.docker.run import OneRunContainers
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
@@ -40,22 +42,37 @@ class Sweep:
         monkeypatch.setattr(module, "LOG_S", 0.05)
         monkeypatch.setattr(module, "LOSS_S", 0.05)
         monkeypatch.setattr(module, "CANCEL_S", 0.05)
-        self.runtime = DockerRuntime()
+        self.use(DockerRuntime())
+
+    def use(self, runtime: DockerRuntime) -> None:
+        self.clusters, self._lease = Clusters(runtime), ExitStack()
+        self.replaced: str | None = None  # why the last run has other containers than the one before
 
     def plan(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> LaunchPlan:
         spec = RunSpec.model_validate({**FIELDS[topology], "nodes": nodes, **fields})
         paths = self.paths.run(spec.key)
         paths.directory.mkdir(exist_ok=True, parents=True)
         paths.spec.write_text(spec.model_dump_json())
-        return self.runtime.plan(spec, paths, self.paths.directory / "data")
+        return self.clusters.plan(spec, paths, self.paths.directory / "data")
 
     def start(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmRun:
-        """Start a run, whose containers then run."""
-        run = self.runtime.start(self.plan(topology, nodes, **fields))
-        assert isinstance(run, WarmRun)
+        """Start a run, whose containers then run. The one before has ended."""
+        run = self.start_run(topology, nodes, **fields)
         self.nodes(run).project.up.returncode = 0  # type: ignore[attr-defined]
-        self.api.rows = running(topology, self.nodes(run).cluster.scale)
+        self.api.rows = running(topology, self.nodes(run).compose.scale)
         return run
+
+    def start_run(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmRun:
+        plan = self.plan(topology, nodes, **fields)
+        self._lease.close()
+        lease = self._lease.enter_context(self.clusters.lease(plan))
+        self.replaced, run = lease.replaced, lease.cluster.run(plan)
+        assert isinstance(run, WarmRun)
+        return run
+
+    def close(self) -> None:
+        self._lease.close()
+        self.clusters.close()
 
     def nodes(self, run: WarmRun) -> WarmContainers:
         return run._nodes
@@ -102,8 +119,11 @@ def running(topology: str, nodes: int) -> list[Row]:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    return Sweep(tmp_path, monkeypatch)
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+    made = Sweep(tmp_path, monkeypatch)
+    yield made
+    made.fake.alive, made.api.error = True, None
+    made.close()
 
 
 # One run
@@ -164,7 +184,7 @@ def test_failed_run_leaves_the_containers_to_the_next(sweep: Sweep) -> None:
     assert state.exits == {"node 0": 0, "node 1": 1, "coordinator": 1}
     assert (state.error, state.nodes_lost) == (None, False)
     run.stop()
-    assert not sweep.nodes(run).closed
+    assert not sweep.nodes(run).deleted
 
 
 def test_run_without_ranks_has_the_error_of_the_coordinator(sweep: Sweep) -> None:
@@ -192,8 +212,8 @@ def test_containers_that_sent_invalid_data_take_no_other_run(sweep: Sweep, regis
     assert ("message: kind" in run._paths.events.read_text()) is registered
     following = sweep.start(seed=1)
     assert sweep.nodes(following) is not sweep.nodes(run)
-    assert sweep.nodes(run).closed
-    assert "node 1" in str(following.replaced)
+    assert sweep.nodes(run).deleted
+    assert "node 1" in str(sweep.replaced)
 
 
 def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) -> None:
@@ -204,7 +224,7 @@ def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) 
     state = run.wait(5)
     assert (state.error, state.nodes_lost) == ("the warm container node 1 was cut off", True)
     run.stop()
-    assert sweep.nodes(run).closed
+    assert sweep.nodes(run).deleted
 
 
 def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run(sweep: Sweep) -> None:
@@ -214,7 +234,7 @@ def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run
     state = run.wait(5)
     assert (state.error, state.nodes_lost) == ("the warm container node 1 did not register", False)
     run.stop()
-    assert sweep.nodes(run).closed
+    assert sweep.nodes(run).deleted
     second = sweep.start(seed=1)
     sweep.assign_ranks(second, "ddp", 1, 2)
     sweep.finish(second)
@@ -224,7 +244,7 @@ def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run
     sweep.finish(third, 1, cut_off="the warm container node 1 did not register")
     assert third.wait(5).nodes_lost
     third.stop()
-    assert sweep.nodes(third).closed
+    assert sweep.nodes(third).deleted
 
 
 def test_coordinator_without_a_heartbeat_is_a_loss_of_nodes(
@@ -243,7 +263,7 @@ def test_coordinator_without_a_heartbeat_is_a_loss_of_nodes(
     assert "coordinator" in str(state.error)
     assert state.nodes_lost
     following.stop()
-    assert sweep.nodes(following).closed
+    assert sweep.nodes(following).deleted
 
 
 def test_cause_that_no_event_reports_is_named_by_its_node(sweep: Sweep) -> None:
@@ -260,7 +280,7 @@ def test_lost_warm_parent_is_a_loss_of_nodes(sweep: Sweep) -> None:
     state = run.wait(5)
     assert state.nodes_lost
     assert "of node-1 was killed by SIGKILL" in str(state.error)
-    assert not sweep.nodes(run).closed  # the agent starts another parent
+    assert not sweep.nodes(run).deleted  # the agent starts another parent
 
 
 def ends(sweep: Sweep, code: int) -> None:
@@ -302,7 +322,7 @@ def test_failed_container_is_a_loss_of_nodes(
     assert expected.format("node 1" if topology == "rpc" else "node 0") in str(state.error)
     assert state.running == 0
     run.stop()
-    assert sweep.nodes(run).closed
+    assert sweep.nodes(run).deleted
 
 
 def test_container_that_the_engine_calls_running_for_a_moment_is_a_loss_of_nodes(
@@ -336,7 +356,7 @@ def test_compose_failure_is_known_after_its_run_was_removed(sweep: Sweep) -> Non
     sweep.api.rows = []
     assert run.wait(5).error == "docker compose failed: no space left"
     shutil.rmtree(run._paths.directory)
-    assert sweep.nodes(run).failure() == "docker compose failed: no space left"
+    assert sweep.nodes(run).defect() == "docker compose failed: no space left"
 
 
 def test_compose_failure_is_no_loss_of_nodes(sweep: Sweep) -> None:
@@ -366,7 +386,7 @@ def test_dead_engine_ends_the_run(sweep: Sweep) -> None:
     assert state.error == "the Docker engine stopped responding (ConnectionError)"
     assert not state.nodes_lost
     run.stop()
-    assert sweep.nodes(run).closed
+    assert sweep.nodes(run).deleted
 
 
 def test_slow_answer_of_the_engine(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,13 +413,13 @@ def test_stop_cancels_a_run_in_progress(sweep: Sweep, monkeypatch: pytest.Monkey
     run.stop()
     run.stop()
     assert cancel.exists()
-    assert not sweep.nodes(run).closed
+    assert not sweep.nodes(run).deleted
 
 
 def test_containers_that_do_not_end_a_run_are_removed(sweep: Sweep) -> None:
     run = sweep.start()
     run.stop()
-    assert sweep.nodes(run).closed
+    assert sweep.nodes(run).deleted
     assert not sweep.nodes(run).directory.exists()
 
 
@@ -488,7 +508,7 @@ def end(sweep: Sweep, run: WarmRun) -> WarmContainers:
 
 def expect(sweep: Sweep, *runs: dict[str, Any]) -> None:
     specs = [RunSpec.model_validate({**FIELDS["ddp"], **fields}) for fields in runs]
-    sweep.runtime.expect(specs, sweep.paths.directory / "data")
+    sweep.clusters.expect(specs)
 
 
 def test_runs_of_one_kind_use_the_same_containers(sweep: Sweep) -> None:
@@ -496,7 +516,7 @@ def test_runs_of_one_kind_use_the_same_containers(sweep: Sweep) -> None:
     second = sweep.start(seed=2, lr=0.5)
     assert sweep.nodes(second) is first
     assert len(sweep.ups) == 1
-    assert second.replaced is None
+    assert sweep.replaced is None
     assert (first.directory / NEXT).read_text() == second._paths.directory.name
 
 
@@ -516,9 +536,9 @@ def test_runs_of_one_kind_use_the_same_containers(sweep: Sweep) -> None:
 def test_runs_of_another_kind_use_containers_of_their_own(sweep: Sweep, fields: dict[str, Any]) -> None:
     first = end(sweep, sweep.start())
     second = end(sweep, sweep.start(**fields))
-    assert first.cluster.project != second.cluster.project
+    assert first.compose.project != second.compose.project
     assert first.directory != second.directory
-    assert not first.closed
+    assert not first.deleted
     sweep.api.rows = running("ddp", 2)
     assert sweep.nodes(sweep.start(seed=3)) is first
     assert len(sweep.ups) == 2
@@ -526,13 +546,13 @@ def test_runs_of_another_kind_use_containers_of_their_own(sweep: Sweep, fields: 
 
 def test_limits_of_topology_single_depend_on_the_number_of_nodes(sweep: Sweep) -> None:
     two, three = (end(sweep, sweep.start("single", nodes)) for nodes in (2, 3))
-    assert two.cluster.project != three.cluster.project
+    assert two.compose.project != three.compose.project
 
 
 def test_slower_node_is_the_same_in_runs_of_one_size(sweep: Sweep) -> None:
     expect(sweep, {"nodes": 3, "node_speed": {-1: 0.5}}, {"nodes": 2, "node_speed": {-1: 0.5}})
     two, three = (end(sweep, sweep.start(nodes=nodes, node_speed={-1: 0.5})) for nodes in (2, 3))
-    assert (two.cluster.scale, three.cluster.scale) == (2, 3)
+    assert (two.compose.scale, three.compose.scale) == (2, 3)
     run = sweep.start(nodes=3, seed=9, node_speed={-1: 0.5})
     write_ready(run._record.directory, 0, 1, 2)
     assert run.wait(0.05).error is None
@@ -547,84 +567,42 @@ def test_slower_node_is_the_same_in_runs_of_one_size(sweep: Sweep) -> None:
 def test_containers_are_as_many_as_the_largest_expected_run_needs(sweep: Sweep) -> None:
     expect(sweep, {"nodes": 2}, {"nodes": 5}, {"nodes": 3}, {"nodes": 7, "memory_mb": 512})
     plan = sweep.plan(nodes=2)
-    assert "node=5" in plan.processes[0].argv
+    assert "node=5" in plan.cluster.processes[0].argv
     nodes = end(sweep, sweep.start(nodes=2))
-    assert nodes.cluster.scale == 5
+    assert nodes.compose.scale == 5
     assert sweep.nodes(sweep.start(nodes=5)) is nodes
 
 
 def test_runs_that_start_cold_need_no_warm_containers(sweep: Sweep) -> None:
     expect(sweep, {"nodes": 2}, {"nodes": 5, "restarts": 1})
-    assert end(sweep, sweep.start(nodes=2)).cluster.scale == 2
-
-
-def test_unexpected_larger_run_replaces_the_containers_without_a_reason(sweep: Sweep) -> None:
-    small = end(sweep, sweep.start(nodes=2))
-    assert "node=3" in sweep.plan(nodes=3).processes[0].argv
-    run = sweep.start(nodes=3)
-    assert small.closed
-    assert sweep.nodes(run).cluster.scale == 3
-    assert run.replaced is None
+    assert end(sweep, sweep.start(nodes=2)).compose.scale == 2
 
 
 def test_failed_containers_are_replaced_with_the_reason(sweep: Sweep) -> None:
     first = end(sweep, sweep.start())
     ends(sweep, 137)
     second = sweep.start(seed=2)
-    assert first.closed
+    assert first.deleted
     assert sweep.nodes(second) is not first
-    assert "SIGKILL" in str(second.replaced)
-    second.collect(second._paths)
-    assert "SIGKILL" in str(second.replaced)
+    assert "SIGKILL" in str(sweep.replaced)
 
 
 def test_containers_that_had_no_run_for_a_while_are_replaced_without_a_reason(sweep: Sweep) -> None:
     first = end(sweep, sweep.start())
     sweep.api.rows = [ended("node", 1), ended("node", 2), ended("coordinator")]
     second = sweep.start(seed=2)
-    assert first.closed
+    assert first.deleted
     assert sweep.nodes(second) is not first
-    assert second.replaced is None
-
-
-def test_containers_used_longest_ago_make_room(sweep: Sweep) -> None:
-    half = MAX_WARM // 2
-    one = end(sweep, sweep.start(nodes=half))
-    two = end(sweep, sweep.start(nodes=half, memory_mb=512))
-    sweep.api.rows = running("ddp", half)
-    assert end(sweep, sweep.start(nodes=half, seed=2)) is one
-    three = end(sweep, sweep.start(nodes=1, memory_mb=1024))
-    assert [each.closed for each in (one, two, three)] == [False, True, False]
-    large = end(sweep, sweep.start(nodes=MAX_WARM + 1, cpus=0.1))
-    assert [each.closed for each in (one, two, three, large)] == [True, True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("largest", "groups"),
-    [
-        (MAX_WARM // 2, [["gloo", "mpi", "cold"]]),  # all fit
-        (MAX_WARM // 2 + 1, [["gloo", "cold"], ["mpi"]]),
-        (MAX_WARM + 1, [["gloo"], ["mpi"], ["cold"]]),
-    ],
-)
-def test_runs_whose_containers_fit_together_are_a_group(
-    sweep: Sweep, largest: int, groups: list[list[str]]
-) -> None:
-    gloo = [sweep.plan("ddp", nodes, seed=seed).spec for nodes in (2, largest) for seed in (0, 1)]
-    mpi = [sweep.plan("mpi", nodes).spec for nodes in (1, largest)]
-    cold = [sweep.plan("ddp", 3, restarts=1).spec]
-    named = {"gloo": gloo, "mpi": mpi, "cold": cold}
-    found = sweep.runtime.warm_groups([*gloo, *mpi, *cold], sweep.paths.directory / "data")
-    assert found == [[run for name in group for run in named[name]] for group in groups]
+    assert sweep.replaced is None
 
 
 def test_close_removes_all_containers_and_directories(sweep: Sweep) -> None:
     found = [end(sweep, sweep.start(memory_mb=memory_mb)) for memory_mb in (512, 1024)]
     warm = found[0].directory.parent
     assert warm == sweep.paths.run("any").warm
-    sweep.runtime.close()
-    sweep.runtime.close()
-    assert all(nodes.closed for nodes in found)
+    sweep.close()
+    sweep.close()
+    assert all(nodes.deleted for nodes in found)
     assert not warm.exists()
     downs = [command for command in sweep.fake.commands if "down" in command]
     assert {command[command.index("-p") + 1] for command in downs} == {*sweep.ups}
@@ -633,23 +611,24 @@ def test_close_removes_all_containers_and_directories(sweep: Sweep) -> None:
 
 def test_directory_of_earlier_containers_is_emptied(sweep: Sweep) -> None:
     plan = sweep.plan()
-    directory = Path(plan.processes[0].environment["SHARDYARD_RESULTS"])
+    directory = Path(plan.cluster.processes[0].environment["SHARDYARD_RESULTS"])
     (directory / "old").mkdir(parents=True)
     (directory / NEXT).write_text("old")
     run = sweep.start()
     assert sweep.nodes(run).directory.resolve() == directory
-    assert {path.name for path in directory.iterdir()} == {run._paths.directory.name, NEXT}
+    assert {path.name for path in directory.iterdir()} == {run._paths.directory.name, NEXT, module.SPEC}
 
 
 @pytest.mark.parametrize("fields", [{"checkpoint_steps": 10}, {"restarts": 1}], ids=str)
 def test_checkpoints_and_restarts_start_cold(sweep: Sweep, fields: dict[str, Any]) -> None:
     plan = sweep.plan(**fields)
     assert not plan.warm
-    assert plan.processes[0].environment["SHARDYARD_WARM"] == ""
-    assert isinstance(sweep.runtime.start(plan), ContainerRun)
+    assert plan.cluster.processes[0].environment["SHARDYARD_WARM"] == ""
+    with sweep.clusters.lease(plan) as lease:
+        assert isinstance(lease.cluster, OneRunContainers)
 
 
 def test_cold_runtime_starts_cold(sweep: Sweep) -> None:
     assert sweep.plan().warm
-    sweep.runtime = DockerRuntime(cold=True)
+    sweep.use(DockerRuntime(cold=True))
     assert not sweep.plan().warm

@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[LocalRun]:
         for rank, script in enumerate(scripts)
     ]
     throttle = Process("throttle", ["sleep", "60"], {}, "throttle")
-    plan = LaunchPlan(spec, paths, tmp_path, [*started, throttle])
+    plan = LaunchPlan(spec, paths, tmp_path, processes=[*started, throttle])
     paths.live.mkdir()
     events = [event(kind, rank, **fields) for rank in range(2) for kind, fields in STARTED.items()]
     for each in (*events, event("fault", 1, **FAULT)):

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator import cli
-from orchestrator.commands.doctor import network
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local import namespace
@@ -128,7 +127,7 @@ def test_run_that_would_let_others_in_is_refused(transport: str, tmp_path: Path)
     assert "--shared-network" in refusal
     plan = runtime.plan(spec, RunPaths(tmp_path), tmp_path)
     with pytest.raises(InputError, match=REASON):
-        runtime.start(plan)
+        runtime.create(plan)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,11 +161,12 @@ def test_option_of_the_command_line(command: list[str], private: PrivateNetwork)
 
 @pytest.mark.usefixtures("impossible")
 def test_doctor_says_why_nodes_share_the_network() -> None:
-    found = network()
+    (found,) = LocalRuntime().findings()
     assert found.status == "note"
     assert REASON in found.detail
     assert "--shared-network" in found.detail
 
 
 def test_doctor_reports_a_private_network(private: PrivateNetwork) -> None:
-    assert network().status == "ok"
+    (found,) = LocalRuntime().findings()
+    assert found.status == "ok"

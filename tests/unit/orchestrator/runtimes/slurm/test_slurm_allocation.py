@@ -10,9 +10,10 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.slurm import allocation as module
-from orchestrator.runtimes.slurm.allocation import MOST_LOST, Allocations, Loss, loss_of
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
+from orchestrator.runtimes.slurm import runtime as module
+from orchestrator.runtimes.slurm.allocation import Loss, loss_of
+from orchestrator.runtimes.slurm.runtime import MOST_LOST, SlurmRuntime
 from orchestrator.runtimes.slurm.states import JobState
 from trainer.spec.run_spec import RunSpec
 
@@ -52,49 +53,15 @@ class StubAllocation:
     plan: LaunchPlan
     loss: Loss | None = None
     finished: int = 0
-    closed: bool = False
-
-    @property
-    def script(self) -> str | None:
-        return self.plan.allocation
-
-    def check_end(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
 
 
-@pytest.fixture
-def allocations(monkeypatch: pytest.MonkeyPatch) -> Allocations:
+def test_fruitless_allocations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Allocation", StubAllocation)
-    return Allocations()
-
-
-def plan(script: str = "a") -> LaunchPlan:
+    runtime = SlurmRuntime()
     spec = RunSpec.model_validate({"strategy": "serial"})
-    return LaunchPlan(spec, RunPaths(Path("/x")), Path("/data"), [], allocation=script)
-
-
-def ensure(allocations: Allocations, script: str = "a") -> tuple[Any, str | None]:
-    return allocations.ensure(plan(script))
-
-
-def test_runs_share_an_allocation_until_it_is_lost_or_too_small(allocations: Allocations) -> None:
-    first, _ = ensure(allocations)
-    assert ensure(allocations) == (first, None)
-    first.loss = Loss("job 7 was cancelled", repeat=False)
-    second, reason = ensure(allocations)
-    assert (first.closed, reason) == (True, "job 7 was cancelled")
-    assert second is not first
-    third, reason = ensure(allocations, "of other nodes")
-    assert (second.closed, reason) == (True, None)
-    allocations.close()
-    assert third.closed
-
-
-def test_fruitless_allocations_are_limited(allocations: Allocations) -> None:
+    plan = LaunchPlan(spec, RunPaths(Path("/x")), Path("/data"), ClusterPlan(shared=True))
     for finished in (0, 0, 1, *([0] * MOST_LOST)):
-        found, _ = ensure(allocations)
+        found: Any = runtime.create(plan)
         found.loss, found.finished = Loss("job 7 was preempted", repeat=True), finished
     with pytest.raises(InputError, match="preempted"):
-        ensure(allocations)
+        runtime.create(plan)

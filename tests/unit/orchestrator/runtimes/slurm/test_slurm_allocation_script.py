@@ -20,8 +20,8 @@ from orchestrator.runtimes.slurm.allocation_script import (
     time_limit,
     warm_nodes,
 )
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import Job
-from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
 

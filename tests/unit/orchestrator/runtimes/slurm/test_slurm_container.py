@@ -17,12 +17,11 @@ from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm import commands, container
 from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES, check_of_image, digest_of
+from orchestrator.runtimes.slurm.options import Container, SlurmOptions
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.script import Job, environment, launcher, mounts, render
 from orchestrator.runtimes.slurm.states import JobState, error_of
 from orchestrator.shipped import ROOT
-from orchestrator.sweeps.slurm import Container, SlurmOptions
-from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.spec.run_spec import RunSpec
 
 RESULTS = Path("/shared/results/sweep/run")
@@ -166,7 +165,7 @@ def test_transport_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(commands, "try_submission", lambda options: None)
     monkeypatch.setattr(commands, "partitions", list)
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(container=PYXIS), SwarmOptions())
+    runtime.configure(SlurmOptions(container=PYXIS))
     spec = {"strategy": "all_reduce", "transport": "mpi", "nodes": 2}
     assert "slurm.container" in str(runtime.unsupported_reason(RunSpec.model_validate(spec)))
     assert runtime.unsupported_reason(RunSpec.model_validate({**spec, "transport": "gloo"})) is None
@@ -178,7 +177,7 @@ def test_path_that_cannot_be_mounted_is_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(container=APPTAINER), SwarmOptions())
+    runtime.configure(SlurmOptions(container=APPTAINER))
     made = job(APPTAINER)
     with pytest.raises(InputError, match=name):
         runtime.plan(made.spec, RunPaths(tmp_path / name / "run"), made.data_dir)

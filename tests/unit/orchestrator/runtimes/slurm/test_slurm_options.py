@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.runtimes.slurm.options import SlurmOptions, read_site_file, read_variables, site_path
 from orchestrator.sweeps.load import load_sweep
-from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, read_variables, site_path
 
 SWEEP = "name: x\nbase: {strategy: serial}\nblocks: [{}]\nslurm: "
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.options import SlurmOptions, site_path
 from orchestrator.runtimes.slurm.refusals import (
     Partition,
     Request,
@@ -18,8 +19,6 @@ from orchestrator.runtimes.slurm.refusals import (
     too_long,
 )
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
-from orchestrator.sweeps.slurm import SlurmOptions, site_path
-from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.spec.run_spec import RunSpec
 
 SINFO = """debug*|4|infinite|4|24105|(null)|(null)|up
@@ -161,7 +160,7 @@ def test_message_names_where_an_option_is_set(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(commands, "accounts", list)
     monkeypatch.setattr("orchestrator.runtimes.slurm.runtime.explain", note)
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(partition="sweep"), SwarmOptions())
+    runtime.configure(SlurmOptions(partition="sweep"))
     assert runtime.unsupported_reason(request().spec) == "Invalid qos specification"
     (found,) = asked
     assert found.options == SlurmOptions(partition="sweep", account="site", constraint="variable")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import Job, directives, job_name, launcher, render
 from orchestrator.runtimes.slurm.times import seconds_of
-from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 
 GOLDEN = Path(__file__).resolve().parents[4] / "golden"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.trial import RANKS_S, allocation, outcomes, script
-from orchestrator.sweeps.slurm import SlurmOptions
 
 OPTIONS = SlurmOptions(partition="short", account="lab", time="1:00:00", arguments=["--qos=high"])
 

@@ -15,9 +15,8 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.swarm import runtime as module
 from orchestrator.runtimes.swarm.machines import Machine
+from orchestrator.runtimes.swarm.options import SwarmOptions
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime, code_files, distributed_image
-from orchestrator.sweeps.slurm import SlurmOptions
-from orchestrator.sweeps.swarm import SwarmOptions
 from tests.unit.cluster_support import FIELDS
 from trainer.spec.run_spec import RunSpec
 
@@ -80,13 +79,13 @@ def test_what_a_swarm_cannot_do_is_refused(swarm: SwarmRuntime, fields: dict[str
     ],
 )
 def test_more_nodes_than_there_is_room_for(swarm: SwarmRuntime, options: SwarmOptions, named: str) -> None:
-    swarm.configure(SlurmOptions(), options)
+    swarm.configure(options)
     assert named in str(swarm.unsupported_reason(run()))
 
 
 def test_cores_are_those_of_the_machines_that_the_sweep_may_use(swarm: SwarmRuntime) -> None:
     assert swarm.cores() == 8
-    swarm.configure(SlurmOptions(), SwarmOptions(constraints=["node.hostname==one"]))
+    swarm.configure(SwarmOptions(constraints=["node.hostname==one"]))
     assert swarm.cores() == 4
 
 
@@ -114,7 +113,7 @@ def test_the_coordinators_machine_must_take_tasks(
 
 
 def test_the_master_of_rpc_is_not_counted(swarm: SwarmRuntime) -> None:
-    swarm.configure(SlurmOptions(), SwarmOptions(nodes_per_machine=1))
+    swarm.configure(SwarmOptions(nodes_per_machine=1))
     assert swarm.unsupported_reason(RunSpec.model_validate({**FIELDS["rpc"], "nodes": 3})) is None
 
 
@@ -124,7 +123,7 @@ def test_managers_with_results_at_the_same_path_have_different_stacks(
     names = set()
     for own in ("one", "two"):
         monkeypatch.setattr(module, "own_machine", lambda engine, own=own: own)
-        names.add(swarm._cluster(run(), RunPaths(tmp_path), tmp_path).project)
+        names.add(swarm._project(run(), RunPaths(tmp_path), tmp_path).project)
     assert len(names) == 2
 
 
@@ -133,9 +132,9 @@ def test_plan_is_the_stack_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr(module, "_compose_config", lambda engine, run: {"services": {}})
     plan = swarm.plan(run(), RunPaths(tmp_path / "run"), tmp_path / "data")
-    (deploy,) = plan.processes
+    (deploy,) = plan.cluster.processes
     assert deploy.argv[:5] == ["docker", "--host", "unix:///m.sock", "stack", "deploy"]
-    assert '"spec"' in str(plan.script)
+    assert '"spec"' in str(plan.cluster.script)
     assert [*tmp_path.iterdir()] == []
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.engine import Engine
-from orchestrator.runtimes.docker.run import ContainerRun
+from orchestrator.runtimes.docker.run import OneRunContainers
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.swarm import services as module
 from orchestrator.runtimes.swarm.machines import HOST, machines, manager_trouble, total_cores
 from orchestrator.runtimes.swarm.services import Stack
@@ -257,7 +258,7 @@ def test_a_log_that_does_not_arrive_says_so(swarm: Swarm, monkeypatch: pytest.Mo
 
 def test_a_run_on_a_swarm_fails_with_the_machine_that_was_lost(swarm: Swarm, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2})
-    run = ContainerRun(swarm.stack(), spec, RunPaths(tmp_path))
+    run = OneRunContainers(swarm.stack()).run(LaunchPlan(spec, RunPaths(tmp_path), tmp_path))
     assert run.wait(0.0).error is None
     swarm.nodes[1] = machine("two", "down")
     assert "two" in str(run.wait(0.0).error)

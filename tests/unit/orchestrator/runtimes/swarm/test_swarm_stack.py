@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.runtimes.swarm.options import SwarmOptions
 from orchestrator.runtimes.swarm.stack import (
     KEPT,
     LEFT_OUT,
@@ -20,7 +21,6 @@ from orchestrator.runtimes.swarm.stack import (
 )
 from orchestrator.runtimes.swarm.stack import stack as make
 from orchestrator.shipped import COMPOSE
-from orchestrator.sweeps.swarm import SwarmOptions
 
 NODE: dict[str, Any] = {
     "image": "shardyard-trainer",

@@ -1,0 +1,10 @@
+"""The runtimes by name. A new runtime is a folder in orchestrator/runtimes and one line here."""
+
+from __future__ import annotations
+
+RUNTIMES = {
+    "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
+    "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
+    "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
+    "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
+}

@@ -1,0 +1,166 @@
+"""Which runs share a cluster, which clusters are kept, and when they are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.execution.clusters import Clusters, warm_groups
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import Cluster, Run
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
+from tests.unit.orchestrator.execution.test_sweep_runner import FakeRun, FakeRuntime
+from trainer.spec.run_spec import RunSpec
+
+LIMIT = 8
+
+
+class Nodes(Cluster):
+    def __init__(self, size: int) -> None:
+        self.size, self.usable, self.deleted = size, True, 0
+
+    def run(self, plan: LaunchPlan) -> Run:
+        return FakeRun()
+
+    def ready(self) -> bool:
+        return self.usable
+
+    def delete(self) -> None:
+        self.deleted += 1
+
+
+class WarmRuntime(FakeRuntime):
+    """A runtime whose runs share clusters, one kind for each memory; runs that may restart do not."""
+
+    max_warm_nodes = LIMIT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.created: list[Nodes] = []
+        self.closed = 0
+
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        return None if spec.restarts else spec.memory_mb
+
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        kind, size = self.kind(spec), max(self.size(each) for each in (spec, *peers))
+        return LaunchPlan(spec, paths, data_dir, ClusterPlan(size, kind is not None, script=str(kind)))
+
+    def create(self, plan: LaunchPlan) -> Nodes:
+        self.created.append(Nodes(plan.cluster.size))
+        return self.created[-1]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.runtime = WarmRuntime()
+        self.clusters = Clusters(self.runtime)
+        self.replaced: str | None = None
+
+    def use(self, nodes: int = 2, **fields: Any) -> Nodes:
+        """The cluster of a run that has ended."""
+        with self.clusters.lease(self.plan(nodes, **fields)) as lease:
+            self.replaced = lease.replaced
+            assert isinstance(lease.cluster, Nodes)
+            return lease.cluster
+
+    def plan(self, nodes: int = 2, **fields: Any) -> LaunchPlan:
+        return self.clusters.plan(run(nodes, **fields), RunPaths(Path("/x")), Path("/data"))
+
+
+def run(nodes: int = 2, **fields: Any) -> RunSpec:
+    strategy = {"strategy": "ddp" if fields.get("restarts") else "all_reduce", "transport": "gloo"}
+    return RunSpec.model_validate({**strategy, "nodes": nodes, **fields})
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+def test_runs_of_one_kind_share_a_cluster(pool: Pool) -> None:
+    first = pool.use(seed=1)
+    assert pool.use(seed=2) is first
+    assert pool.use(memory_mb=512) is not first
+    assert (len(pool.runtime.created), first.deleted) == (2, 0)
+
+
+def test_cluster_is_large_enough_for_all_expected_runs(pool: Pool) -> None:
+    pool.clusters.expect([run(2), run(5), run(3), run(7, memory_mb=512), run(8, restarts=1)])
+    assert pool.use(2).size == 5
+    assert pool.use(5).size == 5
+    assert pool.use(3, restarts=1).size == 3
+    assert [each.size for each in pool.runtime.created] == [5, 3]
+
+
+def test_cluster_of_one_run_is_deleted_after_it(pool: Pool) -> None:
+    assert pool.use(restarts=1).deleted == 1
+    assert pool.use(restarts=1, seed=2) is not pool.runtime.created[0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"restarts": 1}], ids=str)
+def test_cluster_of_a_run_that_ends_in_an_error_is_deleted(pool: Pool, fields: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt), pool.clusters.lease(pool.plan(**fields)):
+        raise KeyboardInterrupt
+    (nodes,) = pool.runtime.created
+    assert nodes.deleted == 1
+    assert pool.use(**fields) is not nodes
+
+
+@pytest.mark.parametrize("failure", ["node 1 was killed by SIGKILL", None])
+def test_cluster_that_takes_no_more_runs_is_replaced(pool: Pool, failure: str | None) -> None:
+    first = pool.use()
+    assert pool.replaced is None
+    first.usable, first.failure = False, failure
+    assert pool.use(seed=1) is not first
+    assert (first.deleted, pool.replaced) == (1, failure)
+    pool.use(seed=2)
+    assert pool.replaced is None
+
+
+def test_clusters_used_longest_ago_make_room(pool: Pool) -> None:
+    one = pool.use(LIMIT // 2)
+    two = pool.use(LIMIT // 2, memory_mb=512)
+    assert pool.use(LIMIT // 2, seed=2) is one
+    three = pool.use(1, memory_mb=1024)
+    assert [each.deleted for each in (one, two, three)] == [0, 1, 0]
+    cold = pool.use(LIMIT, restarts=1)
+    assert [each.deleted for each in (one, three, cold)] == [0, 0, 1]
+    large = pool.use(LIMIT + 1, memory_mb=4096)
+    assert [each.deleted for each in (one, three, large)] == [1, 1, 0]
+
+
+def test_close_deletes_all_that_are_kept(pool: Pool) -> None:
+    kept = [pool.use(), pool.use(memory_mb=512)]
+    with pool.clusters:
+        pass
+    assert [each.deleted for each in kept] == [1, 1]
+    assert pool.runtime.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("largest", "groups"),
+    [
+        (LIMIT // 2, [["small", "large", "cold"]]),  # all fit
+        (LIMIT // 2 + 1, [["small", "cold"], ["large"]]),
+        (LIMIT + 1, [["small"], ["large"], ["cold"]]),
+    ],
+)
+def test_runs_whose_clusters_fit_together_are_a_group(
+    pool: Pool, largest: int, groups: list[list[str]]
+) -> None:
+    named = {
+        "small": [run(nodes, seed=seed, memory_mb=512) for nodes in (2, largest) for seed in (0, 1)],
+        "large": [run(nodes) for nodes in (1, largest)],
+        "cold": [run(3, restarts=1)],
+    }
+    found = warm_groups(pool.runtime, [each for runs in named.values() for each in runs])
+    assert found == [[run for name in group for run in named[name]] for group in groups]
