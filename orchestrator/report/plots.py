@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.report.figures.chart import Chart, Spec
 from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
@@ -40,6 +41,12 @@ class Plot:
 
 def draw(comparison: Comparison) -> list[Plot]:
     """All figures for which there is data, workload by workload."""
+    # Tests validate specifications. Here that would take half of the time in which figures are drawn.
+    with alt.utils.schemapi.debug_mode(False):
+        return _drawn(comparison)
+
+
+def _drawn(comparison: Comparison) -> list[Plot]:
     style = Style(comparison.groups)
     over_links = comparison.over_links().values()
     # What links do not change is drawn over that link over which most was run.

@@ -60,7 +60,6 @@ class Chart:
 
         The reader can hide series: records with a field `series` obey the parameter `hidden`.
         """
-        # Tests validate specifications. Here that would take half of the time in which figures are drawn.
         spec = {**drawn.to_dict(validate=False), "background": None, "config": config()}
         names: dict[str, str] = {}
         _add_data(spec, names)

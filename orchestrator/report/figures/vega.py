@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
+from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 
-import altair
 import vl_convert
 
 from orchestrator.report.figures.chart import Spec
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
+from orchestrator.results.store import write_atomic
 
-VERSION = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite
+VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite, which is that of Altair
 
 
 def svg_of(spec: Spec) -> str:
@@ -51,6 +54,21 @@ def inline(svg: str, label: str) -> str:
 def scripts() -> str:
     """Vega, Vega-Lite and vega-embed as one script, for a page without network."""
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION))
+
+
+def library() -> str:
+    """The packed scripts. Building them takes 2 s, so they are kept in the user's cache directory."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kept = Path(home) / "shardyard" / f"vega-{vl_convert.__version__}-{VERSION}.txt"
+    with suppress(OSError, UnicodeDecodeError):
+        digest, _, text = kept.read_text().partition("\n")
+        if digest == sha256(text.encode()).hexdigest():
+            return text
+    text = packed(scripts())
+    with suppress(OSError):  # a home that cannot be written to: they are built for each report
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, f"{sha256(text.encode()).hexdigest()}\n{text}")
+    return text
 
 
 def packed(text: str) -> str:

@@ -75,7 +75,17 @@ def test_named_files_exist(page: Path) -> None:
 
 def test_architecture_lists_the_packages_in_the_order_of_their_imports() -> None:
     rooms = re.findall(r"(?m)^\| `(\w+)/` \|", (PROJECT / "docs" / "architecture.md").read_text())
-    modules = {"__main__", "errors", "identity", "interrupts", "registries", "shipped", "terminal", "api", "cli"}
+    modules = {
+        "__main__",
+        "errors",
+        "identity",
+        "interrupts",
+        "registries",
+        "shipped",
+        "terminal",
+        "api",
+        "cli",
+    }
     assert rooms == [name for name in (*TRAINER, *ORCHESTRATOR) if name not in modules]
 
 
