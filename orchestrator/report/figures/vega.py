@@ -13,6 +13,7 @@ import os
 import re
 from contextlib import suppress
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import vl_convert
@@ -59,7 +60,7 @@ def scripts() -> str:
 def library() -> str:
     """The packed scripts. Building them takes 2 s, so they are kept in the user's cache directory."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    kept = Path(home) / "shardyard" / f"vega-{vl_convert.__version__}-{VERSION}.txt"
+    kept = Path(home) / "shardyard" / f"vega-{version('vl-convert-python')}-{VERSION}.txt"
     with suppress(OSError, UnicodeDecodeError):
         digest, _, text = kept.read_text().partition("\n")
         if digest == sha256(text.encode()).hexdigest():
