@@ -1,4 +1,4 @@
-"""Elastic runs: torchrun restarts all ranks when one is lost, with our own rendezvous backend.
+"""Restarts: torchrun starts all ranks again when one is lost, with our own rendezvous backend.
 
 Every node runs one torchrun agent, which starts the node's ranks. When a rank is lost, its agent stops the
 node's other ranks and goes back to the rendezvous. The other nodes' agents notice, do the same, and start

@@ -171,8 +171,8 @@ class DockerRuntime(Runtime):
         # Checkpoints are mounted for one run; torchrun starts its ranks itself; CUDA does not work in a
         # forked process; a warm parent takes memory of its node; and a lost container ends a warm set.
         small = spec.memory_mb < MIN_WARM_MB
-        elastic = spec.on_loss == "continue"
-        if self.cold or elastic or spec.checkpoints or spec.restarts or spec.on_gpu or small:
+        continues = spec.on_loss == "continue"
+        if self.cold or continues or spec.checkpoints or spec.restarts or spec.on_gpu or small:
             return None
         return _kind(spec, self._project(spec, RunPaths(Path()), Path()))
 

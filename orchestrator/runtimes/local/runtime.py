@@ -23,7 +23,7 @@ from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process, rank_name
 from orchestrator.runtimes.live_files import collect_live, excess
-from orchestrator.runtimes.local.elastic import ElasticRanks
+from orchestrator.runtimes.local.lost_ranks import LostRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
@@ -159,8 +159,8 @@ class LocalCluster(Cluster):
         live = plan.paths.live
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
-        elastic = ElasticRanks(plan, live) if plan.spec.on_loss == "continue" else None
-        return LocalRun(plan, OutputLimits.of(plan.spec), attempts, self._parent, elastic)
+        losses = LostRanks(plan, live) if plan.spec.on_loss == "continue" else None
+        return LocalRun(plan, OutputLimits.of(plan.spec), attempts, self._parent, losses)
 
     def ready(self) -> bool:
         if self._parent is None:
@@ -189,7 +189,7 @@ class LocalRun(Run):
         limits: OutputLimits,
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
-        elastic: ElasticRanks | None = None,
+        losses: LostRanks | None = None,
     ) -> None:
         """
         Args:
@@ -197,12 +197,12 @@ class LocalRun(Run):
             limits: the limits of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks.
-            elastic: follows the ranks of a run that continues when one is lost.
+            losses: follows the ranks of a run that continues when one is lost.
         """
         self._paths, self._live = plan.paths, plan.paths.live
         self._limits, self._attempts = limits, attempts
         self._processes_per_node = plan.spec.processes_per_node
-        self._nodes, self._elastic = nodes, elastic
+        self._nodes, self._losses = nodes, losses
         self._unread: list[Event] = []
         self._pids: dict[int, int] = {}  # by rank
         self._reported: set[int] = set()  # ranks with an exit report
@@ -236,7 +236,7 @@ class LocalRun(Run):
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
         # The throttle runs until `stop`, so the run does not wait for it.
-        ended = {*exits, THROTTLE, *(self._elastic.superfluous if self._elastic else ())}
+        ended = {*exits, THROTTLE, *(self._losses.superfluous if self._losses else ())}
         running = [name for name in self._processes if name not in ended]
         error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
         if THROTTLE in exits:
@@ -271,15 +271,15 @@ class LocalRun(Run):
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
         exits = {name: code for name, code in codes.items() if code is not None}
-        return self._without_lost(self._elastic, exits) if self._elastic else exits
+        return self._without_lost(self._losses, exits) if self._losses else exits
 
-    def _without_lost(self, elastic: ElasticRanks, exits: dict[str, int]) -> dict[str, int]:
+    def _without_lost(self, losses: LostRanks, exits: dict[str, int]) -> dict[str, int]:
         """The exits but those of ranks without which the others continue. Starts ranks that return."""
         self._read()
         for name, code in exits.items():
-            elastic.record_exit(name, code)
-        lost = {*elastic.lost}  # before ranks return: `exits` has the codes of their earlier processes
-        for process in elastic.due():
+            losses.record_exit(name, code)
+        lost = {*losses.lost}  # before ranks return: `exits` has the codes of their earlier processes
+        for process in losses.due():
             self._start(process)
         return {name: code for name, code in exits.items() if name not in lost}
 
@@ -287,8 +287,8 @@ class LocalRun(Run):
         self._unread += (events := self._reader.new())
         self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
         self._reported |= {event.rank for event in events if event.kind in EXIT_REPORTS}
-        if self._elastic:
-            self._elastic.add(events)
+        if self._losses:
+            self._losses.add(events)
 
     def new_events(self) -> list[Event]:
         self._read()

@@ -14,7 +14,7 @@ from trainer.core.events import Event, EventWriter, signal_name
 from trainer.core.membership import MembershipTracker
 
 
-class ElasticRanks:
+class LostRanks:
     """Follows the ranks' events, and keeps the file from which they learn who is alive.
 
     Attributes:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
-from orchestrator.runtimes.local.elastic import ElasticRanks
+from orchestrator.runtimes.local.lost_ranks import LostRanks
 from orchestrator.runtimes.local.runtime import LocalRun
 from tests.support.processes import wait_until
 from tests.unit.conftest import event
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Iterator[LocalRun]:
     for each in (*events, event("fault", 1, **FAULT)):
         with open(paths.live / f"rank-{each.rank}.jsonl", "a") as file:
             file.write(each.to_line() + "\n")
-    run = LocalRun(plan, OutputLimits.of(spec), elastic=ElasticRanks(plan, paths.live))
+    run = LocalRun(plan, OutputLimits.of(spec), losses=LostRanks(plan, paths.live))
     yield run
     run.stop()
 
