@@ -60,7 +60,7 @@ def during(clusters: Clusters, tmp_path: Path) -> During:
 
 
 def test_addresses_of_the_rendezvous_file_cannot_be_reached(
-    runtime: LocalRuntime, during: During, tmp_path: Path
+    clusters: Clusters, during: During, tmp_path: Path
 ) -> None:
     """Whoever connects to a rank's RPC agent can call any function in its process."""
 
@@ -71,7 +71,7 @@ def test_addresses_of_the_rendezvous_file_cannot_be_reached(
         return [port for port in ports if _accepts(port)]
 
     reached = during(attack, transport="rpc")
-    assert len(reached) == (RANKS if runtime.shared_network else 0)
+    assert len(reached) == (RANKS if clusters.runtime.shared_network else 0)
 
 
 def _accepts(port: int) -> bool:
@@ -81,7 +81,7 @@ def _accepts(port: int) -> bool:
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo", "rpc"])
 def test_run_listens_only_in_its_own_network(
-    runtime: LocalRuntime, during: During, tmp_path: Path, transport: str
+    clusters: Clusters, during: During, tmp_path: Path, transport: str
 ) -> None:
     def listening(display: DuringTraining) -> set[str]:
         ranks = [event.fields["pid"] for event in display.seen if event.kind == "start"]
@@ -94,4 +94,4 @@ def test_run_listens_only_in_its_own_network(
     # What Open MPI opens is the reason that a shared network needs the user's consent.
     expected = {"mpi": {"0.0.0.0", "::"}, "gloo": {"127.0.0.1"}, "rpc": {"127.0.0.1"}}[transport]
     found = during(listening, transport=transport)
-    assert found >= expected if runtime.shared_network else found == set()
+    assert found >= expected if clusters.runtime.shared_network else found == set()

@@ -17,7 +17,7 @@ from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
-from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
 from tests.support.processes import private_network_missing, wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
@@ -141,4 +141,4 @@ def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.Monk
 def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.warm.process.START_S", 0.05)
     with pytest.raises(InputError, match="--cold"):
-        LocalRuntime()._ensure_nodes()
+        LocalCluster(ParentProcess(f"shardyard-test-{uuid4().hex}", {}))

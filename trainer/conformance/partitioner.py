@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
 from trainer.data.base import DataError, Indices, Labels, Partitioner
+from trainer.data.split_rules import BrokenRule, Rule, broken_rules, holders_of
 from trainer.user_components.model import scatter_seeds
 from trainer.user_components.partitioner import FunctionPartitioner
 
@@ -78,6 +79,14 @@ def cases() -> Iterator[Case]:
         yield Case(parts - 1, 10, parts, mix="uneven")
 
 
+RULES: dict[Rule, str] = {
+    "count": "it gives as many parts as asked",
+    "indices": "a part is a 1-D array of integers in range",
+    "filled": "no part is empty, or it raises DataError",
+    "repeats": "no sample is twice in a part",
+    "disjoint": "no sample is in two parts, if declared",
+    "covers": "every sample is in a part, if declared",
+}
 # Splits that every partitioner can be expected to do.
 USUAL = (
     Case(1437, 10, 5, mix="uneven"),
@@ -105,6 +114,7 @@ class Splits:
     def __init__(self, partitioner: Partitioner) -> None:
         self.partitioner = partitioner
         self._split = lru_cache(maxsize=None)(self._split_once)
+        self.broken = lru_cache(maxsize=None)(self._broken_rules)
 
     def __call__(self, case: Case) -> list[Indices]:
         """The parts. Raises NotApplicable where the partitioner refuses them or fails."""
@@ -127,10 +137,14 @@ class Splits:
 
     def well_formed(self, case: Case) -> list[Indices]:
         """The parts, if all are arrays of indices of the training set."""
-        parts = self(case)
-        if isinstance(_shape(parts, case), Failure):
+        if "indices" in self.broken(case):
             raise NotApplicable("its parts are no indices")
-        return parts
+        return self(case)
+
+    def _broken_rules(self, case: Case) -> dict[Rule, BrokenRule]:
+        """The rules that the parts break."""
+        declared = self.partitioner.disjoint, self.partitioner.covers
+        return {each.rule: each for each in broken_rules(self(case), case.samples, case.parts, *declared)}
 
     def states(self, case: Case) -> str | None:
         """Why the partitioner says, before it is given labels, that it cannot split them."""
@@ -148,16 +162,8 @@ def laws(partitioner: Partitioner) -> Iterator[Law[Any]]:
     yield Law(
         "possible", "it splits usual training sets", lambda case: _possible(splits, case), USUAL, smaller
     )
-    yield law("count", "it gives as many parts as asked", lambda case: _count(splits(case), case))
-    yield law(
-        "indices",
-        "a part is a 1-D array of integers in range",
-        lambda case: _shape(splits(case), case),
-    )
-    yield law("filled", "no part is empty, or it raises DataError", lambda case: _filled(splits, case))
-    yield law("repeats", "no sample is twice in a part", lambda case: _repeats(splits.well_formed(case)))
-    yield law("disjoint", "no sample is in two parts, if declared", lambda case: _disjoint(splits, case))
-    yield law("covers", "every sample is in a part, if declared", lambda case: _covers(splits, case))
+    for name, statement in RULES.items():
+        yield law(name, statement, partial(_rule, splits, name))
     yield Law("declared", "it declares what it keeps", lambda cases: _declared(splits, cases), [[*cases()]])
     yield law("seeded", "equal generators give equal parts", lambda case: _seeded(splits, case))
     yield Law(
@@ -198,80 +204,29 @@ def _possible(splits: Splits, case: Case) -> Outcome:
     return None
 
 
-def _count(parts: list[Indices], case: Case) -> Outcome:
-    return None if len(parts) == case.parts else Failure(f"{case.parts} parts", f"{len(parts)}")
-
-
-def _shape(parts: list[Indices], case: Case) -> Outcome:
-    expected = f"integers from 0 to {case.samples - 1}"
-    found: list[Any] = parts  # of a user's code
-    for number, part in enumerate(found):
-        if not isinstance(part, np.ndarray):
-            return Failure(expected, f"part {number} is of type {type(part).__name__}, not an array")
-        if part.ndim != 1:
-            return Failure(expected, f"part {number} has shape {part.shape}")
-        if part.dtype.kind not in "iu" and len(part):
-            return Failure(expected, f"part {number} is of type {part.dtype}")
-        if part.dtype.kind in "iu" and np.iinfo(part.dtype).max < USUAL[-1].samples:
-            return Failure(
-                f"int64, or a type for {USUAL[-1].samples:,} samples",
-                f"part {number} is of type {part.dtype}",
-            )
-        outside = part[(part < 0) | (part >= case.samples)]
-        if len(outside):
-            return Failure(expected, f"part {number} has {outside[0]}")
+def _rule(splits: Splits, rule: Rule, case: Case) -> Outcome:
+    """Whether the parts keep a rule of `split_rules`."""
+    parts, broken = splits(case), splits.broken(case).get(rule)
+    if broken:
+        return Failure(broken.expected, broken.got)
+    if rule == "indices":
+        return _too_small(parts)
+    if rule != "count":
+        splits.well_formed(case)
+    if rule in ("disjoint", "covers") and not getattr(splits.partitioner, rule):
+        raise NotApplicable(f"it does not declare {rule}")
     return None
 
 
-def _filled(splits: Splits, case: Case) -> Outcome:
-    parts = splits(case)
-    empty = [number for number, part in enumerate(parts) if not np.size(part)]
-    if not empty:
-        return None
-    numbers = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
-    return Failure("a sample in each part, or a DataError", f"no sample in part {numbers}")
-
-
-def _repeats(parts: list[Indices]) -> Outcome:
+def _too_small(parts: list[Indices]) -> Outcome:
+    """Whether the type of a part holds the indices of a usual training set."""
+    most = USUAL[-1].samples
     for number, part in enumerate(parts):
-        indices, counts = np.unique(part, return_counts=True)
-        if len(indices) < len(part):
-            twice = counts.argmax()
+        if part.dtype.kind in "iu" and np.iinfo(part.dtype).max < most:
             return Failure(
-                "each sample once", f"part {number} has sample {indices[twice]} {counts[twice]} times"
+                f"int64, or a type for {most:,} samples", f"part {number} is of type {part.dtype}"
             )
     return None
-
-
-def _holders(splits: Splits, case: Case) -> tuple[Indices, list[Indices]]:
-    """How many parts each sample is in, and the parts."""
-    parts = splits.well_formed(case)
-    unique = [np.unique(part).astype(np.int64) for part in parts]
-    return np.bincount(np.concatenate([*unique, np.zeros(0, np.int64)]), minlength=case.samples), parts
-
-
-def _disjoint(splits: Splits, case: Case) -> Outcome:
-    if not splits.partitioner.disjoint:
-        raise NotApplicable("it does not declare disjoint")
-    holders, parts = _holders(splits, case)
-    if holders.max(initial=0) <= 1:
-        return None
-    twice = int(holders.argmax())
-    holding = [number for number, part in enumerate(parts) if twice in part]
-    return Failure("each sample in one part", f"sample {twice} in parts {holding[0]} and {holding[1]}")
-
-
-def _covers(splits: Splits, case: Case) -> Outcome:
-    if not splits.partitioner.covers:
-        raise NotApplicable("it does not declare covers")
-    holders, _ = _holders(splits, case)
-    missing = np.flatnonzero(holders == 0)
-    if not len(missing):
-        return None
-    return Failure(
-        f"{case.samples:,} samples in parts",
-        f"{case.samples - len(missing):,}; sample {missing[0]} is in none",
-    )
 
 
 def _declared(splits: Splits, inputs: list[Case]) -> Outcome:
@@ -280,7 +235,7 @@ def _declared(splits: Splits, inputs: list[Case]) -> Outcome:
     tried = 0
     for case in inputs:
         try:
-            holders, _ = _holders(splits, case)
+            holders = holders_of(splits.well_formed(case), case.samples)
         except NotApplicable:
             continue
         tried += case.parts > 1

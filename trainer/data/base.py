@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from trainer.core.registry import Component
+from trainer.data.split_rules import broken_rules
 
 Images = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]  # of any type and shape; the first dimension counts samples
@@ -172,37 +173,15 @@ class Partitioner(Component):
         """
 
     def split_error(self, split: Sequence[Indices], samples: int, parts: int) -> str | None:
-        """Return how a result of `partition` breaks its contract or what the class declares; or None.
+        """Return how a result of `partition` breaks a rule or what the class declares; or None.
 
         Args:
             split: what `partition` returned.
             samples: the number of samples in the training set.
             parts: the number of partitions that were asked for.
         """
-        if len(split) != parts:
-            return f"it returned {len(split)} parts instead of {parts}"
-        for number, part in enumerate(split):
-            if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu":
-                return f"part {number} is not a one-dimensional array of integers"
-            if not len(part):
-                return f"part {number} is empty"
-            if part.min() < 0 or part.max() >= samples:
-                outside = part[(part < 0) | (part >= samples)][0]
-                return f"part {number} has index {outside}; allowed: 0 to {samples - 1}"
-            indices, counts = np.unique(part, return_counts=True)
-            if len(indices) < len(part):
-                return f"part {number} has sample {indices[counts > 1][0]} {counts.max()} times"
-        holders = np.bincount(np.concatenate(split), minlength=samples)
-        if self.disjoint and holders.max() > 1:
-            twice = holders.argmax()
-            holding = [number for number, part in enumerate(split) if twice in part]
-            return (
-                f"it declares disjoint parts, but sample {twice} is in parts {holding[0]} and {holding[1]}"
-            )
-        if self.covers and not holders.min():
-            missing = np.flatnonzero(holders == 0)
-            return f"it declares to cover the set, but lacks {len(missing)} samples, such as {missing[0]}"
-        return None
+        broken = next(broken_rules(split, samples, parts, self.disjoint, self.covers), None)
+        return str(broken) if broken else None
 
     def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
         """Return the images of one partition as its rank trains on them. Test images never change.

@@ -97,16 +97,16 @@ def test_split_that_is_not_as_declared_is_an_error(partitioner: Partitioner) -> 
     elsewhere = np.setdiff1d(second, first)[:1]
     broken = {
         "4 parts": valid[:-1],
-        "part 0 is empty": [first[:0], second, *rest],
-        "part 0 is not a one-dimensional array of integers": [first.astype(float), second, *rest],
-        "part 1 has index 1000": [first, np.append(second, samples), *rest],
-        "part 0 has index -1": [np.append(first, -1), second, *rest],
+        "no sample in part 0": [first[:0], second, *rest],
+        "part 0 is of type float64": [first.astype(float), second, *rest],
+        "part 1 has 1000": [first, np.append(second, samples), *rest],
+        "part 0 has -1": [np.append(first, -1), second, *rest],
         f"part 0 has sample {first[3]} 2 times": [np.append(first, first[3]), second, *rest],
     }
     if partitioner.disjoint:
-        broken[f"sample {elsewhere[0]} is in parts 0 and 1"] = [np.append(first, elsewhere), second, *rest]
+        broken[f"sample {elsewhere[0]} in parts 0 and 1"] = [np.append(first, elsewhere), second, *rest]
     if partitioner.covers:
-        broken["lacks 1 samples"] = [np.delete(first, 2), second, *rest]
+        broken["999; sample"] = [np.delete(first, 2), second, *rest]
     for reason, split in broken.items():
         error = partitioner.split_error(split, samples, parts)
         assert error

@@ -66,9 +66,9 @@ HALVES = [np.arange(60), np.arange(60, 120)]
 @pytest.mark.parametrize(
     ("split", "declares", "cause"),
     [
-        ([HALVES[0], np.arange(59, 120)], True, "sample 59 is in parts 0 and 1"),
-        ([HALVES[0], np.arange(61, 120)], True, "lacks 1 samples, such as 60"),
-        ([HALVES[0], np.arange(60, 121)], False, "part 1 has index 120; allowed: 0 to 119"),
+        ([HALVES[0], np.arange(59, 120)], True, "sample 59 in parts 0 and 1"),
+        ([HALVES[0], np.arange(61, 120)], True, "119; sample 60 is in none"),
+        ([HALVES[0], np.arange(60, 121)], False, "part 1 has 120; expected: integers from 0 to 119"),
         ([HALVES[0], np.array([3, 3, 4])], False, "part 1 has sample 3 2 times"),
     ],
 )

@@ -193,7 +193,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("strategy", "./mine.py:NoTrain", "", ["does not define the method train"]),
     ("strategy", "./mine.py:no_strategy", "", ["Strategy"]),
     ("partitioner", "./mine.py:random_parts", "", ["global random state", "rng"]),
-    ("partitioner", "./mine.py:one_part", "", ["1 parts instead of 2"]),
+    ("partitioner", "./mine.py:one_part", "", ["1 parts; expected: 2 parts"]),
     ("partitioner", "./mine.py:failing_parts", "", [line_of("parts"), "IndexError"]),
     ("partitioner", "./mine.py:UndefinedPartitioner", "", ["does not define the method partition"]),
     ("augmentation", "./mine.py:random_inputs", "", ["global random state", "rng"]),

@@ -1,0 +1,81 @@
+"""The rules of a split: what a partitioner must return. Every run and `check` use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Rule = Literal["count", "indices", "filled", "repeats", "disjoint", "covers"]
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """How a split breaks a rule."""
+
+    rule: Rule
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.got}; expected: {self.expected}"
+
+
+def broken_rules(
+    split: Sequence[Any], samples: int, parts: int, disjoint: bool, covers: bool
+) -> Iterator[BrokenRule]:
+    """The rules that a split breaks, each once. Without valid indices, the other rules are not tried.
+
+    Args:
+        split: what `partition` returned.
+        samples: the number of samples in the training set.
+        parts: the number of partitions that were asked for.
+        disjoint, covers: what the partitioner declares.
+    """
+    if len(split) != parts:
+        yield BrokenRule("count", f"{parts} parts", f"{len(split)} parts")
+    for number, part in enumerate(split):
+        if wrong := _indices_error(part, samples):
+            yield BrokenRule("indices", f"integers from 0 to {samples - 1}", f"part {number} {wrong}")
+            return
+    if empty := [number for number, part in enumerate(split) if not len(part)]:
+        numbers = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+        yield BrokenRule("filled", "a sample in each part, or a DataError", f"no sample in part {numbers}")
+    for number, part in enumerate(split):
+        indices, counts = np.unique(part, return_counts=True)
+        if len(indices) < len(part):
+            at = counts.argmax()
+            got = f"part {number} has sample {indices[at]} {counts[at]} times"
+            yield BrokenRule("repeats", "each sample once", got)
+            break
+    holders = holders_of(split, samples)
+    if disjoint and holders.max(initial=0) > 1:
+        twice = int(holders.argmax())
+        first, second, *_ = (number for number, part in enumerate(split) if twice in part)
+        got = f"sample {twice} in parts {first} and {second}"
+        yield BrokenRule("disjoint", "each sample in one part, as declared", got)
+    if covers and not holders.min(initial=1):
+        missing = np.flatnonzero(holders == 0)
+        got = f"{samples - len(missing):,}; sample {missing[0]} is in none"
+        yield BrokenRule("covers", f"{samples:,} samples in parts, as declared", got)
+
+
+def _indices_error(part: Any, samples: int) -> str | None:
+    """Why a part is no array of indices; None if it is."""
+    if not isinstance(part, np.ndarray):
+        return f"is of type {type(part).__name__}, not an array"
+    if part.ndim != 1:
+        return f"has shape {part.shape}"
+    if part.dtype.kind not in "iu" and len(part):
+        return f"is of type {part.dtype}"
+    outside = part[(part < 0) | (part >= samples)]
+    return f"has {outside[0]}" if len(outside) else None
+
+
+def holders_of(split: Sequence[npt.NDArray[Any]], samples: int) -> npt.NDArray[np.int64]:
+    """In how many parts each sample is; int64, shape (samples,)."""
+    unique = [np.unique(part).astype(np.int64) for part in split]
+    return np.bincount(np.concatenate([*unique, np.zeros(0, np.int64)]), minlength=samples)
