@@ -22,7 +22,7 @@ from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.imports import ImportName
 from orchestrator.sweeps.validation import detail_lines, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.conformance.report import KINDS, Finding, Report, Request
+from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked
 from trainer.core.registry import is_import_path, suggestion
@@ -44,7 +44,7 @@ def request_of(
     equals: str | None,
     data_dir: Path,
     limit_s: float,
-) -> Request:
+) -> CheckRequest:
     """What the command line asks for. Raises InputError."""
     if kind is not None and kind not in KINDS:
         raise InputError(
@@ -54,7 +54,7 @@ def request_of(
         raise InputError(f"--timeout {limit_s:g} is not allowed; allowed: more than 0, at most {MAX_S}")
     place = _registered(target, kind) or _file(target) or _imported(target)
     options = {"parameters": _parameters(sets), "limit_s": limit_s, "data_dir": str(data_dir.resolve())}
-    found = Request(**{**({"kind": kind} if kind else {}), **place, **options})
+    found = CheckRequest(**{**({"kind": kind} if kind else {}), **place, **options})
     if sets and not found.registered and not found.attribute:
         raise InputError(f"--set needs one component; name it, as in {target}:NAME")
     allowed = [name for names in EQUALS.values() for name in names]
@@ -164,7 +164,7 @@ def _dataset_form(text: str) -> dict[str, Any]:
     return form
 
 
-def reports(request: Request) -> Iterator[Report]:
+def reports(request: CheckRequest) -> Iterator[Report]:
     """Try the laws in another process, which is gone afterwards. Raises InputError."""
     environment = {
         CODE: "",  # the folders of what is checked are absolute

@@ -20,7 +20,7 @@ _IN_SECTION = {int(kind) for kind in (Kind.WORK, Kind.STEP, Kind.TAKE, Kind.RESP
 
 
 @dataclass(frozen=True)
-class Request:
+class ServedRequest:
     """A request on its way to a server. started, arrived: seconds of cluster time."""
 
     rank: int
@@ -59,7 +59,7 @@ class Section:
         self._taken: dict[int, int] = {}
         self._pushed: dict[int, int] = {}
         self._pushes: dict[int, int] = {}
-        self._deferred: list[Request] = []
+        self._deferred: list[ServedRequest] = []
         self._last: Service | None = None
 
     def add(self, worker: int, service: Service) -> None:
@@ -74,7 +74,7 @@ class Section:
             self._taken[worker] == len(services) for worker, services in self._services.items()
         )
 
-    def next_request(self, inbox: deque[Request]) -> Request | None:
+    def next_request(self, inbox: deque[ServedRequest]) -> ServedRequest | None:
         """Remove the first request of this section from the inbox, which is in order of arrival."""
         for request in inbox:
             if self._taken.get(request.rank, 0) < len(self._services.get(request.rank, ())):
@@ -82,7 +82,9 @@ class Section:
                 return request
         return None
 
-    def begin(self, request: Request, max_staleness: int | None) -> list[tuple[Request, int, bool]]:
+    def begin(
+        self, request: ServedRequest, max_staleness: int | None
+    ) -> list[tuple[ServedRequest, int, bool]]:
         """Take a request.
 
         Returns:
@@ -106,7 +108,7 @@ class Section:
         self._deferred = still
         return answers
 
-    def service(self, request: Request) -> Service:
+    def service(self, request: ServedRequest) -> Service:
         """The work for the request of a worker that was taken last."""
         return self._services[request.rank][self._taken[request.rank] - 1]
 

@@ -29,7 +29,7 @@ from orchestrator.replay.program import (
     Started,
     join_groups,
 )
-from orchestrator.replay.service import Request, Section, sections_of
+from orchestrator.replay.service import Section, ServedRequest, sections_of
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 
 _SEND, _RECEIVE, _REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
@@ -85,8 +85,8 @@ class _Simulation:
         self._beside: list[list[tuple[float, float, float, int]]] = [[] for _ in range(size)]
         self._outstanding = [0] * size  # handed over, not yet started
         self._epoch: list[int | None] = [None] * size
-        self._requests: dict[int, Request] = {}  # the last one of each rank
-        self._inbox: list[deque[Request]] = [deque() for _ in range(size)]
+        self._requests: dict[int, ServedRequest] = {}  # the last one of each rank
+        self._inbox: list[deque[ServedRequest]] = [deque() for _ in range(size)]
         self._sections: list[dict[int, Section]] = [
             sections_of(rank, program, [group.ranks for group in self._groups[rank]])
             for rank, program in enumerate(self._programs)
@@ -420,11 +420,11 @@ class _Simulation:
     def _request(self, rank: int, now: float, record: Entry) -> None:
         server = self._groups[rank][record[1]].ranks[record[2]]
         _, arrived = self._deliver(rank, server, record[3], now)
-        self._requests[rank] = Request(rank, server, record[3], now, arrived)
+        self._requests[rank] = ServedRequest(rank, server, record[3], now, arrived)
         self._block(rank, now)
         heappush(self._events, (arrived, self._size + rank))
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: ServedRequest) -> None:
         """A request has arrived at its server."""
         self._inbox[request.server].append(request)
         if (entered := self._blocked[request.server]) is not None:
@@ -450,7 +450,7 @@ class _Simulation:
         return self._run_section(server, section, taken, clock)
 
     def _run_section(
-        self, server: int, section: Section, now: float, answers: list[tuple[Request, int, bool]]
+        self, server: int, section: Section, now: float, answers: list[tuple[ServedRequest, int, bool]]
     ) -> float | None:
         """Do the work of a request, send the answers, and stay in the section until it is complete."""
         replay, speed = self._ranks[server], self._speed[server]
@@ -476,7 +476,7 @@ class _Simulation:
             now += seconds
         return now
 
-    def _respond(self, server: int, request: Request, nbytes: int, now: float, cause: int) -> None:
+    def _respond(self, server: int, request: ServedRequest, nbytes: int, now: float, cause: int) -> None:
         rank = request.rank
         _, arrived = self._deliver(server, rank, nbytes, now)
         own_s = self._network.overhead_s + self._network.software_s(_REQUEST, request.bytes + nbytes)

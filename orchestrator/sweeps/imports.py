@@ -32,7 +32,7 @@ from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.staged_code import StagedCode, digest
 from orchestrator.sweeps.validation import detail_lines
-from trainer.component_trials.messages import FIELDS, MAX_ANSWER, Answer, Request
+from trainer.component_trials.messages import FIELDS, MAX_ANSWER, TrialAnswer, TrialRequest
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked, first_error
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
@@ -185,7 +185,7 @@ class Imports:
         self.directory, self._data_dir, self._make = directory.resolve(), data_dir.resolve(), make_sandbox
         self.requirements: Path | None = None
         self._mounted = [self.directory]
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, TrialAnswer] = {}
         self._found: dict[str, _Found] = {}
         self._samples: dict[str, Path] = {}  # of users' datasets, by the digest of their data
         self._staged: StagedCode | None = None
@@ -244,7 +244,7 @@ class Imports:
         """What a run must know of a component, which is tried once. Raises ComponentError."""
         parameters = {key: value for key, value in forms[field].items() if key != "name"}
         needs = {"dataset": (), "strategy": ("model", "dataset")}.get(field, ("dataset",))
-        request = Request(
+        request = TrialRequest(
             kind=field,  # type: ignore[arg-type]
             forms={each: forms[each] for each in needs},
             module=name.module,
@@ -277,14 +277,14 @@ class Imports:
 
     def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName]) -> None:
         """Raise ComponentError unless model, loss and dataset fit together."""
-        request = Request(
+        request = TrialRequest(
             kind="fit",
             forms={field: forms[field] for field in FIT},
             batch=self._batch_of(forms["dataset"]),
         )
         self._asked(next(field for field in FIT if field in named), "", request)
 
-    def _asked(self, field: str, label: str, request: Request) -> Answer:
+    def _asked(self, field: str, label: str, request: TrialRequest) -> TrialAnswer:
         """The answer to a request, which is asked once. Raises ComponentError."""
         key, directory = request.model_dump_json(), Path(request.directory)
         seen = [*self._mounted, self._stage().directory]
@@ -304,7 +304,7 @@ class Imports:
             raise ComponentError(field, f"{label}: {answer.error}" if label else answer.error)
         return answer
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: TrialRequest) -> TrialAnswer:
         """Raises Ended, TimedOut, ProtocolError, SandboxError, or ValueError for an invalid answer."""
         if self._channel is None:
             inspection = Inspection(
@@ -316,7 +316,7 @@ class Imports:
         self._channel.renew()
         deadline = time.monotonic() + ANSWER_S
         self._channel.send(request.model_dump(), deadline)
-        return checked(Answer, self._channel.receive(deadline), "its answer")
+        return checked(TrialAnswer, self._channel.receive(deadline), "its answer")
 
     def _failure(self, error: Exception) -> str:
         """Why there is no answer. Ends the process, from which another one might not come."""
@@ -348,7 +348,7 @@ class Imports:
         """The file with samples of a resolved dataset; empty for a registered one."""
         return str(self._samples[form[IMPORTED]["data"]]) if IMPORTED in form else ""
 
-    def _copied(self, field: str, name: ImportName, answer: Answer) -> dict[str, str]:
+    def _copied(self, field: str, name: ImportName, answer: TrialAnswer) -> dict[str, str]:
         """Copy the component's files to a folder of its own. Returns their digests by their paths."""
         by_other_user = self._sandbox is not None and self._sandbox.has_other_user
         try:
@@ -410,7 +410,7 @@ class _Found:
     """A component that was tried. files: digests of those that it needs, by their paths."""
 
     name: ImportName
-    answer: Answer
+    answer: TrialAnswer
     files: Mapping[str, str]
 
     @cached_property

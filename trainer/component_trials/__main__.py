@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from trainer.component_trials.forked import CallerEnded, Ended, forked
 from trainer.component_trials.inspect import inspect
-from trainer.component_trials.messages import Answer, Request
+from trainer.component_trials.messages import TrialAnswer, TrialRequest
 from trainer.core.cgroup import measure
 from trainer.core.frames import HEADER, frame, length, message
 
@@ -32,7 +32,7 @@ def main() -> None:
         sys.pycache_prefix = empty  # so that imports open sources, and the files that they need are known
         _send(answers, {"ready": True})
         while header := requests.read(HEADER):
-            request = Request.model_validate(message(requests.read(length(header))))
+            request = TrialRequest.model_validate(message(requests.read(length(header))))
             _send(answers, _served(request))
 
 
@@ -41,7 +41,7 @@ def _send(answers: BinaryIO, answer: dict[str, object]) -> None:
     answers.flush()
 
 
-def _served(request: Request) -> dict[str, object]:
+def _served(request: TrialRequest) -> dict[str, object]:
     """The answer to a request. The orchestrator checks it; here it stays what users' code makes of it."""
     killed_before = measure().out_of_memory
     try:
@@ -52,7 +52,7 @@ def _served(request: Request) -> dict[str, object]:
         reason = f"the process that tried it {error}"
         if measure().out_of_memory > killed_before:
             reason = "it needed more memory than a node of the run has, and was killed"
-        return Answer(error=reason).model_dump()
+        return TrialAnswer(error=reason).model_dump()
     found: dict[str, object] = json.loads(answer)
     return found
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.component_trials.messages import MAX_SAMPLES, MAX_TEXT, Answer, Request
+from trainer.component_trials.messages import MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
 from trainer.data.base import PixelScale
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
@@ -36,21 +36,21 @@ NOT_USERS = [Path(__file__).parents[1]]
 NOT_USERS += [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
 
 
-def inspect(request: Request) -> Answer:
-    """Answer a request. Call it in a process of its own: it runs users' code."""
+def inspect(request: TrialRequest) -> TrialAnswer:
+    """TrialAnswer a request. Call it in a process of its own: it runs users' code."""
     directory = Path(request.directory) if request.directory else None
     try:
         if request.kind == "fit":
             check_fit(request)
-            return Answer()
+            return TrialAnswer()
         return _component(request)
     except ParameterFailure as error:
-        return Answer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
+        return TrialAnswer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
     except (Exception, SystemExit) as error:
-        return Answer(error=located(error, directory)[:MAX_TEXT])
+        return TrialAnswer(error=located(error, directory)[:MAX_TEXT])
 
 
-def _component(request: Request) -> Answer:
+def _component(request: TrialRequest) -> TrialAnswer:
     directory = Path(request.directory)
     opened, samples = OpenedFiles(), io.BytesIO()
     source = Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
@@ -66,7 +66,7 @@ def _component(request: Request) -> Answer:
         for path in opened.paths | imported_files(directory, request.module)
         if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
     }
-    return Answer(
+    return TrialAnswer(
         facts=found.model_dump(mode="json"),
         parameters=defaults_left_out(called, request.parameters),
         files=sorted(str(path.relative_to(directory)) for path in files),
@@ -93,7 +93,7 @@ def _installed_digest(called: Any, files: set[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _dataset(request: Request, source: Source, samples: IO[bytes]) -> Source:
+def _dataset(request: TrialRequest, source: Source, samples: IO[bytes]) -> Source:
     """The facts of a dataset, of which some samples are written to `samples`."""
     found, data = dataset.facts(source, request.parameters, Path(request.data_dir))
     sample = data.train.inputs[:1].nbytes + data.train.targets[:1].nbytes
@@ -111,12 +111,12 @@ def _dataset(request: Request, source: Source, samples: IO[bytes]) -> Source:
     return found
 
 
-def _model(request: Request, source: Source) -> Source:
+def _model(request: TrialRequest, source: Source) -> Source:
     on = _resolved(request, "dataset")
     return model.facts(source, request.parameters, on.shape, on.class_count, samples(request)[0])
 
 
-def _augmentation(request: Request, source: Source) -> Source:
+def _augmentation(request: TrialRequest, source: Source) -> Source:
     inputs, _, _ = samples(request)
     image = inputs.dim() == 4
     ones = np.ones((inputs.shape[1], 1, 1), np.float32) if image else None
@@ -124,18 +124,18 @@ def _augmentation(request: Request, source: Source) -> Source:
     return augmentation.facts(source, request.parameters, inputs, scale)
 
 
-def _partitioner(request: Request, source: Source) -> Source:
+def _partitioner(request: TrialRequest, source: Source) -> Source:
     return partitioner.facts(source, request.parameters, samples(request)[2], request.parts)
 
 
-def _strategy(request: Request, source: Source) -> Source:
+def _strategy(request: TrialRequest, source: Source) -> Source:
     trained = _resolved(request, "model")
     if unknown := set(getattr(source.load(), "transports", ())) - set(TRANSPORTS.entries):
         raise ImportFailure(f"its transports have {unknown.pop()!r}; allowed: {TRANSPORTS.known}")
     return strategy.facts(source, request.parameters, request.ranks, trained, request.batch_size)
 
 
-_FACTS: Mapping[str, Callable[[Request, Source], Source]] = {
+_FACTS: Mapping[str, Callable[[TrialRequest, Source], Source]] = {
     "model": _model,
     "loss": lambda request, source: loss.facts(source, request.parameters),
     "optimizer": lambda request, source: optimizer.facts(source, request.parameters),
@@ -145,7 +145,7 @@ _FACTS: Mapping[str, Callable[[Request, Source], Source]] = {
 }
 
 
-def check_fit(request: Request) -> None:
+def check_fit(request: TrialRequest) -> None:
     """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
     fields = ("model", "dataset", "loss")
     trained, on, with_loss = resolved = [_resolved(request, field) for field in fields]
@@ -221,7 +221,7 @@ def share_error(of: Any, output: Tensor, targets: Tensor) -> str | None:
     )
 
 
-def samples(request: Request) -> tuple[Tensor, Tensor, Any]:
+def samples(request: TrialRequest) -> tuple[Tensor, Tensor, Any]:
     """Some inputs and targets of the dataset, and labels: noise in its shape unless it is a user's."""
     import torch
 
@@ -235,7 +235,7 @@ def samples(request: Request) -> tuple[Tensor, Tensor, Any]:
     return inputs, torch.from_numpy(labels[:TRIED_SAMPLES]), labels
 
 
-def _resolved(request: Request, field: str) -> Any:
+def _resolved(request: TrialRequest, field: str) -> Any:
     return REGISTRIES[field].parse(request.forms[field])
 
 

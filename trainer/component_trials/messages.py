@@ -27,7 +27,7 @@ MAX_DEPTH = 16  # of values in each other
 JSON = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 
-class Request(BaseModel):
+class TrialRequest(BaseModel):
     """Asks about one component, or whether those of a run fit together.
 
     kind: the kind of the component, or `fit` for the components of a run. forms: the components of the run
@@ -89,7 +89,7 @@ class Invalid(Record):
     ctx: dict[ShortText, ShortText] = Field(default={})
 
 
-class Answer(Record):
+class TrialAnswer(Record):
     """What was found: facts, or an error.
 
     parameters: those that differ from the defaults. files: the files in the directory that the

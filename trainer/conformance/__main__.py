@@ -24,7 +24,7 @@ from trainer.conformance.check import (
 )
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
-from trainer.conformance.report import Finding, Report, Request
+from trainer.conformance.report import CheckRequest, Finding, Report
 from trainer.core.frames import HEADER, frame, length
 from trainer.core.frames import message as message_in
 from trainer.core.processes import end_with_parent
@@ -45,7 +45,7 @@ def main() -> None:
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what users' code prints is no answer
     _send(answers, {"ready": True})
-    request = Request.model_validate(message_in(requests.read(length(requests.read(HEADER)))))
+    request = CheckRequest.model_validate(message_in(requests.read(length(requests.read(HEADER)))))
     for report in reports(request):
         _send(answers, {"report": report.model_dump(mode="json")})
     _send(answers, {"end": True})
@@ -56,7 +56,7 @@ def _send(answers: BinaryIO, answer: dict[str, object]) -> None:
     answers.flush()
 
 
-def reports(request: Request) -> Iterator[Report]:
+def reports(request: CheckRequest) -> Iterator[Report]:
     """The reports on the components that a request names."""
     if request.registered:
         yield report_on(request)
@@ -76,7 +76,7 @@ def reports(request: Request) -> Iterator[Report]:
         yield Report(component=request.label, unclear=unclear)
 
 
-def _find(request: Request, send: Send) -> None:
+def _find(request: CheckRequest, send: Send) -> None:
     """Send kind and name of each component of a file, or of the one that is named; kind "" if unclear."""
     try:
         if request.attribute:
@@ -93,7 +93,7 @@ def _find(request: Request, send: Send) -> None:
         send(json.dumps({"kind": kind, "name": name}))
 
 
-def _messages(work: Callable[[Send], None], request: Request) -> Iterator[dict[str, Any]]:
+def _messages(work: Callable[[Send], None], request: CheckRequest) -> Iterator[dict[str, Any]]:
     """What a process of its own sends; an error if it does not end well."""
     try:
         for line in forked(work, request.limit_s):
@@ -102,7 +102,7 @@ def _messages(work: Callable[[Send], None], request: Request) -> Iterator[dict[s
         yield {"error": f"the process that imports it {error}"}
 
 
-def report_on(request: Request, alone: bool = True) -> Report:
+def report_on(request: CheckRequest, alone: bool = True) -> Report:
     """The report on one component, whose kind is known. alone: the request names it."""
     findings: list[Finding] = []
     trying = Finding(law="builds", statement=BUILDS, status="failed")
@@ -122,7 +122,7 @@ def report_on(request: Request, alone: bool = True) -> Report:
     return Report(**report, findings=findings)
 
 
-def _try(request: Request, send: Send, alone: bool) -> None:
+def _try(request: CheckRequest, send: Send, alone: bool) -> None:
     """Send what each law finds, and before it the law."""
 
     def begin(law: Law[Any]) -> None:

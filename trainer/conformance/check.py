@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trainer.conformance import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.conformance.find import components
 from trainer.conformance.law import Law
-from trainer.conformance.report import Request
+from trainer.conformance.report import CheckRequest
 from trainer.core.registry import IMPORTED
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Data, DataError, Dataset
@@ -71,12 +71,12 @@ class DatasetParameterFailure(Exception):
         self.failure = failure
 
 
-def source_of(request: Request) -> Source:
+def source_of(request: CheckRequest) -> Source:
     """Where the component is imported from."""
     return Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
 
 
-def on_data(request: Request) -> Request:
+def on_data(request: CheckRequest) -> CheckRequest:
     """The request with a dataset that the component takes, if it takes one and the request names none.
 
     A user's model or augmentation is tried on the datasets of its own file first. A model is tried on
@@ -113,7 +113,7 @@ def on_data(request: Request) -> Request:
     raise ImportFailure(f"{tried}; --dataset takes another dataset")
 
 
-def _datasets_beside(request: Request) -> Iterator[dict[str, Any]]:
+def _datasets_beside(request: CheckRequest) -> Iterator[dict[str, Any]]:
     """The forms of the datasets that the component's file defines."""
     if request.module == TORCHVISION:
         return
@@ -122,7 +122,7 @@ def _datasets_beside(request: Request) -> Iterator[dict[str, Any]]:
             yield {"directory": request.directory, "module": request.module, "attribute": name}
 
 
-def _try_on(request: Request, called: Any, on: Dataset, samples: Tensor | None) -> None:
+def _try_on(request: CheckRequest, called: Any, on: Dataset, samples: Tensor | None) -> None:
     """Raise an exception unless a user's model or augmentation takes samples of a dataset."""
     if request.kind == "augmentation":
         if not augmentation.takes(_augmentation(request), on.shape, samples):
@@ -139,7 +139,7 @@ def data_label(form: Mapping[str, Any]) -> str:
     return " ".join([form.get("attribute") or form["name"], *(f"{k}={v}" for k, v in parameters.items())])
 
 
-def laws_of(request: Request) -> Iterator[Law[Any]]:
+def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
     """The laws of the component of a request, whose kind is known, on the dataset that `on_data` found.
 
     Raises:
@@ -172,7 +172,7 @@ def laws_of(request: Request) -> Iterator[Law[Any]]:
             yield from augmentation.laws(_augmentation(request))
 
 
-def left_out(request: Request) -> str | None:
+def left_out(request: CheckRequest) -> str | None:
     """Why a component of a file that shows its kind is none after all; None if it is one."""
     if request.kind != "loss" or not loss.measures_answers(_loss(request)):
         return None
@@ -182,14 +182,14 @@ def left_out(request: Request) -> str | None:
     )
 
 
-def digest_of(request: Request) -> str:
+def digest_of(request: CheckRequest) -> str:
     """The digest of splits or samples that another process must compute as well."""
     if request.kind == "partitioner":
         return partitioner.digest(_partitioner(request))
     return imported_dataset.digest(_dataset(request)[1]())
 
 
-def _registered(request: Request) -> Any:
+def _registered(request: CheckRequest) -> Any:
     registry = REGISTRIES[request.kind]
     try:
         return registry.parse({"name": request.registered, **request.parameters})
@@ -197,13 +197,13 @@ def _registered(request: Request) -> Any:
         raise ParameterFailure(error, registry.load(request.registered).model_fields) from error
 
 
-def _partitioner(request: Request) -> Any:
+def _partitioner(request: CheckRequest) -> Any:
     if request.registered:
         return _registered(request)
     return imported_partitioner.build(source_of(request), request.parameters)
 
 
-def _strategy(request: Request) -> tuple[Any, Any]:
+def _strategy(request: CheckRequest) -> tuple[Any, Any]:
     """The strategy, and its form in a spec for a number of ranks."""
     if request.registered:
         return _registered(request), lambda _: {"name": request.registered, **request.parameters}
@@ -221,7 +221,7 @@ def _strategy(request: Request) -> tuple[Any, Any]:
     return own, form
 
 
-def _model(request: Request, on: Dataset, samples: Tensor | None) -> Model:
+def _model(request: CheckRequest, on: Dataset, samples: Tensor | None) -> Model:
     """The model, a user's own subclass of Model as it is."""
     if request.registered:
         registered: Model = _registered(request)
@@ -242,7 +242,7 @@ def _accepting(own: Model, on: Dataset) -> Model:
     return own
 
 
-def _dataset(request: Request) -> tuple[Dataset | None, Any]:
+def _dataset(request: CheckRequest) -> tuple[Dataset | None, Any]:
     """What states the samples' shape, if anything does, and the function that loads them."""
     data_dir = Path(request.data_dir)
     if request.registered:
@@ -265,7 +265,7 @@ def _is(called: Any, base: type) -> bool:
     return isinstance(called, type) and issubclass(called, base)
 
 
-def _dataset_of(request: Request) -> tuple[Dataset, Tensor | None]:
+def _dataset_of(request: CheckRequest) -> tuple[Dataset, Tensor | None]:
     """The dataset that a request names, and some of its samples if a user's code makes them."""
     import torch
 
@@ -296,7 +296,7 @@ def _dataset_of(request: Request) -> tuple[Dataset, Tensor | None]:
     return made, torch.from_numpy(data.train.inputs[:TRIED_SAMPLES])
 
 
-def _optimizer(request: Request) -> Optimizer:
+def _optimizer(request: CheckRequest) -> Optimizer:
     if request.registered:
         registered: Optimizer = _registered(request)
         return registered
@@ -313,13 +313,13 @@ def _optimizer(request: Request) -> Optimizer:
     )
 
 
-def _loss(request: Request) -> Any:
+def _loss(request: CheckRequest) -> Any:
     if request.registered:
         return _registered(request)
     return imported_loss.build(source_of(request), request.parameters)
 
 
-def _augmentation(request: Request) -> Augmentation:
+def _augmentation(request: CheckRequest) -> Augmentation:
     if request.registered:
         registered: Augmentation = _registered(request)
         return registered
@@ -333,7 +333,7 @@ def _augmentation(request: Request) -> Augmentation:
     )
 
 
-def _in_another_process(request: Request) -> str:
+def _in_another_process(request: CheckRequest) -> str:
     """What `digest_of` gives in a new process, in which hashes of strings differ."""
     done = subprocess.run(
         [sys.executable, "-m", "trainer.conformance.other_process"],

@@ -19,7 +19,7 @@ Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]
 KINDS = ("partitioner", "strategy", "model", "dataset", "optimizer", "loss", "augmentation")
 
 
-class Request(Record):
+class CheckRequest(Record):
     """Asks for the laws of one component, or of all in a file.
 
     kind: the kind of the component; empty: to be found out. registered: its name in a registry, or empty.

@@ -55,19 +55,19 @@ class Stats(Record):
     cpu_s: float = 0.0  # since the switch has started
 
 
-class Answer(Record):
+class SwitchAnswer(Record):
     """error: why a message was refused; None: it was not."""
 
     kind: Literal["answer"] = "answer"
     error: str | None = None
 
 
-Message = Setup | Plug | Stats | Answer
-_KINDS: dict[str, type[Setup | Plug | Stats | Answer]] = {
+Message = Setup | Plug | Stats | SwitchAnswer
+_KINDS: dict[str, type[Setup | Plug | Stats | SwitchAnswer]] = {
     "setup": Setup,
     "plug": Plug,
     "stats": Stats,
-    "answer": Answer,
+    "answer": SwitchAnswer,
 }
 
 
@@ -100,7 +100,7 @@ def ask(message: Message, descriptors: Sequence[int] = (), path: Path = SOCKET) 
         answer = parse(line)
     except ValueError as error:
         raise SwitchError(f"the switch's answer is not valid: {error}") from None
-    if isinstance(answer, Answer) and answer.error:
+    if isinstance(answer, SwitchAnswer) and answer.error:
         raise SwitchError(answer.error)
     return answer
 

@@ -9,7 +9,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.link_switch.control import MAX_BYTES, SOCKET, Answer, Message, Plug, Setup, Stats, dump, parse
+from trainer.link_switch.control import (
+    MAX_BYTES,
+    SOCKET,
+    Message,
+    Plug,
+    Setup,
+    Stats,
+    SwitchAnswer,
+    dump,
+    parse,
+)
 from trainer.link_switch.packets import addresses, limit_segments, opens_connection
 from trainer.link_switch.shaping import MAX_MTU, Shaper
 
@@ -69,12 +79,12 @@ class Switch:
                 self._write(to, packet)
 
     def _hear(self, client: socket.socket) -> None:
-        """Answer the only message of a client; that of a plug once all are connected."""
+        """SwitchAnswer the only message of a client; that of a plug once all are connected."""
         line, descriptors, _, _ = socket.recv_fds(client, MAX_BYTES, 1)
         try:
             answer = self._handle(parse(line), descriptors)
         except (ValueError, OSError) as error:  # OSError: of an address
-            answer = Answer(error=str(error))
+            answer = SwitchAnswer(error=str(error))
         self._idle_from = time.monotonic() + (self._setup.timeout_s if self._setup else 0.0)
         if answer is None:
             self._waiting.append(client)
@@ -84,14 +94,14 @@ class Switch:
             _text(address) for address in self._devices.values()
         }:
             for each in self._waiting:
-                _reply(each, Answer())
+                _reply(each, SwitchAnswer())
             self._waiting.clear()
 
     def _handle(self, message: Message, descriptors: list[int]) -> Message | None:
         """The answer to a message; None if it comes later."""
         if isinstance(message, Plug):
             if len(descriptors) != 1:
-                return Answer(error="a plug comes with one descriptor")
+                return SwitchAnswer(error="a plug comes with one descriptor")
             os.set_blocking(descriptors[0], False)
             self._devices[descriptors[0]] = socket.inet_aton(message.address)
             self._number()
@@ -104,7 +114,7 @@ class Switch:
             self._setup = message
             self._shaper = Shaper(message.link, message.nodes, message.seed)
             self._number()
-            return Answer()
+            return SwitchAnswer()
         if isinstance(message, Stats) and self._shaper:
             shaper = self._shaper
             return Stats(
@@ -113,7 +123,7 @@ class Switch:
                 overflowed=shaper.overflowed,
                 cpu_s=time.process_time(),
             )
-        return Answer(error=f"a message of kind {message.kind} is not expected now")
+        return SwitchAnswer(error=f"a message of kind {message.kind} is not expected now")
 
     def _number(self) -> None:
         """Find the nodes of the run among the devices."""

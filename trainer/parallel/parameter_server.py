@@ -26,7 +26,7 @@ SERVER = 0  # its rank
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkerRequest:
     """A push or pull of a worker.
 
     Attributes:
@@ -48,14 +48,14 @@ class Request:
 
 
 # Requests to this process. Module state, because torch RPC requests name functions, not objects.
-_requests: SimpleQueue[Request] = SimpleQueue()
+_requests: SimpleQueue[WorkerRequest] = SimpleQueue()
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _request(rank: int, gradient: Tensor | None) -> Future[Any]:
     """Enqueue a request. Runs in an RPC thread of the server's process."""
     response: Future[Any] = Future()
-    _requests.put(Request(rank, gradient, time.monotonic(), response))
+    _requests.put(WorkerRequest(rank, gradient, time.monotonic(), response))
     return response
 
 
@@ -110,7 +110,7 @@ class Server:
         self._last_heartbeat = time.monotonic()
         self._updates = 0
         self._updates_at_pull: dict[int, int] = {}
-        self._pending_pulls: list[Request] = []
+        self._pending_pulls: list[WorkerRequest] = []
 
     def start_epoch(self, progress: BoundedStaleness) -> None:
         """Schedule the workers of the next epoch by `progress`."""
@@ -143,7 +143,7 @@ class Server:
         self._respond(push, staleness)
         self._answer_pulls()
 
-    def _next_request(self) -> Request | None:
+    def _next_request(self) -> WorkerRequest | None:
         clock = self._comm.clock
         deadline, entered = time.monotonic() + self._timeout_s, clock.wall()
         while (now := time.monotonic()) < deadline:
@@ -193,7 +193,7 @@ class Server:
             else:
                 self._pending_pulls.append(pull)
 
-    def _respond(self, request: Request, value: Tensor | int) -> None:
+    def _respond(self, request: WorkerRequest, value: Tensor | int) -> None:
         with self._comm.clock.phase("communicate") as span:
             request.response.set_result((value, time.monotonic() - request.arrived))
         size = 0 if isinstance(value, int) else value.nbytes

@@ -28,9 +28,9 @@ from trainer.slurm_allocation.messages import (
     POLL_S,
     REQUESTS,
     SILENCE_S,
-    Answer,
+    LeaderAnswer,
+    LeaderRequest,
     LineReader,
-    Request,
     append,
 )
 from trainer.slurm_allocation.node import Reply, Word
@@ -126,8 +126,8 @@ class Leader:
             nodes: fork the ranks of warm runs; None if there are no such runs.
         """
         self._answers, self._nodes = directory / ANSWERS, nodes
-        self._requests = LineReader(directory / REQUESTS, Request)
-        self._run: Request | None = None  # in progress
+        self._requests = LineReader(directory / REQUESTS, LeaderRequest)
+        self._run: LeaderRequest | None = None  # in progress
         self._script: subprocess.Popen[bytes] | None = None
         self._cancelled_at: float | None = None
 
@@ -149,7 +149,7 @@ class Leader:
             self._watch()
             time.sleep(POLL_S)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: LeaderRequest) -> None:
         reasons = []
         if request.warm:
             for reply in self._warm_nodes.ask("ensure"):
@@ -206,7 +206,7 @@ class Leader:
         self._run = self._script = None
 
     def _answer(self, **fields: Any) -> None:
-        append(self._answers, Answer(**fields))
+        append(self._answers, LeaderAnswer(**fields))
 
     def lose(self, reason: str) -> None:
         """Report that the allocation ends, and why."""

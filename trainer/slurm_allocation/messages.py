@@ -1,7 +1,7 @@
 """What the orchestrator and the leader of an allocation exchange: lines of two files in a shared directory.
 
-    DIRECTORY/requests.jsonl   the orchestrator appends a Request to it
-    DIRECTORY/answers.jsonl    the leader appends an Answer to it
+    DIRECTORY/requests.jsonl   the orchestrator appends a LeaderRequest to it
+    DIRECTORY/answers.jsonl    the leader appends an LeaderAnswer to it
 
 Both files exist before the job starts. A network file system may hide a new file for a minute; what was
 appended to a file is there when the file is opened again.
@@ -21,7 +21,7 @@ SILENCE_S = 30.0  # without a request, after which the leader ends the job
 POLL_S = 0.02
 
 
-class Request(Record):
+class LeaderRequest(Record):
     """What the leader shall do.
 
     run: numbers the runs of an allocation. script: starts its ranks. log: the file for the output of the
@@ -35,7 +35,7 @@ class Request(Record):
     warm: bool = False
 
 
-class Answer(Record):
+class LeaderAnswer(Record):
     """What has happened.
 
     code: exit code of a run's script, negative for a signal.

@@ -69,9 +69,9 @@ def _positions(
     """Which groups are on the front, which are not, and which may be."""
     parts = []
     if on:
-        parts.append(f"{_described(view, on)} {_be(on)} likely to be on the front of accuracy and time")
+        parts.append(f"{_described(view, on)} {_verb(on)} likely to be on the front of accuracy and time")
     if unknown:
-        whether = f"{'W' if on else 'w'}hether {_described(view, unknown)} {_be(unknown)}"
+        whether = f"{'W' if on else 'w'}hether {_described(view, unknown)} {_verb(unknown)}"
         parts.append(f"{whether} on the front of accuracy and time is undecided")
     by_better: dict[int, list[tuple[Group, Group]]] = {}
     for pair in off:
@@ -79,7 +79,7 @@ def _positions(
     for pairs in by_better.values():
         worse = [group for group, _ in pairs]
         parts.append(
-            f"Off it {_be(worse)} {_described(view, worse)}: {view.name(pairs[0][1])} is better in one, "
+            f"Off it {_verb(worse)} {_described(view, worse)}: {view.name(pairs[0][1])} is better in one, "
             f"and {_no_worse(pairs)} in the other"
         )
     return ". ".join(parts)
@@ -92,7 +92,7 @@ def _no_worse(pairs: Sequence[tuple[Group, Group]]) -> str:
     return "was measured no worse"
 
 
-def _be(groups: Sequence[Group]) -> str:
+def _verb(groups: Sequence[Group]) -> str:
     return "is" if len(groups) == 1 else "are"
 
 

@@ -25,9 +25,9 @@ from trainer.slurm_allocation.messages import (
     BEAT_S,
     POLL_S,
     REQUESTS,
-    Answer,
+    LeaderAnswer,
+    LeaderRequest,
     LineReader,
-    Request,
     append,
 )
 from trainer.spec.output_limits import OutputLimits
@@ -68,8 +68,8 @@ class Allocation(Cluster):
         write_atomic(self._directory / SCRIPT, plan.cluster.script or "")
         for name in (REQUESTS, ANSWERS):
             (self._directory / name).write_text("")
-        self._reader = LineReader(self._directory / ANSWERS, Answer)
-        self._answers: dict[tuple[str, int], Answer] = {}
+        self._reader = LineReader(self._directory / ANSWERS, LeaderAnswer)
+        self._answers: dict[tuple[str, int], LeaderAnswer] = {}
         self._runs = 0
         self.job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
         self._closed = threading.Event()
@@ -86,27 +86,29 @@ class Allocation(Cluster):
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            self._request(Request(kind="heartbeat"))
+            self._request(LeaderRequest(kind="heartbeat"))
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: LeaderRequest) -> None:
         with suppress(OSError):  # the results directory was removed: without heartbeats the leader ends
             append(self._directory / REQUESTS, request)
 
     def hand_over(self, script: Path, log: Path, warm: bool) -> int:
         """Let the leader start a run. Returns its number."""
         self._runs += 1
-        self._request(Request(kind="run", run=self._runs, script=str(script), log=str(log), warm=warm))
+        self._request(
+            LeaderRequest(kind="run", run=self._runs, script=str(script), log=str(log), warm=warm)
+        )
         return self._runs
 
     def cancel(self, run: int) -> None:
         """Let the leader end a run."""
-        self._request(Request(kind="cancel", run=run))
+        self._request(LeaderRequest(kind="cancel", run=run))
 
-    def started(self, run: int) -> Answer | None:
+    def started(self, run: int) -> LeaderAnswer | None:
         """The leader's answer when it has started a run."""
         return self._answers.get(("started", run))
 
-    def ended(self, run: int) -> Answer | None:
+    def ended(self, run: int) -> LeaderAnswer | None:
         """The leader's answer when a run has ended."""
         return self._answers.get(("ended", run))
 
@@ -153,7 +155,7 @@ class Allocation(Cluster):
             return
         self._closed.set()
         self._heart.join()
-        self._request(Request(kind="end"))
+        self._request(LeaderRequest(kind="end"))
         if not self.job.ask(at_once=True).waits:
             self.job.wait_until_ended(END_S)
         self.job.cancel()

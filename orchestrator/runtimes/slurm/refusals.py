@@ -46,7 +46,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """The job of a run. place: how a message names where an option of `slurm` is set."""
 
     spec: RunSpec
@@ -86,7 +86,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset() if text == "(null)" else frozenset(text.split(","))
 
 
-def too_long(request: Request, partitions: Sequence[Partition]) -> str | None:
+def too_long(request: JobRequest, partitions: Sequence[Partition]) -> str | None:
     """Why no partition of a request permits its time limit; None if one does.
 
     Most clusters accept such a job, and never start it. A QOS can permit more than its partition.
@@ -110,7 +110,9 @@ def too_long(request: Request, partitions: Sequence[Partition]) -> str | None:
     )
 
 
-def explain(error: str, request: Request, partitions: Sequence[Partition], accounts: Sequence[str]) -> str:
+def explain(
+    error: str, request: JobRequest, partitions: Sequence[Partition], accounts: Sequence[str]
+) -> str:
     """A message for Slurm's error that names the key, its value and what is allowed.
 
     Args:
@@ -143,7 +145,7 @@ def explain(error: str, request: Request, partitions: Sequence[Partition], accou
     return f"{start}; {end}; {said}"
 
 
-def _size(request: Request, partitions: Sequence[Partition]) -> str:
+def _size(request: JobRequest, partitions: Sequence[Partition]) -> str:
     """What a run asks for, and what its partitions have."""
     spec = request.spec
     chosen = request.partitions(partitions)
@@ -158,7 +160,7 @@ def _size(request: Request, partitions: Sequence[Partition]) -> str:
     return f"{asked}{more}; {have or 'no such partition'}"
 
 
-def _options(request: Request) -> str:
+def _options(request: JobRequest) -> str:
     """The options of a request that are set, with the place of each."""
     chosen = request.options.model_dump(exclude_none=True)
     return ", ".join(f"{request.place(name)}: {value!r}" for name, value in chosen.items()) or "slurm"

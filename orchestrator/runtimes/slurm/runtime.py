@@ -34,7 +34,7 @@ from orchestrator.runtimes.slurm.options import (
     read_variables,
     site_path,
 )
-from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
+from orchestrator.runtimes.slurm.refusals import JobRequest, Partition, explain, too_long
 from orchestrator.runtimes.slurm.run import JobOfARun
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
@@ -174,10 +174,10 @@ class SlurmRuntime(Runtime):
         own = ("--job-name", "--comment", "--chdir", "--output", "--open-mode")
         request = tuple(each for each in options if each.partition("=")[0] not in own)
         if request not in self._tried:
-            self._tried[request] = self._try(Request(spec, self._options, self._place), request)
+            self._tried[request] = self._try(JobRequest(spec, self._options, self._place), request)
         return self._tried[request]
 
-    def _try(self, request: Request, options: Sequence[str]) -> str | None:
+    def _try(self, request: JobRequest, options: Sequence[str]) -> str | None:
         """Why Slurm does not accept a request, or accepts it and never starts it."""
         try:
             commands.try_submission(options)

@@ -12,11 +12,11 @@ from orchestrator.commands.check import lines, request_of
 from orchestrator.errors import InputError
 from tests.unit.conftest import PROJECT
 from trainer.conformance.check import laws_of, on_data
-from trainer.conformance.report import KINDS, Finding, Report, Request
+from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
 from trainer.spec.registries import REGISTRIES
 
 
-def request(target: str, **changed: Any) -> Request:
+def request(target: str, **changed: Any) -> CheckRequest:
     options: dict[str, Any] = {"sets": [], "dataset": None, "kind": None, "equals": None, "limit_s": 60.0}
     return request_of(target, data_dir=Path("data"), **{**options, **changed})
 

@@ -9,7 +9,7 @@ import pytest
 from trainer.conformance.check import data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
-from trainer.conformance.report import Request
+from trainer.conformance.report import CheckRequest
 from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 IMPORTS = (
@@ -40,7 +40,7 @@ def test_a_class_that_lacks_a_method_is_a_component_that_fails(folder: Path) -> 
     found = [*components(folder, "mine.py")]
     assert found == [("partitioner", "Typo"), ("strategy", "NoTrain")]
     for (kind, name), method in zip(found, ("partition", "train"), strict=True):
-        request = Request(kind=kind, directory=str(folder), module="mine.py", attribute=name)
+        request = CheckRequest(kind=kind, directory=str(folder), module="mine.py", attribute=name)
         with pytest.raises(ImportFailure, match=rf"does not define the method {method}$"):
             [*laws_of(request)]
 
@@ -73,8 +73,8 @@ def test_torchvision_has_models(folder: Path) -> None:
     assert stated_kind(source, "") == "model"
 
 
-def request_for(folder: Path, kind: str, name: str, module: str = "mine.py") -> Request:
-    return Request(kind=kind, directory=str(folder), module=module, attribute=name)
+def request_for(folder: Path, kind: str, name: str, module: str = "mine.py") -> CheckRequest:
+    return CheckRequest(kind=kind, directory=str(folder), module=module, attribute=name)
 
 
 BESIDE = (

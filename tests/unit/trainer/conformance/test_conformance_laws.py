@@ -17,7 +17,7 @@ from trainer.conformance.check import digest_of, laws_of, on_data, source_of
 from trainer.conformance.find import components, kind_of
 from trainer.conformance.law import Failure, Law, NotApplicable, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
-from trainer.conformance.report import Finding, Request
+from trainer.conformance.report import CheckRequest, Finding
 from trainer.conformance.threads import threads_in_torch
 from trainer.spec.registries import REGISTRIES
 from trainer.user_components.source import CODE, ImportFailure, place_in
@@ -105,12 +105,14 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def findings(request: Request) -> list[Finding]:
+def findings(request: CheckRequest) -> list[Finding]:
     return [*examine_all(laws_of(on_data(request)), Path(request.directory))]
 
 
-def request_for(directory: Path, name: str) -> Request:
-    found = Request(directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}")
+def request_for(directory: Path, name: str) -> CheckRequest:
+    found = CheckRequest(
+        directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}"
+    )
     return found.model_copy(update={"kind": kind_of(source_of(found).load())})
 
 
@@ -171,7 +173,7 @@ def test_a_registered_component_keeps_all_laws(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ELSEWHERE, digest_of)
-    found = findings(Request(kind=kind, registered=name, label=name))
+    found = findings(CheckRequest(kind=kind, registered=name, label=name))
     assert [finding for finding in found if finding.status == "failed"] == []
     assert all(finding.reason for finding in found if finding.status in ("skipped", "note"))
     assert name == "fault_injection" or {finding.status for finding in found} != {"skipped"}
@@ -252,7 +254,7 @@ def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
     [("strategy", "one_shot", "equals", "all_reduce"), ("optimizer", "momentum", "curve", "sgd")],
 )
 def test_what_a_component_must_equal_can_be_given(kind: str, name: str, law: str, equals: str) -> None:
-    request = Request(kind=kind, registered=name, label=name)
+    request = CheckRequest(kind=kind, registered=name, label=name)
     status = {
         given: next(
             each.status
@@ -329,7 +331,7 @@ def test_what_each_process_does_is_shown_if_one_does_not_end(directory: Path) ->
 def test_what_is_not_deterministic_need_not_repeat(name: str) -> None:
     (law,) = (
         each
-        for each in laws_of(Request(kind="strategy", registered=name, label=name))
+        for each in laws_of(CheckRequest(kind="strategy", registered=name, label=name))
         if each.name == "repeats"
     )
     found = examine(law, Path())
@@ -377,7 +379,7 @@ def test_a_function_without_a_generator_is_a_deterministic_partitioner(tmp_path:
     )
     found = {}
     for name, given in (("blocks", {"first": 3}), ("ignores", {}), ("draws", {})):
-        request = Request(
+        request = CheckRequest(
             kind="partitioner", directory=str(tmp_path), module="fixed.py", attribute=name, parameters=given
         )
         found[name] = [each for each in findings(request) if each.status == "failed"]

@@ -14,7 +14,7 @@ from tests.unit.trainer.link_switch.test_switch_packets import ACK, mss, packet
 from trainer.core.routes import linked, wait_until_linked
 from trainer.link_switch import server
 from trainer.link_switch.__main__ import main
-from trainer.link_switch.control import Answer, Plug, Setup, Stats, SwitchError, ask
+from trainer.link_switch.control import Plug, Setup, Stats, SwitchAnswer, SwitchError, ask
 from trainer.link_switch.packets import SYN
 from trainer.link_switch.server import Switch
 from trainer.spec.link import Links
@@ -171,7 +171,7 @@ def test_a_plug_needs_a_device(running: Running) -> None:
         running.ask(Plug(address=A))
 
 
-@pytest.mark.parametrize("message", [Answer(), Stats()])
+@pytest.mark.parametrize("message", [SwitchAnswer(), Stats()])
 def test_unexpected_messages_are_refused(running: Running, message: Any) -> None:
     with pytest.raises(SwitchError, match="not expected"):
         running.ask(message)

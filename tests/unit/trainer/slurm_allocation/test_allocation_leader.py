@@ -16,7 +16,14 @@ import pytest
 
 from trainer.slurm_allocation import leader as module
 from trainer.slurm_allocation.leader import Leader, LostError, WarmNodes, free_port
-from trainer.slurm_allocation.messages import ANSWERS, REQUESTS, Answer, LineReader, Request, append
+from trainer.slurm_allocation.messages import (
+    ANSWERS,
+    REQUESTS,
+    LeaderAnswer,
+    LeaderRequest,
+    LineReader,
+    append,
+)
 
 NODE = """
 import sys
@@ -35,8 +42,8 @@ class Orchestrator:
         self.directory, self.lost = directory, ""
         for name in (REQUESTS, ANSWERS):
             (directory / name).touch()
-        self._reader = LineReader(directory / ANSWERS, Answer)
-        self._answers: deque[Answer] = deque()
+        self._reader = LineReader(directory / ANSWERS, LeaderAnswer)
+        self._answers: deque[LeaderAnswer] = deque()
         self.leader = Leader(directory, nodes)
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
@@ -49,16 +56,16 @@ class Orchestrator:
         finally:
             self.leader.close()
 
-    def send(self, request: Request) -> None:
+    def send(self, request: LeaderRequest) -> None:
         append(self.directory / REQUESTS, request)
 
     def run(self, number: int, script: str, warm: bool = False) -> None:
         path = self.directory / f"{number}.sh"
         path.write_text(script)
         log = str(self.directory / "log")
-        self.send(Request(kind="run", run=number, script=str(path), log=log, warm=warm))
+        self.send(LeaderRequest(kind="run", run=number, script=str(path), log=log, warm=warm))
 
-    def answer(self) -> Answer:
+    def answer(self) -> LeaderAnswer:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             self._answers += self._reader.new()
@@ -74,7 +81,7 @@ def serving(directory: Path, nodes: WarmNodes | None = None) -> Iterator[Orchest
     try:
         yield orchestrator
     finally:
-        orchestrator.send(Request(kind="end"))
+        orchestrator.send(LeaderRequest(kind="end"))
         orchestrator.thread.join(timeout=20)
         assert not orchestrator.thread.is_alive()
 
@@ -91,8 +98,8 @@ def test_runs_one_script_after_the_other(tmp_path: Path) -> None:
     with serving(tmp_path) as orchestrator:
         for number, code in ((1, 0), (2, 3)):
             orchestrator.run(number, f"echo $MASTER_PORT; sleep 0.1; exit {code}")
-            assert orchestrator.answer() == Answer(kind="started", run=number)
-            assert orchestrator.answer() == Answer(kind="ended", run=number, code=code)
+            assert orchestrator.answer() == LeaderAnswer(kind="started", run=number)
+            assert orchestrator.answer() == LeaderAnswer(kind="ended", run=number, code=code)
     ports = (tmp_path / "log").read_text().split()
     assert len({int(port) for port in ports}) == 2
 
@@ -101,13 +108,13 @@ def test_cancelled_run_ends_and_the_next_one_starts(tmp_path: Path) -> None:
     with serving(tmp_path) as orchestrator:
         orchestrator.run(1, "sleep 60 & wait")
         assert orchestrator.answer().kind == "started"
-        orchestrator.send(Request(kind="cancel", run=1))
+        orchestrator.send(LeaderRequest(kind="cancel", run=1))
         ended = orchestrator.answer()
         assert (ended.kind, ended.run, ended.code) == ("ended", 1, -15)
-        orchestrator.send(Request(kind="cancel", run=1))  # too late: it must not end the next one
+        orchestrator.send(LeaderRequest(kind="cancel", run=1))  # too late: it must not end the next one
         orchestrator.run(2, "sleep 0.1")
         assert orchestrator.answer().kind == "started"
-        assert orchestrator.answer() == Answer(kind="ended", run=2)
+        assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2)
 
 
 def test_run_that_ignores_its_cancellation_ends_the_allocation(
@@ -118,7 +125,7 @@ def test_run_that_ignores_its_cancellation_ends_the_allocation(
         orchestrator.run(1, "trap '' TERM; for i in $(seq 10); do sleep 0.1; done")
         assert orchestrator.answer().kind == "started"
         time.sleep(0.2)
-        orchestrator.send(Request(kind="cancel", run=1))
+        orchestrator.send(LeaderRequest(kind="cancel", run=1))
         orchestrator.thread.join(timeout=10)
         assert "did not end" in orchestrator.lost
 
@@ -134,8 +141,8 @@ def test_replaced_and_lost_warm_nodes_are_named(tmp_path: Path) -> None:
     reasons = {("b", "ensure"): '"their process grew"', ("a", "explain"): '"was killed by SIGKILL"'}
     with serving(tmp_path, warm_nodes(tmp_path, reasons)) as orchestrator:
         orchestrator.run(1, "true", warm=True)
-        assert orchestrator.answer() == Answer(kind="started", run=1, reason="their process grew (b)")
-        assert orchestrator.answer() == Answer(kind="ended", run=1)
+        assert orchestrator.answer() == LeaderAnswer(kind="started", run=1, reason="their process grew (b)")
+        assert orchestrator.answer() == LeaderAnswer(kind="ended", run=1)
         orchestrator.run(2, "exit 69", warm=True)
         assert orchestrator.answer().kind == "started"
         ended = orchestrator.answer()

@@ -12,8 +12,8 @@ from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.options import SlurmOptions, site_path
 from orchestrator.runtimes.slurm.refusals import (
+    JobRequest,
     Partition,
-    Request,
     explain,
     parse_partitions,
     too_long,
@@ -29,9 +29,9 @@ off|2|1-00:00:00|4|24105|(null)|(null)|down
 CLUSTER = parse_partitions(SINFO)
 
 
-def request(options: dict[str, Any] | None = None, **fields: Any) -> Request:
+def request(options: dict[str, Any] | None = None, **fields: Any) -> JobRequest:
     spec = {"strategy": "local_sgd", "transport": "gloo", "nodes": 2, "timeout_s": 120, **fields}
-    return Request(
+    return JobRequest(
         RunSpec.model_validate(spec), SlurmOptions.model_validate(options or {}), lambda key: f"slurm.{key}"
     )
 
@@ -146,12 +146,12 @@ def test_message_names_where_an_option_is_set(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("SBATCH_CONSTRAINT", "variable")
     site_path().parent.mkdir()
     site_path().write_text("account: site\npartition: site\n")
-    asked: list[Request] = []
+    asked: list[JobRequest] = []
 
     def refuse(options: Sequence[str]) -> None:
         raise SlurmError("Invalid qos specification")
 
-    def note(error: str, request: Request, *_: Any) -> str:
+    def note(error: str, request: JobRequest, *_: Any) -> str:
         asked.append(request)
         return error
 
