@@ -48,11 +48,9 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     found: Nodes = request.param
     if found.runtime == "swarm":
         monkeypatch.setenv("DOCKER_HOST", swarm_host())
-    missing = (
-        containers_missing()
-        if found.runtime == "docker"
-        else RUNTIMES.load(found.runtime)().unavailable_reason()
-    )
+    runtime = RUNTIMES.load(found.runtime)()
+    missing = containers_missing() if found.runtime == "docker" else runtime.unavailable_reason()
+    runtime.close()
     if missing:
         pytest.skip(missing)
     return found

@@ -100,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
 
     def ignored(directory: str, names: list[str]) -> set[str]:
         local = {"data", "results", "tests"} if Path(directory) == PROJECT else set()
-        return {name for name in names if name.startswith(".") or name == "__pycache__" or name in local}
+        return {name for name in names if name.startswith(".") or name in local}
 
     shutil.copytree(PROJECT, copy, ignore=ignored)
     venv = copy / ".venv"

@@ -173,7 +173,7 @@ blocks:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with the four components: one file and one registry line each."""
     directory = tmp_path_factory.mktemp("project")
-    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    ignored = shutil.ignore_patterns(".*")
     for name in COPIED:
         shutil.copytree(PROJECT / name, directory / name, ignore=ignored)
     for name in COPIED_FILES:

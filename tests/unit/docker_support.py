@@ -99,7 +99,7 @@ class FakeEngine:
         self.ups: list[Up] = []
         self.commands: list[list[str]] = []
         self.removed: list[str] = []
-        client: Any = SimpleNamespace(api=self.api, ping=self._ping)
+        client: Any = SimpleNamespace(api=self.api, ping=self._ping, close=lambda: None)
         self.engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
         monkeypatch.setattr(subprocess, "Popen", self._start)
         monkeypatch.setattr(subprocess, "run", self._run_command)

@@ -50,11 +50,14 @@ def reach() -> Engine:
             f"the Docker engine at {host} is on another machine, and results come back through a "
             "shared directory: unset DOCKER_HOST, or use --runtime local"
         )
+    client: DockerClient | None = None
     try:
         client = docker.DockerClient(base_url=host, timeout=TIMEOUT_S)
         answer = client.version()
         cores = int(client.info()["NCPU"])
     except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
+        if client:
+            client.close()
         raise EngineError(f"no Docker engine answers at {host} ({_reason(error)})") from error
     version = str(answer["Version"])
     if _number(version) < MIN_ENGINE:

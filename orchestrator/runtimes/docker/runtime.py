@@ -236,6 +236,10 @@ class DockerRuntime(Runtime):
             return OneRunContainers(Project(self.engine, planned.project, log))
         return WarmContainers(self.engine, planned.project, planned.directory, plan.paths.spec, log)
 
+    def close(self) -> None:
+        if self._engine:
+            self._engine.client.close()
+
     def clean(self) -> int:
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 

@@ -214,6 +214,10 @@ class SwarmRuntime(Runtime):
             stack = Stack(self.engine, name, plan.spec.topology, deploy.argv, plan.cluster.script or "")
         return OneRunContainers(stack)
 
+    def close(self) -> None:
+        if self._engine:
+            self._engine.client.close()
+
     def clean(self) -> int:
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
