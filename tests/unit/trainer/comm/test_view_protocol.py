@@ -77,17 +77,6 @@ class LooksAtTheGroup(Survivor):
         return rank in self.group
 
 
-class IgnoresLosses(Survivor):
-    """A rank that waits for another one to join does not look for losses meanwhile."""
-
-    def admit(self, rank: int, incarnation: int) -> Steps[bool]:
-        yield views.Consent(rank, incarnation)
-        membership = yield views.Await(lambda found: not found.waits(rank, incarnation))
-        if membership.view != self.view:
-            yield from self.regroup("a node was lost")
-        return bool(membership.has_joined(rank, incarnation))
-
-
 class OperatesAtOnce(Survivor):
     """A rank operates in a group before the others have agreed on its first operation."""
 
@@ -120,7 +109,6 @@ class KeepsMembers(Survivor):
         (replace(SMALL, tracker=ForgetsFinished), "deadlock"),
         (replace(RETURNING, tracker=AdmitsAtOnce), "exchange"),
         (replace(RETURNING, survivor=LooksAtTheGroup), "exchange"),
-        (replace(FOUR, epochs=2, returns=1, survivor=IgnoresLosses), "deadlock"),
         (replace(FOUR, shifts=True, survivor=OperatesAtOnce), "differ"),
         (replace(FOUR, exchanges=2, survivor=KeepsMembers), "differ"),
     ],

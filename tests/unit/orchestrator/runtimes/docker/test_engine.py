@@ -31,7 +31,9 @@ class Machine:
         self.addresses.append(base_url)
         if self.error:
             raise self.error
-        return SimpleNamespace(version=lambda: {"Version": self.version}, info=lambda: {"NCPU": 8})
+        return SimpleNamespace(
+            version=lambda: {"Version": self.version}, info=lambda: {"NCPU": 8}, close=print
+        )
 
     def run(self, command: list[str], **_: Any) -> Any:
         self.commands.append(command)
@@ -153,7 +155,7 @@ def test_long_message_is_truncated(machine: Machine) -> None:
 
 def test_unexpected_response(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def client(**_: Any) -> Any:
-        return SimpleNamespace(version=lambda: {"Version": "26.1"}, info=dict)
+        return SimpleNamespace(version=lambda: {"Version": "26.1"}, info=dict, close=lambda: None)
 
     monkeypatch.setattr(docker, "DockerClient", client)
     assert error().startswith(f"no Docker engine answers at {SOCKET}")
