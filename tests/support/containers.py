@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from orchestrator.shipped import COMPOSE, ROOT
 def containers_missing() -> str | None:
     """Why containers cannot be started here, as `doctor` prints it, or None."""
     try:
-        return image_trouble(reach())
+        engine = reach()
     except EngineError as error:
         return str(error)
+    with closing(engine.client):
+        return image_trouble(engine)
 
 
 def swarm_host() -> str:
