@@ -19,8 +19,10 @@ from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import Diverged
+from trainer.data.base import Split
 from trainer.launch.ranks import connect, train
 from trainer.spec.run_spec import RunSpec
+from trainer.training.evaluation import Evaluation
 from trainer.training.loader import Batch
 from trainer.training.session import Replica, Session
 from trainer.training.task import Task
@@ -156,6 +158,19 @@ def test_evaluation_in_batches_equals_evaluation_at_once(monkeypatch: pytest.Mon
     whole = session(of, comm).evaluate(replica(of), alone=True)
     monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
     assert session(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("labels", "other_targets", "chance"),
+    [([0, 1, 1, 1, 2], None, 0.6), ([0, 1], None, 0.5), ([0, 1], np.ones((2, 1), np.float32), None)],
+)
+def test_chance_is_the_share_of_the_most_frequent_class(
+    labels: list[int], other_targets: Any, chance: float | None
+) -> None:
+    inputs = np.zeros((len(labels), 3), np.float32)
+    comm = MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
+    evaluation = Evaluation(Split(inputs, np.array(labels), other_targets), task().spec.loss, comm)
+    assert evaluation.chance == chance
 
 
 def test_evaluation_of_nan_weights_raises_diverged() -> None:

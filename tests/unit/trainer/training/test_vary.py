@@ -28,15 +28,15 @@ def spec(**fields: Any) -> RunSpec:
 
 
 def drawn(seed: int, vary: list[str]) -> dict[str, Any]:
-    """What a run draws from each source, as plain values."""
+    """What a run draws from each source: values of which each depends on the seed."""
     task = Task(spec(seed=seed, vary=vary, model="lenet", partitioner="random_partition"), Path())
     loader = BatchLoader(task.data.train, task.spec, task.rngs, rank=1, size=2)
     part = loader.parts(1)[1]
     model = task.build_model(rank=1)
     dropout = next(module.generator for module in model.modules() if isinstance(module, Dropout))
     return {
-        "init": [parameter.tolist() for parameter in model.parameters()],
-        "split": part.tolist(),
+        "init": [[parameter.tolist() for parameter in model.parameters()]],
+        "split": [part.tolist()],
         "order": [np.searchsorted(part, loader.order(1)).tolist(), dropout.initial_seed()],
     }
 
@@ -46,8 +46,9 @@ def test_seed_changes_only_what_it_varies(vary: list[str]) -> None:
     first, second = drawn(1, vary), drawn(2, vary)
     fixed = drawn(0, [*SOURCES])
     for source in SOURCES:
-        assert (first[source] != second[source]) is (source in vary)
-        assert (first[source] == fixed[source]) is (source not in vary)
+        for one, other, of_seed_0 in zip(first[source], second[source], fixed[source], strict=True):
+            assert (one != other) is (source in vary)
+            assert (one == of_seed_0) is (source not in vary)
 
 
 @pytest.mark.parametrize("strategy", ["serial", "all_reduce", "local_sgd"])
