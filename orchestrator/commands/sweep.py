@@ -258,18 +258,20 @@ def print_plan(
         print(f"warning: {little}")
     clusters = Clusters(runtime)
     clusters.expect(loaded.runs)
-    shared: ClusterPlan | None = None
+    shared: list[ClusterPlan] = []
     for number, run in enumerate(in_order(loaded, runtime), start=1):
         plan = clusters.plan(run, paths.run(run.key), data_dir)
-        if verbose and plan.cluster.shared and plan.cluster != shared:
-            shared = plan.cluster
-            print("nodes of the next runs:")
-            _print_commands(shared.processes, shared.script)
+        if verbose and plan.cluster.shared and plan.cluster not in shared:
+            shared.append(plan.cluster)
+            print(f"cluster {len(shared)}, which several runs share:")
+            _print_commands(plan.cluster.processes, plan.cluster.script)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         if verbose:
             print(f"  spec: {json.dumps(run.canonical())}")
-            if not plan.cluster.shared:
+            if plan.cluster.shared:
+                print(f"  on cluster {shared.index(plan.cluster) + 1}")
+            else:
                 _print_commands(plan.cluster.processes, plan.cluster.script)
             _print_commands(plan.processes, plan.script)
     print(f"{counted(len(loaded.runs), 'run')} planned; nothing was started")

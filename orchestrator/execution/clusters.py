@@ -72,25 +72,28 @@ class Clusters(AbstractContextManager["Clusters"]):
         """The kept cluster for a plan, if it can take another run, and why it cannot if it has failed."""
         for kept in self._kept:
             if kept[0] == plan:
-                self._kept.remove(kept)
-                cluster = kept[1]
-                if cluster.ready():
-                    return cluster, None
-                cluster.delete()
-                return None, cluster.failure
+                if kept[1].ready():
+                    self._kept.remove(kept)
+                    return kept[1], None
+                self._delete(kept)
+                return None, kept[1].failure
         return None, None
+
+    def _delete(self, kept: tuple[ClusterPlan, Cluster]) -> None:
+        kept[1].delete()
+        self._kept.remove(kept)  # afterwards: `close` repeats what was interrupted
 
     def _created(self, plan: LaunchPlan) -> Cluster:
         limit = self.runtime.max_warm_nodes
         if plan.cluster.shared and limit is not None:  # those used longest ago make room
             while self._kept and sum(kept.size for kept, _ in self._kept) + plan.cluster.size > limit:
-                self._kept.pop(0)[1].delete()
+                self._delete(self._kept[0])
         return self.runtime.create(plan)
 
     def close(self) -> None:
         """Delete all that are kept, and release what they used. Idempotent."""
         while self._kept:
-            self._kept.pop()[1].delete()
+            self._delete(self._kept[-1])
         self.runtime.close()
 
     def __exit__(
