@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
+.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -79,8 +79,11 @@ browser: venv ## install Chromium on Debian, in which tests open the report; one
 	@$(RUN) -c 'import sys; from orchestrator.commands.doctor import chromium; sys.exit(chromium() is None)' || \
 		{ $(APT_GET) -qq update && $(APT_GET) -qq --no-install-recommends install chromium fonts-dejavu-core; }
 
-test: $(VENV)/ready-dev ## run unit tests and one sweep over every topology; ARGS=... for pytest
-	$(RUN) -m pytest $(WORKERS) tests/unit tests/integration/test_main_path.py $(ARGS)
+test: $(VENV)/ready-dev ## run fast unit tests and one sweep over every topology; ARGS=... for pytest
+	$(RUN) -m pytest $(WORKERS) -m "not slow" tests/unit tests/integration/test_main_path.py $(ARGS)
+
+test-unit: $(VENV)/ready-dev ## run all unit tests
+	$(RUN) -m pytest $(WORKERS) tests/unit $(ARGS)
 
 test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser
 	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser tests/attacks -m "not containers" $(ARGS)

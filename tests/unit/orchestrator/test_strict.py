@@ -23,6 +23,7 @@ EQUAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "options", "code", "lines"),
     [

@@ -97,6 +97,7 @@ def test_file_that_cannot_be_written_is_one_line_and_exit_code_1(
     assert (code, text) == (1, f"error: {tmp_path}/report.html: the disk is full\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["labs"], ["--version"], ["--help"]])
 def test_full_disk_of_standard_output(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
@@ -112,6 +113,7 @@ def test_closed_pipe_ends_the_command_without_a_message() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_terminal_without_unicode(variables: dict[str, str]) -> None:
     done = run(["partitions", "--partitioner", "shards"], {**variables, "PYTHONCOERCECLOCALE": "0"})

@@ -36,6 +36,7 @@ def test_the_claims_of_a_report_follow_from_its_rows(report: Path) -> None:
     assert main(report) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"decision": "more"}, {"p": 0.0}, {"values": [1.0, 2.0]}, {"interval": None}],

@@ -235,6 +235,7 @@ def test_fault_injection_is_not_listed() -> None:
     assert "fault_injection" not in listed("strategy")
 
 
+@pytest.mark.slow
 def test_picture_equals_the_figures_of_the_report() -> None:
     drawn = draw_picture()
     assert same_drawing(drawn, PICTURE.read_text()), "run: make picture"

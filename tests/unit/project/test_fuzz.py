@@ -7,6 +7,7 @@ import pytest
 from tests.soak.fuzz import TIMES, fuzz
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMES)
 def test_changed_documents_are_read_or_rejected(name: str) -> None:
     fuzz(name, 60)

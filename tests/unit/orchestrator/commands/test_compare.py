@@ -58,6 +58,7 @@ def effects(found: Comparing) -> dict[str, tuple[str, str]]:
     return {line.name.split(" ")[0].rstrip(","): (line.time.effect, line.accuracy.effect) for line in lines}
 
 
+@pytest.mark.slow
 def test_runs_are_matched_by_configuration_and_compared_with_intervals(tmp_path: Path) -> None:
     found = comparing(
         tmp_path,
@@ -73,6 +74,7 @@ def test_runs_are_matched_by_configuration_and_compared_with_intervals(tmp_path:
     assert low < 1.25 < high
 
 
+@pytest.mark.slow
 def test_three_directories_are_each_compared_with_the_first(tmp_path: Path) -> None:
     first, same, slow = (shared(around(seconds, 0.02)) for seconds in (4.0, 4.0, 6.0))
     found = comparing(tmp_path, first, same, slow)
@@ -83,6 +85,7 @@ def test_three_directories_are_each_compared_with_the_first(tmp_path: Path) -> N
     assert len({each.match.directory for each in found.differences}) == 2
 
 
+@pytest.mark.slow
 def test_what_only_one_directory_has_is_named(tmp_path: Path) -> None:
     other = repeated("ddp", around(3.0), nodes=2)
     found = comparing(tmp_path, [*SERIAL, *shared(around(4.0))], [*SERIAL, *other])
@@ -93,6 +96,7 @@ def test_what_only_one_directory_has_is_named(tmp_path: Path) -> None:
     assert sum("only in" in line for line in found.remarks()) == 2
 
 
+@pytest.mark.slow
 def test_different_machines_are_named(tmp_path: Path) -> None:
     runs = shared(around(4.0))
     write_page(tmp_path / "a", *runs, environment={"cpu": "one", "cores": 2})
@@ -102,6 +106,7 @@ def test_different_machines_are_named(tmp_path: Path) -> None:
     assert any("other" in line for line in found.remarks())
 
 
+@pytest.mark.slow
 def test_own_components_match_by_name_and_the_difference_of_their_code_is_named(tmp_path: Path) -> None:
     found = comparing(
         tmp_path,
@@ -136,6 +141,7 @@ def test_other_parameters_of_an_own_component_are_another_configuration(tmp_path
         )
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_component_in_one_directory_match_by_their_code(tmp_path: Path) -> None:
     both = [*shared(around(4.0), model=net("old0")), *shared(around(5.0), model=net("new1"))]
     found = comparing(tmp_path, both, shared(around(5.0), model=net("new1")))
@@ -147,6 +153,7 @@ def test_two_versions_of_a_component_in_one_directory_match_by_their_code(tmp_pa
         comparing(tmp_path / "other", both, shared(around(5.0), model=net("else")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "seconds", "accuracy", "broken"),
     [
@@ -197,6 +204,7 @@ def test_bad_limits_are_refused(text: str) -> None:
         Limits.parse(text)
 
 
+@pytest.mark.slow
 def test_pages_escape_what_comes_from_files(tmp_path: Path) -> None:
     runs = shared(around(4.0))
     write_page(tmp_path / "a", *runs, environment={"cpu": EVIL})
@@ -210,6 +218,7 @@ def test_pages_escape_what_comes_from_files(tmp_path: Path) -> None:
     assert text.count("all_reduce") == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_pages_and_fails_above_a_limit(tmp_path: Path) -> None:
     names = [str(tmp_path / f"results-{number}") for number in range(2)]
     comparing(tmp_path, shared(around(4.0, 0.02)), shared(around(6.0, 0.02)))
@@ -222,6 +231,7 @@ def test_the_command_writes_pages_and_fails_above_a_limit(tmp_path: Path) -> Non
     assert CliRunner().invoke(app, ["compare", *names, "--fail-on", "slower=90%"]).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -63,6 +63,7 @@ def changes(*arguments: object) -> list[str]:
 # Contents
 
 
+@pytest.mark.slow
 def test_every_value_of_the_report_is_exported_unchanged(results: Path) -> None:
     rows = {line["key"]: line for line in lines(results / "results.csv")}
     exported = contents(results)
@@ -76,6 +77,7 @@ def test_every_value_of_the_report_is_exported_unchanged(results: Path) -> None:
         assert values.keys() <= {"sweep", "seed"}
 
 
+@pytest.mark.slow
 def test_every_epoch_of_the_report_is_exported_unchanged(results: Path) -> None:
     exported = [(run.key, epoch) for run in contents(results).runs for epoch in run.epochs]
     rows = lines(results / "epochs.csv")
@@ -90,6 +92,7 @@ def test_every_epoch_of_the_report_is_exported_unchanged(results: Path) -> None:
     assert times[0] > SERIAL.started_at
 
 
+@pytest.mark.slow
 def test_a_failed_run_has_status_cause_and_parameters(results: Path) -> None:
     failed = run_of(results, FAILED.key)
     assert (failed.tags["status"], failed.tags["cause"]) == ("failed", CAUSE)
@@ -133,6 +136,7 @@ def test_a_serial_run_has_no_partitioner() -> None:
 # Formats
 
 
+@pytest.mark.slow
 def test_csv(results: Path) -> None:
     [*export(results, "csv", None)]
     out = results / "export" / "csv"
@@ -164,6 +168,7 @@ def test_latex_table_has_means_and_intervals(tmp_path: Path) -> None:
     assert rows[0][3] == "1.00"
 
 
+@pytest.mark.slow
 def test_latex_lists_runs_that_are_not_ok(results: Path, tmp_path: Path) -> None:
     [*export(results, "latex", tmp_path)]
     text = (tmp_path / "configurations.tex").read_text()
@@ -203,6 +208,7 @@ def test_latex_is_escaped(text: str) -> None:
     assert r"\input" not in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["csv", "latex"])
 def test_exporting_again_changes_only_what_has_changed(results: Path, to: str) -> None:
     assert {*changes(results, to, None)} == {"added"}
@@ -212,6 +218,7 @@ def test_exporting_again_changes_only_what_has_changed(results: Path, to: str) -
     assert "replaced" in changes(results, to, None)
 
 
+@pytest.mark.slow
 def test_a_changed_run_has_another_digest(results: Path) -> None:
     before = {run.key: run.digest for run in contents(results).runs}
     assert len({*before.values()}) == len(before)
@@ -221,6 +228,7 @@ def test_a_changed_run_has_another_digest(results: Path) -> None:
     assert {key for key in before if before[key] != after[key]} == {FAST.key}
 
 
+@pytest.mark.slow
 def test_pending_runs_are_counted(results: Path) -> None:
     assert any("pending" in line and "1 run" in line for line in export(results, "csv", None))
 
@@ -240,6 +248,7 @@ def test_formats_know_their_names_and_extras() -> None:
 # Bad input
 
 
+@pytest.mark.slow
 def test_unknown_format_lists_the_known_ones(results: Path) -> None:
     with pytest.raises(InputError, match=r"--to tensorbord: .*'tensorboard'.*known: csv, .*latex"):
         [*export(results, "tensorbord", None)]
@@ -251,6 +260,7 @@ def test_a_directory_without_results_is_refused(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_place_that_cannot_be_written_is_refused(results: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
@@ -265,6 +275,7 @@ def process() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("to", WITH_LIBRARY)
 def test_a_missing_library_is_named_with_its_extra(
@@ -276,6 +287,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert not (results / "export").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process")
 def test_a_folder_named_like_a_library_is_none(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -468,6 +468,7 @@ def test_runs_that_need_a_runtime_are_refused(tmp_path: Path, to: str, base: str
     assert re.search(message, refused(tmp_path, to, base))
 
 
+@pytest.mark.slow
 def test_components_from_import_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\ndef net(shape, classes):\n"

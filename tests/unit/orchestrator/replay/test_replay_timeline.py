@@ -162,6 +162,7 @@ def test_times_that_binary_numbers_cannot_hold_do_not_overlap() -> None:
     assert_trace_event_format(shown)
 
 
+@pytest.mark.slow
 def test_a_long_timeline_shows_its_start_its_window_and_its_end() -> None:
     rank = TraceBuilder(0, 1, "memory")
     steps = 2 * MOST_INTERVALS

@@ -113,6 +113,7 @@ def test_one_container_for_all_nodes_has_their_combined_limit() -> None:
     assert line["container_memory_peak_mib_max"] == "256 MiB | 6% of 4,096 MiB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "shown"), [([SERIAL, FAST], False), ([contained("ddp", nodes=2), contained("serial")], True)]
 )

@@ -199,6 +199,7 @@ def test_cells_without_room_for_numbers_have_a_legend() -> None:
     assert cells["encoding"]["opacity"]["legend"]["title"] == "samples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "rows"),
     [

@@ -121,6 +121,7 @@ def test_counterpart_with_equal_checkpoints_comes_first() -> None:
     assert cost.undisturbed.first.key == saved.key
 
 
+@pytest.mark.slow
 def test_runs_with_faults_are_a_workload_of_their_own(tmp_path: Path) -> None:
     """Their wall times, which lack lost work, are not compared with those of other runs."""
     results = [a_run(), *with_and_without()]

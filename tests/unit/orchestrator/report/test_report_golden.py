@@ -350,6 +350,7 @@ def plots(comparison: Comparison) -> list[Plot]:
     return draw(comparison)
 
 
+@pytest.mark.slow
 def test_the_golden_comparison_has_every_finding_and_figure(
     comparison: Comparison, plots: list[Plot]
 ) -> None:
@@ -375,6 +376,7 @@ def test_markdown(comparison: Comparison, plots: list[Plot]) -> None:
     check("report.md", before + rest[rest.index("## ") :])
 
 
+@pytest.mark.slow
 def test_html(comparison: Comparison, plots: list[Plot]) -> None:
     check("report.txt", Text(page_of(comparison, find(comparison), plots)).text)
 

@@ -57,6 +57,7 @@ def heights(spec: dict[str, Any], names: list[str]) -> dict[str, float]:
     return {text: float(at) for at, text in found if text in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [FEW, MANY])
 @pytest.mark.parametrize("quantity", [TIME, SPEEDUP, ACCURACY])
 def test_specifications_are_valid(names: list[str], quantity: Any) -> None:

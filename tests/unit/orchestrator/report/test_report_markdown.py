@@ -64,6 +64,7 @@ def tables(tokens: list[Token]) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_sections_are_in_the_order_of_the_page(text: str) -> None:
     found = headings(text)
     asked = [heading for heading in QUESTIONS.values() if heading in found]
@@ -121,6 +122,7 @@ def test_links_inside_the_report_have_a_target(text: str) -> None:
     assert len(targets) == len(set(targets))
 
 
+@pytest.mark.slow
 def test_text_from_files_is_no_markup(tmp_path: Path) -> None:
     failed = a_run("ddp", nodes=2, status="failed", cause=EVIL)
     paths = write_page(tmp_path, SERIAL, FAST, failed, name=EVIL, description=EVIL)

@@ -244,6 +244,7 @@ def test_the_table_has_memory_traffic_and_bubbles() -> None:
     assert (line["replicas_equal"], line["batch_per"]) == ("", "rank")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "shown"), [(a_pipeline(), True), (in_parts(a_run("ddp", nodes=2), [1000] * 2), False)]
 )

@@ -115,6 +115,7 @@ SWEEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_a_report(name: str, tmp_path: Path) -> None:
     results = SWEEPS[name]
@@ -210,6 +211,7 @@ def test_synchronous_strategies_have_no_staleness() -> None:
     assert "staleness_mean" not in cells(GROUPS, comparison.groups)[0]
 
 
+@pytest.mark.slow
 def test_page_escapes_text_from_files(report: SweepPaths) -> None:
     page = Page(report.html.read_text())
     assert page.tags.count("script") == 4  # ours
@@ -382,6 +384,7 @@ def test_markdown_escapes_text_from_files(report: SweepPaths) -> None:
         assert (report.directory / link).exists()
 
 
+@pytest.mark.slow
 def test_figures_are_reproducible_and_stale_ones_are_removed(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
     write_atomic(paths.plots / "old.svg", "<svg/>")
@@ -462,6 +465,7 @@ def test_number_formats(written: str, expected: str) -> None:
     assert written.replace(formats.JOIN, " ") == expected
 
 
+@pytest.mark.slow
 def test_importing_the_report_is_fast() -> None:
     heavy = "sorted({'torch', 'mpi4py', 'altair', 'jinja2'} & set(sys.modules))"
     command = f"import sys, orchestrator.report; print({heavy})"

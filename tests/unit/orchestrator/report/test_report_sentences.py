@@ -30,6 +30,7 @@ def findings(golden: Comparison) -> list[Finding]:
     return find(golden)
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_sentence(golden: Comparison, findings: Sequence[Finding]) -> None:
     with unrendered_figures():
         plots = draw(golden)

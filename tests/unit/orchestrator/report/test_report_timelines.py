@@ -221,6 +221,7 @@ def test_a_report_writes_the_timelines_that_it_links(sweep: tuple[SweepPaths, li
     assert "gossip (the run recorded no traces)" in note
 
 
+@pytest.mark.slow
 def test_an_unchanged_timeline_is_not_written_again(sweep: tuple[SweepPaths, list[RunResult]]) -> None:
     paths, _ = sweep
     before = {key: path.stat() for key, path in timelines_in(paths).items()}
@@ -234,6 +235,7 @@ def test_an_unchanged_timeline_is_not_written_again(sweep: tuple[SweepPaths, lis
     assert (paths.plots / "timelines.svg").read_text() == figure
 
 
+@pytest.mark.slow
 def test_a_new_slowest_run_gets_a_timeline(sweep: tuple[SweepPaths, list[RunResult]]) -> None:
     paths, _ = sweep
     before = set(timelines_in(paths))

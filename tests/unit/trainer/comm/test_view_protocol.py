@@ -21,6 +21,7 @@ RETURNING = Setting(3, lost=True, losses=1, returns=1)
 FOUR = Setting(4, lost=True, losses=1, epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "states"),
     [
@@ -101,6 +102,7 @@ class KeepsMembers(Survivor):
         return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [

@@ -226,6 +226,7 @@ except SystemExit as done:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [LOAD_ALL, "import orchestrator.cli", HELP], ids=["all", "cli", "help"])
 def test_sweeps_can_be_validated_without_torch_and_mpi(code: str) -> None:
     loaded = modules_after(code)

@@ -135,6 +135,7 @@ def test_components_are_tried_on_the_datasets_of_their_file(folder: Path) -> Non
     assert runs.inputs == 2
 
 
+@pytest.mark.slow
 def test_a_model_of_torchvision_needs_no_option(folder: Path) -> None:
     chosen = on_data(request_for(folder, "model", "resnet18", TORCHVISION))
     assert data_label(chosen.dataset or {}).startswith("synthetic channels=3")

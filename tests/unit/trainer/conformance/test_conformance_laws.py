@@ -123,6 +123,7 @@ UNBUILT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "laws", "given", "got"), WRONG, ids=[each[0] for each in WRONG])
 def test_a_wrong_component_breaks_its_own_law(
     directory: Path, name: str, laws: set[str], given: str, got: str, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +172,7 @@ REGISTERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), REGISTERED, ids=[":".join(each) for each in REGISTERED])
 def test_a_registered_component_keeps_all_laws(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +254,7 @@ def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
 # Declarations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "law", "equals"),
     [("strategy", "one_shot", "equals", "all_reduce"), ("optimizer", "momentum", "curve", "sgd")],
@@ -269,6 +272,7 @@ def test_what_a_component_must_equal_can_be_given(kind: str, name: str, law: str
     assert status == {"": "skipped", equals: "failed"}
 
 
+@pytest.mark.slow
 def test_a_component_that_declares_nothing_is_shown_what_it_could(directory: Path) -> None:
     (declared,) = (each for each in findings(request_for(directory, "halves")) if each.law == "declared")
     assert declared.status == "note"
@@ -293,6 +297,7 @@ def test_strategies_for_other_transports_are_trained_over_memory(directory: Path
     assert found["ends"].status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CallsTorch", "WrapsInDdp"])
 def test_strategies_that_call_torch_are_trained_over_their_own_transport(
     directory: Path, name: str
@@ -371,6 +376,7 @@ def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_function_without_a_generator_is_a_deterministic_partitioner(tmp_path: Path) -> None:
     (tmp_path / "fixed.py").write_text(
         "import numpy as np\n"

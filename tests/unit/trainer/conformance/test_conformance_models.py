@@ -80,6 +80,7 @@ def of_shape(shape: tuple[int, int, int]) -> Synthetic:
     return Synthetic(channels=channels, height=height, width=width, classes=CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SHAPE, (3, 28, 28), (3, 32, 32)])
 def test_a_model_keeps_all_laws(model: Model, shape: tuple[int, int, int]) -> None:
     if model.validation_error(shape):

@@ -47,6 +47,7 @@ def partitioner(request: pytest.FixtureRequest) -> Partitioner:
     return PARTITIONERS.parse(request.param)
 
 
+@pytest.mark.slow
 def test_a_partitioner_keeps_all_laws(partitioner: Partitioner) -> None:
     found = [*examine_all(laws(partitioner), Path())]
     assert [each for each in found if each.status in ("failed", "note")] == []
@@ -58,6 +59,7 @@ def test_a_partitioner_keeps_all_laws(partitioner: Partitioner) -> None:
     assert all(each.inputs > 30 for each in found if each.law in ("filled", "seeded", "repeats"))
 
 
+@pytest.mark.slow
 def test_an_impossible_split_is_an_error_that_names_a_remedy(partitioner: Partitioner) -> None:
     for case in cases():
         reason = partitioner.validation_error(case.samples, len(np.unique(case.labels)), case.parts)

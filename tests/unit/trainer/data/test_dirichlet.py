@@ -37,6 +37,7 @@ def test_dirichlet_shares_of_a_class_follow_the_distribution(alpha: float) -> No
         assert_mean_and_variance(shares, 1 / parts, variance, fourth=(3 + excess) * variance**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
 def test_dirichlet_of_equal_sizes_fills_nodes_from_their_own_distribution(alpha: float) -> None:
     of_class, parts = np.array([500, 300, 200]), 20

@@ -230,6 +230,7 @@ def ensure_together(barrier: Barrier, archive: Archive, data_dir: Path) -> None:
     archive.ensure(data_dir)
 
 
+@pytest.mark.slow
 def test_concurrent_processes_download_once(server: Server, tmp_path: Path) -> None:
     server.replies["/good"] = Reply(delay_s=0.3)  # long enough for all to find the file absent
     archive = server.archive("good")

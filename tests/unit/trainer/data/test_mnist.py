@@ -72,6 +72,7 @@ def test_mnist_rejects_invalid_content(
         Mnist().load(tmp_path)
 
 
+@pytest.mark.slow
 def test_mnist_equals_torchvision(tmp_path: Path) -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 

@@ -33,6 +33,7 @@ def test_loaded_operators_are_not_declared_again(monkeypatch: pytest.MonkeyPatch
     assert vision.declared() is None
 
 
+@pytest.mark.slow
 def test_concurrent_import_by_threads() -> None:
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"

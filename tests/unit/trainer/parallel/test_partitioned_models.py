@@ -71,6 +71,7 @@ def test_default_split_points_weigh_time_and_bytes_of_a_micro_batch(
     assert [(result.blocks or [])[0] for result in training.results] == ["conv1", "flatten"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split_points", "micro_batches"),
     [*((split_points, 3) for split_points in SPLIT_POINTS), (SPLIT_POINTS[1], 1), (SPLIT_POINTS[1], 4)],
@@ -156,6 +157,7 @@ def test_1f1b_stores_fewer_activations_than_gpipe() -> None:
 # Hybrid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
 @pytest.mark.parametrize(("shape", "split_points"), [([2, 2], ["flatten"]), ([3, 1], []), ([2, 3], None)])
 def test_hybrid_equals_all_reduce(shape: list[int], split_points: list[str], uneven: str) -> None:
@@ -196,6 +198,7 @@ def test_a_batch_with_weight_0_does_not_change_the_loss() -> None:
 # batch_per: run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_batch_per_run_gives_all_reduce_the_steps_of_serial(ranks: int) -> None:
     run: dict[str, Any] = {**STEPS, "batch_size": 12, "batch_per": "run"}

@@ -82,6 +82,7 @@ def serial_and_parallel(ranks: int, **fields: Any) -> tuple[Training, Training, 
     return serial, parallel, [a - b for a, b in zip(np.repeat(losses, ranks), found, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("fields", [MOMENTUM, ADAM], ids=["momentum", "adam"])
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ def test_tensor_parallel_equals_serial_in_every_step(
         assert mine.fields["test_loss"] == pytest.approx(other.fields["test_loss"], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     ("model", "ranks"), [(model, ranks) for model in NARROW for ranks in (2, 3)], ids=str
@@ -121,6 +123,7 @@ def test_tensor_parallel_equals_serial_with_norms_and_residual_blocks(model: Any
     np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_single_precision_only_rounding_differs_from_serial(ranks: int) -> None:
     """Where rounding flips a ReLU or a max-pool, losses differ by up to 5e-3 within 55 steps."""
@@ -149,6 +152,7 @@ def test_every_rank_ends_with_the_same_weights() -> None:
 # Traffic and memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     ("model", "values"),
@@ -169,6 +173,7 @@ def test_bytes_sent_equal_the_formula(model: Any, values: int, ranks: int) -> No
         assert result.seconds["communicate"] > 0
 
 
+@pytest.mark.slow
 def test_a_rank_reports_its_shard() -> None:
     training = train(NAME, 4, model="lenet", **MOMENTUM)
     for channels, result in zip((3, 3, 2, 2), training.results, strict=True):

@@ -289,6 +289,7 @@ def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(
     assert found.results[0].accuracy == expected.results[0].accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["size", "equal"])
 def test_weighting_of_unequal_parts_changes_the_average(weighting: str) -> None:
     expected = train("all_reduce", 4, **UNEQUAL)

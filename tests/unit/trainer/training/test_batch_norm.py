@@ -226,6 +226,7 @@ def test_statistics_are_averaged_over_the_training_ranks() -> None:
         close(found, expected.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_sync_batch_norm_trains_as_one_node_with_the_global_batch(name: str, doubles: None) -> None:
     """The reference is plain torch. With 61 samples on 3 ranks, one rank has the last step to itself."""

@@ -121,6 +121,7 @@ def test_strategy_applies_the_rate_of_the_epoch(strategy: str, monkeypatch: pyte
     assert sorted(seen) == pytest.approx(sorted(set(wanted)), abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", TWO_AT_ONCE)
 def test_scaled_rate_equals_the_same_rate_given_directly(strategy: str) -> None:
     ranks = TWO_AT_ONCE[strategy]
@@ -162,6 +163,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str) -> None:
     ranks, easy = (

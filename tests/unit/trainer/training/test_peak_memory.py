@@ -30,6 +30,7 @@ def test_peak_excludes_memory_freed_before_restart() -> None:
     assert measured() < before + 50
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_peak_of_a_new_process_excludes_the_process_that_started_it() -> None:
     much = np.ones(2**27)  # 1 GiB

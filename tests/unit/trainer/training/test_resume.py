@@ -85,6 +85,7 @@ TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "ranks", "fields", "interval"),
     [

@@ -266,6 +266,7 @@ def test_what_a_component_prints_is_no_answer(load: Load) -> None:
     assert load(model="./mine.py:loud").model.names
 
 
+@pytest.mark.slow
 def test_a_component_that_hangs_is_refused_and_the_next_is_tried(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +330,7 @@ def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.Monk
     assert from_here(None) is None
 
 
+@pytest.mark.slow
 def test_skip_and_published_figures_select_users_components(imports: Imports) -> None:
     models = ["./mine.py:Net", "./mine.py:Tree"]
     published = {"runs": {"model": "./mine.py:Net"}, "accuracy": 0.9}
