@@ -119,3 +119,19 @@ def test_search_finds_what_is_wrong_with_other_rules(setting: Setting, wrong: st
     found = search(setting).wrong
     assert found is not None
     assert wrong in found.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "known"),
+    [
+        ([[-1, 3], [-1, 3]], (1, 3)),
+        ([[-1, 3], [-1, -1]], None),  # one member does not know it yet
+        ([[-1, 3], [-1, 4]], None),  # it was lost and has returned
+        ([[0, 3], [-1, 3]], (1, 3)),
+        ([[2, 3], [2, 3]], (0, 2)),
+    ],
+)
+def test_a_rank_joins_once_all_members_know_that_it_waits(
+    seen: list[list[int]], known: tuple[int, int] | None
+) -> None:
+    assert views.known_to_all(seen) == known
