@@ -44,6 +44,9 @@ SplitPoints = Annotated[
 Interval = Literal["epochs", "steps"]
 # Strategies that others are compared with.
 Equal = Literal["serial", "all_reduce"]
+# The transports with all operations of a Communicator, the default first. A new one is added here.
+ALL_TRANSPORTS = ("mpi", "gloo", "rpc", "memory", "nccl")
+CPU_TRANSPORTS = ("gloo", "mpi", "rpc", "memory")
 MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
 
 

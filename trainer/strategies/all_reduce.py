@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.compression.base import Compression
 from trainer.compression.none import NoneCompression
-from trainer.core.strategy import Interval, Strategy, Uneven
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven
 from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class AllReduce(Strategy):
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", Sec. 2.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     synchronous: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 

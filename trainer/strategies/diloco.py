@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class DiLoCo(Strategy):
     Source: Douillard et al. 2023, "Distributed Low-Communication Training", Alg. 1.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
 
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import Init, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Init, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class Gossip(Strategy):
     Source: Lian et al. 2017 (D-PSGD), Alg. 1.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
 
     graph: Graph = Field("ring", description="which nodes are neighbours")

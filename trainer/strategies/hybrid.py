@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Equal, MicroBatches, SplitPoints, Strategy, Uneven
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy, Uneven
 from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
 from trainer.strategies.pipeline import forward_backward
 
@@ -28,7 +28,7 @@ class Hybrid(Strategy):
     Megatron-LM", Sec. 2.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True

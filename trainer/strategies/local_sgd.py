@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Init, Interval, OptimizerState, Strategy, Uneven, Weighting
+from trainer.core.strategy import (
+    ALL_TRANSPORTS,
+    Init,
+    Interval,
+    OptimizerState,
+    Strategy,
+    Uneven,
+    Weighting,
+)
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
@@ -34,7 +42,7 @@ class LocalSGD(Strategy):
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Alg. 1.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import Init, Interval, Strategy, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Weighting
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -24,7 +24,7 @@ class OneShot(Strategy):
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     evaluates_together: ClassVar[bool] = False
     exchanges_in_steps: ClassVar[bool] = False
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)

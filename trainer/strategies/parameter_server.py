@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from trainer.core.strategy import Equal, Strategy, Uneven
+from trainer.core.strategy import ALL_TRANSPORTS, Equal, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ class ParameterServer(Strategy):
     synchronous steps as in Chen et al. 2016.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Equal, MicroBatches, SplitPoints, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy
 from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Pipeline(Strategy):
     Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import Equal, Interval, Strategy, Uneven
+from trainer.core.strategy import ALL_TRANSPORTS, Equal, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -19,7 +19,7 @@ class ReduceBroadcast(Strategy):
     Source: Chan et al. 2007, "Collective Communication".
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import Equal, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class TensorParallel(Strategy):
     Source: Shoeybi et al. 2019, "Megatron-LM", Sec. 3.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False

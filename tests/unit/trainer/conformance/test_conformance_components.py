@@ -20,6 +20,7 @@ from tests.unit.conftest import PROJECT
 from trainer.comm.base import Communicator
 from trainer.compression.base import Compression
 from trainer.core.registry import Component
+from trainer.core.strategy import ALL_TRANSPORTS, CPU_TRANSPORTS
 from trainer.launch.environment import TOPOLOGIES
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
@@ -175,6 +176,11 @@ def test_schema_accepts_only_dumped_components(kind: str) -> None:
 
 
 # Strategies and transports
+
+
+def test_lists_of_transports_have_the_registered_ones() -> None:
+    assert set(ALL_TRANSPORTS) == set(TRANSPORTS.entries)
+    assert set(CPU_TRANSPORTS) == set(ALL_TRANSPORTS) - {"nccl"}
 
 
 @pytest.mark.parametrize("name", STRATEGIES.entries)
