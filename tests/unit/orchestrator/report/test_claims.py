@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations
-from math import inf
+from math import inf, sqrt
 
 import pytest
 from scipy import stats
 
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
-from orchestrator.report.statistics.contrasts import Contrast
+from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.families import benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
@@ -25,6 +25,24 @@ def estimate(mean: float, between: float = 0.0, variance: float = 1.0, seeds: in
 
 
 CONTRASTS = [Contrast(estimate(mean), estimate(0.0)) for mean in (0.1, 0.9, 1.7, 2.1, 3.0, -2.4)]
+
+
+def test_error_and_p_value_of_a_difference() -> None:
+    contrast = Contrast(estimate(1.5, between=0.3), estimate(0.0, variance=2.0, between=0.1))
+    assert contrast.standard_error == pytest.approx(sqrt(1 / 5 + 2 / 5 + 0.3 + 0.1))
+    assert contrast.p == pytest.approx(2 * stats.t.sf(abs(contrast.t), contrast.dof))
+    assert contrast.swapped.p == contrast.p
+
+
+def test_holm_stops_at_the_first_comparison_that_is_not_decided() -> None:
+    one = Contrast(estimate(1.0), estimate(0.0))
+
+    def of_p(p: float) -> Contrast:
+        return Contrast(estimate(critical_t(p, one.dof) * one.standard_error), estimate(0.0))
+
+    found = holm([of_p(p) for p in (0.04, 0.001, 0.03)], LEVEL)
+    assert [each.decided for each in found] == [False, True, False]
+    assert [each.p for each in found] == pytest.approx([0.08, 0.003, 0.06])
 
 
 @pytest.mark.parametrize("correct", [holm, dunnett, benjamini_hochberg])

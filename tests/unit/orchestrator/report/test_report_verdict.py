@@ -68,9 +68,10 @@ def test_the_fastest_is_chosen_where_accuracy_is_about_equal() -> None:
     assert "5 of 5" in verdict.certainty
 
 
-def test_a_choice_is_stated_from_eight_seeds_on() -> None:
-    results = [*runs("serial", 8.0, 0.9, seeds=8), *runs("all_reduce", 4.0, 0.9, seeds=8)]
-    assert the_verdict(*results).headline.startswith("Choose all_reduce")
+@pytest.mark.parametrize(("seeds", "said"), [(7, "Probably choose"), (8, "Choose")])
+def test_a_choice_is_stated_from_eight_seeds_on(seeds: int, said: str) -> None:
+    results = [*runs("serial", 8.0, 0.9, seeds=seeds), *runs("all_reduce", 4.0, 0.9, seeds=seeds)]
+    assert the_verdict(*results).headline.startswith(f"{said} all_reduce")
 
 
 def test_a_fast_strategy_that_loses_accuracy_is_not_chosen() -> None:
@@ -130,7 +131,7 @@ TRANSPORTS = {"mpi": 4.0, "gloo": 6.0}
 
 def test_what_has_not_learned_or_failed_is_never_chosen() -> None:
     unlearned = [with_test_set(run) for run in runs(ONE_SHOT_ALONE, 2.0, 0.1, spread=0.0)]
-    failing = runs("gossip", 3.0, 0.90)
+    failing = runs("gossip", 3.0, 0.90, seeds=6)  # five of them end
     failing[0] = a_run("gossip", nodes=2, seed=0, status="failed", cause="it crashed")
     verdict = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.90), *unlearned, *failing)
     assert [option.name for option in verdict.options] == ["all_reduce over mpi", "serial"]

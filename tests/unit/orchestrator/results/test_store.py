@@ -161,6 +161,7 @@ def test_result_that_contradicts_its_spec(tmp_path: Path) -> None:
     part = {"rank": 0, "epoch": 1, "samples": 3, "labels": [3], "digest": ""}
     part |= {"js_divergence": 0.0, "js_divergence_so_far": 0.0}
     for field, wrong in {
+        "a rank in ranks": run_result(ranks=[{"rank": 1, **rank_fields()}]),  # of a run on one rank
         "epochs": run_result(epochs=[point]),
         "ranks.0.bytes_to": run_result(ranks=[{"rank": 0, **rank_fields(bytes_to=[1, 2])}]),
         "certificate.parts.0.labels": run_result(
