@@ -95,7 +95,7 @@ def epochs(out: Path, strategy: str) -> int:
 def container(out: Path, name: str) -> str:
     """The container of this name of the run in progress."""
     (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
-    argv = json.loads(plan.read_text())["processes"][0]["argv"]
+    argv = json.loads(plan.read_text())["cluster"]["processes"][0]["argv"]
     return f"{argv[argv.index('-p') + 1]}-{name}"
 
 

@@ -296,7 +296,7 @@ def all_rows(out: Path) -> list[RunResult]:
 def project(out: Path) -> str:
     """The compose project of the run in `out` that has no result."""
     (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
-    argv = json.loads(plan.read_text())["processes"][0]["argv"]
+    argv = json.loads(plan.read_text())["cluster"]["processes"][0]["argv"]
     return str(argv[argv.index("-p") + 1])
 
 
