@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.sandbox.base import Sandbox
@@ -28,6 +29,7 @@ from orchestrator.sweeps.staged_code import PREFIX
 from tests.support.command_line import environment, orchestrator, run_cli
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
+from trainer.component_trials.messages import TrialAnswer
 from trainer.core.frames import frame
 
 MODEL = {"model": "./mine.py:Net", "strategy": "serial"}
@@ -42,12 +44,12 @@ class Net(nn.Sequential):
 FORGE = """
 import json
 import trainer.component_trials.inspect as inspection
-honest = inspection.Answer
+honest = inspection.TrialAnswer
 class Forged:
     def __init__(self, **fields): self.fields = fields
     def model_dump_json(self):
         return json.dumps({**json.loads(honest(**self.fields).model_dump_json()), **CHANGED})
-inspection.Answer = Forged
+inspection.TrialAnswer = Forged
 """
 FACTS = {"blocks": ["0"], "indivisible": None, "code": "", "folder": "", "module": "", "attribute": ""}
 
@@ -110,13 +112,22 @@ def secret(directory: Path) -> Path:
 # Answers
 
 
+NOT_BELOW = [
+    *("/etc/hostname", "../secret", "a/../../secret", "", ".", "mine.py/", "./mine.py", "nul\0"),
+    *("escape\x1b[2J", "half \ud800"),
+]
+
+
+@pytest.mark.parametrize("name", NOT_BELOW)
+def test_an_answer_names_files_below_the_directory_alone(name: str) -> None:
+    assert TrialAnswer(files=["mine.py", "folder/mine.py"]).files
+    with pytest.raises(ValidationError):
+        TrialAnswer(files=["mine.py", name])
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        *("/etc/hostname", "../secret", "a/../../secret", "link", "folder/link", "linked/secret", "pipe"),
-        *("folder", "", ".", "mine.py/", "./mine.py", "gone", "nul\0", "escape\x1b[2J", "half \ud800"),
-        "mine.py/x",
-    ],
+    [*NOT_BELOW, "link", "folder/link", "linked/secret", "pipe", "folder", "gone", "mine.py/x"],
 )
 def test_a_file_outside_or_no_regular_file_is_never_opened(name: str, tmp_path: Path) -> None:
     outside, home = secret(tmp_path), component(tmp_path / "home", "")
