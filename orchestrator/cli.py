@@ -211,7 +211,7 @@ def sweep(
         sets or (),
         nodes,
         repeat=repeat,
-        cores=lambda: select().shared_cores(),
+        cores=lambda spec: select().shared_cores(spec),
         imports=Imports(
             import_directory(path), data_dir, lambda each: select().runtime.inspection_sandbox(each)
         ),

@@ -10,7 +10,7 @@ from orchestrator.errors import InputError
 from orchestrator.results.environment import cores as machine_cores
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.imports import Imports
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec, load_sweep
 from trainer.core.registry import suggestion
 
 NONE_KNOWN = "nothing is known, apart from the hardware"  # of a lab's runs from the published ones
@@ -42,7 +42,7 @@ def load_lab(
     nodes: str | None = None,
     quick: bool = False,
     repeat: int | None = None,
-    cores: Callable[[], float] | None = None,
+    cores: Callable[[SweepSpec], float] | None = None,
     imports: Imports | None = None,
 ) -> Sweep:
     """The lab's sweep. Arguments are as in `load_sweep`."""
@@ -62,7 +62,7 @@ def absent(sweep: Sweep, data_dir: Path) -> list[str]:
 def listing(data_dir: Path, width: int) -> Iterator[str]:
     """Every lab with its title, source, number of runs and datasets."""
     for name in names():
-        sweep = load_lab(name, cores=machine_cores)
+        sweep = load_lab(name, cores=lambda _: machine_cores())
         missing = absent(sweep, data_dir)
         data = ", ".join(dict.fromkeys(run.name_of("dataset") for run in sweep.runs))
         there = f"will be downloaded to {data_dir}/" if missing else "downloaded"

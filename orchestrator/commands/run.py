@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InputError
 from orchestrator.report.model.rows import SERIAL
 from orchestrator.sweeps.imports import Imports
-from orchestrator.sweeps.load import Sweep, configuration, load_sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec, configuration, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
@@ -43,7 +43,7 @@ def load_run(
     sets: Sequence[str] = (),
     repeat: int | None = None,
     compare: bool = False,
-    cores: Callable[[], float] | None = None,
+    cores: Callable[[SweepSpec], float] | None = None,
     imports: Imports | None = None,
     places: Mapping[str, str] | None = None,
 ) -> Sweep:
@@ -97,7 +97,7 @@ def _loaded(
     blocks: list[dict[str, Any]],
     sets: Sequence[str],
     repeat: int | None,
-    cores: Callable[[], float] | None,
+    cores: Callable[[SweepSpec], float] | None,
     imports: Imports,
     places: Mapping[str, str],
 ) -> Sweep:

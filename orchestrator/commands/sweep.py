@@ -23,7 +23,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, Process
 from orchestrator.sweeps.imports import Imports
-from orchestrator.sweeps.load import Sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec
 from orchestrator.sweeps.stages import Standing
 
 INTERRUPTED = 130  # the exit code
@@ -38,16 +38,20 @@ class SelectedRuntime:
     runtime: Runtime
     reason: str
 
-    def configure(self, loaded: Sweep) -> None:
+    def configure(self, spec: SweepSpec) -> None:
         """Give the runtime its options in a sweep file."""
-        self.runtime.configure(loaded.options_of(self.name) or self.runtime.Options())
+        self.runtime.configure(spec.options_of(self.name) or self.runtime.Options())
 
     def imports(self, directory: Path, data_dir: Path) -> Imports:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
         return Imports(directory, data_dir, self.runtime.inspection_sandbox)
 
-    def shared_cores(self) -> float:
-        """The cores that quotas can divide among the nodes. Raises InputError if nodes have no quotas."""
+    def shared_cores(self, spec: SweepSpec) -> float:
+        """The cores that quotas can divide among the nodes of a sweep file's runs.
+
+        Raises InputError if nodes have no quotas.
+        """
+        self.configure(spec)
         if not self.runtime.info.enforces_limits:
             enforcing = [name for name in RUNTIMES.entries if RUNTIMES.load(name).info.enforces_limits]
             raise InputError(
@@ -102,7 +106,7 @@ def run_sweep(
     from orchestrator.execution.sweep_runner import SweepRunner
     from orchestrator.execution.until_decided import results_until_decided
 
-    selected.configure(loaded)
+    selected.configure(loaded.spec)
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
@@ -250,7 +254,7 @@ def print_plan(
     from orchestrator.execution.sweep_runner import in_order
     from orchestrator.report.model.labels import ClusterShape
 
-    selected.configure(loaded)
+    selected.configure(loaded.spec)
     runtime = selected.runtime
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)

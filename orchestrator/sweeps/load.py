@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -113,6 +114,11 @@ class SweepSpec(BaseModel):
             )
         return name
 
+    def options_of(self, runtime: str) -> BaseModel | None:
+        """The options of a runtime; None if the file has none."""
+        options: BaseModel | None = getattr(self, runtime, None)
+        return options
+
 
 class HasOptions(Protocol):
     """A runtime, of which a sweep file may have options under the runtime's name."""
@@ -149,11 +155,6 @@ class Sweep:
     budget_s: float | None = None  # of all its runs, if it adds seeds in stages
     tolerance: Tolerances = DEFAULT
 
-    def options_of(self, runtime: str) -> BaseModel | None:
-        """The options of a runtime; None if the file has none."""
-        options: BaseModel | None = getattr(self.spec, runtime, None)
-        return options
-
 
 def load_sweep(
     path: Path,
@@ -161,7 +162,7 @@ def load_sweep(
     nodes: str | None = None,
     quick: bool = False,
     repeat: int | None = None,
-    cores: Callable[[], float] | None = None,
+    cores: Callable[[SweepSpec], float] | None = None,
     text: str | None = None,
     imports: Imports | None = None,
     places: Mapping[str, str] | None = None,
@@ -176,8 +177,8 @@ def load_sweep(
         nodes: "1,2,4" for every block that varies nodes.
         quick: apply the file's own `quick` values.
         repeat: number of runs of each configuration, from the smallest seed of its block on.
-        cores: returns the cores of the machine that nodes share, for `cpus: equal`; raises InputError if
-            they have no quotas.
+        cores: returns the cores that nodes share with the options of a file, for `cpus: equal`; raises
+            InputError if nodes have no quotas.
         text: the text of a sweep that is in no file; messages name it by `path`.
         imports: finds users' components; None: tries them in processes of this machine.
         places: where the user has written the fields of a sweep that is in no file.
@@ -234,7 +235,8 @@ def load_sweep(
             for block_fields, out in zip(all_fields, left_out, strict=True)
         ]
 
-    share = resolve_equal(all_fields, lambda: [*chain.from_iterable(expanded_blocks())], cores)
+    shared = partial(cores, spec) if cores else None
+    share = resolve_equal(all_fields, lambda: [*chain.from_iterable(expanded_blocks())], shared)
     expanded = expanded_blocks(every_skip_matches=not overrides)
     runs = _distinct(chain.from_iterable(expanded))
     if not runs:

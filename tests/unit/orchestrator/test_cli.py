@@ -104,7 +104,22 @@ def test_equal_quotas_need_a_runtime_that_enforces_them(
 
 def test_equal_quotas_share_the_cores_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DockerRuntime, "cores", lambda self: 10)
-    assert run_sweep.SelectedRuntime("docker", DockerRuntime(), "").shared_cores() == 10
+    loaded = load_sweep(PROJECT / "sweeps" / "smoke.yml")
+    assert run_sweep.SelectedRuntime("docker", DockerRuntime(), "").shared_cores(loaded.spec) == 10
+
+
+def test_equal_quotas_share_the_cores_of_the_machines_that_the_file_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cores(runtime: SwarmRuntime) -> float:
+        return 2.0 if runtime.options.constraints else 6.0
+
+    monkeypatch.setattr(SwarmRuntime, "cores", cores)
+    selected = run_sweep.SelectedRuntime("swarm", SwarmRuntime(), "")
+    text = "name: s\nswarm: {constraints: [node.labels.rack==3]}\nblocks: [{base: {strategy: serial, cpus: equal}}]"
+    loaded = load_sweep(Path("s.yml"), text=text, cores=selected.shared_cores)
+    assert loaded.equal_cpus is not None
+    assert loaded.equal_cpus.cores == 2.0
 
 
 def test_unknown_runtime_lists_the_known_ones() -> None:

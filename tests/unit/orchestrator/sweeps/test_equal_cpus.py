@@ -13,7 +13,7 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.store import SweepPaths, read_record
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.sweeps.equal_cpus import EqualShare, equal_share
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec, load_sweep
 from tests.support.runs import RecordingDisplay
 
 Load = Callable[..., Sweep]
@@ -28,7 +28,7 @@ def load(tmp_path: Path) -> Load:
     ) -> Sweep:
         path = tmp_path / "s.yml"
         path.write_text(f"name: s\nbase: {base}\nblocks: [{', '.join(blocks)}]\n")
-        return load_sweep(path, sets, cores=None if cores is None else lambda: cores)
+        return load_sweep(path, sets, cores=None if cores is None else lambda _: cores)
 
     return load
 
@@ -89,7 +89,7 @@ def test_impossible_share_names_its_place(load: Load, nodes: int, cores: float |
 
 
 def test_machine_that_cannot_share_its_cores_names_the_place(tmp_path: Path) -> None:
-    def cores() -> float:
+    def cores(_: SweepSpec) -> float:
         raise InputError("not here")
 
     path = tmp_path / "s.yml"

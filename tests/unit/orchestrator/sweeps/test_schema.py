@@ -133,11 +133,11 @@ def test_sweep_schema_agrees_with_load_sweep(tmp_path: Path, blocks: str) -> Non
 def test_equal_quotas_fit_the_schema_of_a_sweep_only(tmp_path: Path, fields: str) -> None:
     path = tmp_path / "s.yml"
     path.write_text(f"name: s\nblocks: [{{{fields}}}]\nbase: {{strategy: ddp}}\n")
-    assert load_sweep(path, cores=lambda: 2.0).equal_cpus
+    assert load_sweep(path, cores=lambda _: 2.0).equal_cpus
     assert SWEEP.is_valid(yaml.safe_load(path.read_text()))
     path.write_text(path.read_text().replace("equal", "even"))
     with pytest.raises(InputError, match="cpus"):
-        load_sweep(path, cores=lambda: 2.0)
+        load_sweep(path, cores=lambda _: 2.0)
     assert not SWEEP.is_valid(yaml.safe_load(path.read_text()))
     assert not RUN.is_valid({"strategy": "ddp", "cpus": "equal"})
 
