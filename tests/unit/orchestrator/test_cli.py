@@ -116,7 +116,8 @@ def test_equal_quotas_share_the_cores_of_the_machines_that_the_file_names(
 
     monkeypatch.setattr(SwarmRuntime, "cores", cores)
     selected = run_sweep.SelectedRuntime("swarm", SwarmRuntime(), "")
-    text = "name: s\nswarm: {constraints: [node.labels.rack==3]}\nblocks: [{base: {strategy: serial, cpus: equal}}]"
+    options = "swarm: {constraints: [node.labels.rack==3]}"
+    text = f"name: s\n{options}\nblocks: [{{base: {{strategy: serial, cpus: equal}}}}]"
     loaded = load_sweep(Path("s.yml"), text=text, cores=selected.shared_cores)
     assert loaded.equal_cpus is not None
     assert loaded.equal_cpus.cores == 2.0
