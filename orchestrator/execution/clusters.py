@@ -1,9 +1,9 @@
-"""The clusters of a sweep: runs of the same kind share one, the others get one of their own."""
+"""The clusters of a sweep: runs whose plans have equal clusters share one, the others have their own."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,14 +14,17 @@ from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
 from trainer.spec.run_spec import RunSpec
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A cluster that exists, and the plan that it was created for."""
+
+    plan: ClusterPlan
+    cluster: Cluster
+
+
 @dataclass(frozen=True)
 class Lease:
-    """A cluster while a run uses it.
-
-    Attributes:
-        cluster: the cluster.
-        replaced: why it replaces another one that has failed; None if it replaces none.
-    """
+    """A cluster while a run uses it. replaced: why it replaces another one that has failed, if it does."""
 
     cluster: Cluster
     replaced: str | None
@@ -37,7 +40,7 @@ class Clusters(AbstractContextManager["Clusters"]):
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._peers: dict[Hashable, list[RunSpec]] = {}  # the expected runs of a kind
-        self._kept: list[tuple[ClusterPlan, Cluster]] = []  # in the order of their last use
+        self._held: list[Held] = []  # in the order of their last use
 
     def expect(self, runs: Sequence[RunSpec]) -> None:
         """Note the runs to come: a shared cluster is large enough for all that can use it."""
@@ -54,47 +57,54 @@ class Clusters(AbstractContextManager["Clusters"]):
     def lease(self, plan: LaunchPlan) -> Iterator[Lease]:
         """A cluster for a run: one that is kept, or a new one. Raises InputError if it cannot be created.
 
-        A cluster that other runs cannot use is deleted at the end of the block.
+        At the end of the block, a cluster that is not shared is deleted, and after an exception any.
         """
-        cluster, replaced = self._take(plan.cluster)
-        lease = Lease(cluster or self._created(plan), replaced)
+        held, replaced = self._take(plan.cluster)
+        if held is None:
+            held = self._create(plan)
         try:
-            yield lease
+            yield Lease(held.cluster, replaced)
         except BaseException:
-            lease.cluster.delete()
+            self._delete(held)
             raise
-        if plan.cluster.shared:
-            self._kept.append((plan.cluster, lease.cluster))
-        else:
-            lease.cluster.delete()
+        if not plan.cluster.shared:
+            self._delete(held)
 
-    def _take(self, plan: ClusterPlan) -> tuple[Cluster | None, str | None]:
-        """The kept cluster for a plan, if it can take another run, and why it cannot if it has failed."""
-        for kept in self._kept:
-            if kept[0] == plan:
-                if kept[1].ready():
-                    self._kept.remove(kept)
-                    return kept[1], None
-                self._delete(kept)
-                return None, kept[1].failure
-        return None, None
+    def _take(self, plan: ClusterPlan) -> tuple[Held | None, str | None]:
+        """The cluster for a plan, if it can take another run, and why it cannot if it has failed."""
+        held = next((each for each in self._held if each.plan == plan), None)
+        if held is None:
+            return None, None
+        if held.cluster.ready():
+            self._held.append(self._held.pop(self._held.index(held)))
+            return held, None
+        self._delete(held)
+        return None, held.cluster.failure
 
-    def _delete(self, kept: tuple[ClusterPlan, Cluster]) -> None:
-        kept[1].delete()
-        self._kept.remove(kept)  # afterwards: `close` repeats what was interrupted
-
-    def _created(self, plan: LaunchPlan) -> Cluster:
+    def _create(self, plan: LaunchPlan) -> Held:
         limit = self.runtime.max_warm_nodes
         if plan.cluster.shared and limit is not None:  # those used longest ago make room
-            while self._kept and sum(kept.size for kept, _ in self._kept) + plan.cluster.size > limit:
-                self._delete(self._kept[0])
-        return self.runtime.create(plan)
+            while self._held and sum(each.plan.size for each in self._held) + plan.cluster.size > limit:
+                self._delete(self._held[0])
+        held = Held(plan.cluster, self.runtime.create(plan))
+        self._held.append(held)
+        return held
+
+    def _delete(self, held: Held) -> None:
+        if held in self._held:
+            held.cluster.delete()
+            self._held.remove(held)  # not before, so that `close` repeats what was interrupted
 
     def close(self) -> None:
-        """Delete all that are kept, and release what they used. Idempotent."""
-        while self._kept:
-            self._delete(self._kept[-1])
-        self.runtime.close()
+        """Delete all clusters, and release what they used. Idempotent.
+
+        After an exception, such as that of Ctrl-C, the other clusters are deleted, too. The deletion that
+        it interrupted is tried once more.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.runtime.close)
+            for held in [*self._held] * 2:
+                stack.callback(self._delete, held)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

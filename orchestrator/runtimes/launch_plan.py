@@ -26,9 +26,9 @@ class ClusterPlan:
     """What `Runtime.create` starts. Runs whose plans have equal clusters can share one.
 
     Attributes:
-        size: the number of nodes that it keeps between runs; 0: none.
+        size: the number of nodes that it takes up between runs, if it is shared.
         shared: whether it takes several runs, one after the other; else it ends with its run.
-        processes: the commands.
+        processes: the commands that create it; those that need its addresses follow once it has started.
         script: what a batch system or a swarm is told to start.
     """
 

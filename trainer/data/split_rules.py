@@ -69,7 +69,9 @@ def _indices_error(part: Any, samples: int) -> str | None:
         return f"is of type {type(part).__name__}, not an array"
     if part.ndim != 1:
         return f"has shape {part.shape}"
-    if part.dtype.kind not in "iu" and len(part):
+    if not len(part):
+        return None
+    if part.dtype.kind not in "iu":
         return f"is of type {part.dtype}"
     outside = part[(part < 0) | (part >= samples)]
     return f"has {outside[0]}" if len(outside) else None

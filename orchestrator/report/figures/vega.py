@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import re
+import stat
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
@@ -21,7 +22,7 @@ import vl_convert
 from orchestrator.report.figures.chart import Spec
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
-from orchestrator.results.store import write_atomic
+from orchestrator.results.store import make_private, write_atomic
 
 VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite, which is that of Altair
 
@@ -59,17 +60,27 @@ def scripts() -> str:
 
 def library() -> str:
     """The packed scripts. Building them takes 2 s, so they are kept in the user's cache directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    kept = Path(home) / "shardyard" / f"vega-{version('vl-convert-python')}-{VERSION}.txt"
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return packed(scripts())
+    kept = home / "shardyard" / f"vega-{version('vl-convert-python')}-{VERSION}.txt"
     with suppress(OSError, UnicodeDecodeError):
         digest, _, text = kept.read_text().partition("\n")
-        if digest == sha256(text.encode()).hexdigest():
+        if _is_own(kept.parent) and _is_own(kept) and digest == sha256(text.encode()).hexdigest():
             return text
     text = packed(scripts())
     with suppress(OSError):  # a home that cannot be written to: they are built for each report
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_private(kept.parent)
         write_atomic(kept, f"{sha256(text.encode()).hexdigest()}\n{text}")
+        kept.chmod(0o600)
     return text
+
+
+def _is_own(path: Path) -> bool:
+    """Whether no other user can have written it: a report executes the scripts."""
+    found = path.lstat()
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
 def packed(text: str) -> str:

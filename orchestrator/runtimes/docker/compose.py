@@ -109,6 +109,11 @@ class ComposeProject:
         return (*self.compose, "down", "--volumes", "--remove-orphans", "--timeout", "0")
 
 
+def scale_of(spec: RunSpec) -> int:
+    """The replicas of service `node`; in topology rpc, the master is one beside them."""
+    return {"single": 1, "rpc": spec.nodes - 1}.get(spec.topology, spec.nodes)
+
+
 def compose_project(
     spec: RunSpec, paths: RunPaths, data_dir: Path, orchestrator: str, cores: float, image: str = IMAGE
 ) -> ComposeProject:
@@ -135,7 +140,7 @@ def compose_project(
     return ComposeProject(
         project=_project(directory),
         files=tuple(files),
-        scale={"single": 1, "rpc": spec.nodes - 1}.get(spec.topology, spec.nodes),
+        scale=scale_of(spec),
         environment={
             "SHARDYARD_SPEC": str(paths.spec.resolve()),
             "SHARDYARD_DATA": str(data_dir.resolve()),

@@ -70,7 +70,7 @@ class LiveRecord:
 
     @property
     def suspended(self) -> Suspended:
-        """See `RunHandle.suspended`, as of the last heartbeats."""
+        """See `Run.suspended`, as of the last heartbeats."""
         try:
             return _PIDS.validate_json((self.directory / SUSPENDED).read_bytes())
         except (OSError, ValueError):  # none ever was

@@ -30,11 +30,9 @@ class OneRunContainers(Cluster):
     def delete(self) -> None:
         if self._deleted:
             return
-        began = time.monotonic()
         try:
             self._containers.remove()
             self._deleted = True
-            self.engine_stop_s += time.monotonic() - began
         except Exception:
             # An engine that has died must not hide the run's result.
             if self._containers.is_responding():
@@ -120,15 +118,18 @@ class ContainerRun(Run):
         return self._record.suspended
 
     def stop(self) -> None:
-        """Stop the containers, and save their logs."""
+        """Stop the containers, save their logs, and delete the cluster: then the run record is complete."""
         if self._stopped:
             return
         began = time.monotonic()
         try:
-            self._containers.terminate()
-            for each in self._containers.containers():
-                with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
-                    file.writelines(self._containers.log(each))
+            try:
+                self._containers.terminate()
+                for each in self._containers.containers():
+                    with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
+                        file.writelines(self._containers.log(each))
+            finally:
+                self._cluster.delete()
             self._stopped = True
             self._cluster.engine_stop_s = time.monotonic() - began
         except Exception:

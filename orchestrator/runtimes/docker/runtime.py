@@ -21,6 +21,7 @@ from orchestrator.runtimes.docker.compose import (
     ComposeProject,
     checkpoints_of,
     compose_project,
+    scale_of,
     warm_project,
 )
 from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
@@ -177,7 +178,7 @@ class DockerRuntime(Runtime):
         return _kind(spec, self._project(spec, RunPaths(Path()), Path()))
 
     def size(self, spec: RunSpec) -> int:
-        return self._project(spec, RunPaths(Path()), Path()).scale
+        return scale_of(spec)
 
     def plan(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()

@@ -65,7 +65,10 @@ class WarmContainers(Cluster):
         return WarmRun(self, plan.spec, plan.paths, new)
 
     def ready(self) -> bool:
-        if self.deleted or not is_responding(self.project.engine):
+        if self.deleted:
+            return False
+        if not is_responding(self.project.engine):
+            self.failure = "the Docker engine did not respond"
             return False
         failure = self.untrusted or self.defect()
         self.failure = None if self._expired else failure
@@ -99,9 +102,9 @@ class WarmContainers(Cluster):
         """Remove the containers and the directory. Idempotent."""
         if self.deleted:
             return
-        self.deleted = True
         began = time.monotonic()
         self.project.remove()
+        self.deleted = True
         shutil.rmtree(self.directory, ignore_errors=True)
         with suppress(OSError):  # other containers use its parent
             self.directory.parent.rmdir()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -131,9 +131,7 @@ class LocalRuntime(Runtime):
         )
 
     def create(self, plan: LaunchPlan) -> Cluster:
-        if reason := self._exposure(plan.spec):  # also for a caller that has not asked before
-            raise InputError(reason)
-        return LocalCluster(self._parent() if plan.cluster.shared else None)
+        return LocalCluster(self._parent() if plan.cluster.shared else None, self._exposure)
 
     def close(self) -> None:
         self._network.close()
@@ -146,16 +144,28 @@ class LocalRuntime(Runtime):
 class LocalCluster(Cluster):
     """Processes of this machine, which are forked by a warm parent if there is one."""
 
-    def __init__(self, parent: ParentProcess | None = None) -> None:
-        """Start the parent. Raises InputError."""
-        self._parent = parent
+    def __init__(
+        self,
+        parent: ParentProcess | None = None,
+        refusal: Callable[[RunSpec], str | None] = lambda spec: None,
+    ) -> None:
+        """Start the parent. Raises InputError.
+
+        refusal: why a run is not started, for a caller that has not checked it.
+        """
+        self._parent, self._refusal = parent, refusal
         if parent:
             try:
                 parent.ensure()
             except ParentError as error:
                 raise InputError(f"{error}; use --cold, which works without it") from error
+            except BaseException:  # as Ctrl-C: nobody else knows it yet
+                parent.close()
+                raise
 
     def run(self, plan: LaunchPlan) -> LocalRun:
+        if reason := self._refusal(plan.spec):
+            raise InputError(reason)
         live = plan.paths.live
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None

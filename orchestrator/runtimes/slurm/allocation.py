@@ -72,7 +72,8 @@ class Allocation(Cluster):
         self._answers: dict[tuple[str, int], LeaderAnswer] = {}
         self._runs = 0
         self.job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # ends the heartbeats
+        self._deleted = False
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
@@ -151,7 +152,7 @@ class Allocation(Cluster):
 
     def delete(self) -> None:
         """End the job. Idempotent. Raises InputError if it does not end."""
-        if self._closed.is_set():
+        if self._deleted:
             return
         self._closed.set()
         self._heart.join()
@@ -161,6 +162,7 @@ class Allocation(Cluster):
         self.job.cancel()
         for name in (REQUESTS, ANSWERS, TOKEN):
             (self._directory / name).unlink(missing_ok=True)
+        self._deleted = True
 
 
 def _beginning(path: Path) -> str:

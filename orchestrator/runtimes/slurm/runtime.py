@@ -263,12 +263,13 @@ class SlurmRuntime(Runtime):
 
     def _allocation(self, plan: LaunchPlan) -> Allocation:
         """A new allocation. Raises InputError if MOST_LOST in a row were lost before a run has ended."""
-        if self._last and self._last.loss:
-            self._fruitless = 0 if self._last.finished else self._fruitless + 1
+        last, self._last = self._last, None
+        if last and last.loss:
+            self._fruitless = 0 if last.finished else self._fruitless + 1
             if self._fruitless >= MOST_LOST:
                 self._fruitless = 0
                 many = f"{MOST_LOST} allocations in a row ended before a run did"
-                raise InputError(f"{many}; the last one: {self._last.loss.reason}")
+                raise InputError(f"{many}; the last one: {last.loss.reason}")
         self._last = Allocation(plan)
         return self._last
 

@@ -17,7 +17,7 @@ from orchestrator.identity import identity
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
-from orchestrator.runtimes.docker.compose import ComposeProject, compose_project
+from orchestrator.runtimes.docker.compose import ComposeProject, compose_project, scale_of
 from orchestrator.runtimes.docker.engine import Engine, EngineError, answering, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
@@ -153,7 +153,7 @@ class SwarmRuntime(Runtime):
                 f"docker node update --availability active {own.name}"
             )
         limit = self.options.nodes_per_machine
-        nodes = counted_nodes(spec)
+        nodes = scale_of(spec)  # without the master of rpc
         if limit and limit * len(usable) < nodes:
             names = ", ".join(each.name for each in usable)
             return (
@@ -231,11 +231,6 @@ class SwarmRuntime(Runtime):
         # Managers on several machines may have results at the same path.
         own = sha256(own_machine(self.engine).encode()).hexdigest()[:6]
         return replace(run, project=f"{run.project}-{own}")
-
-
-def counted_nodes(spec: RunSpec) -> int:
-    """Containers that `nodes_per_machine` counts: those of service `node`, without the master of rpc."""
-    return {"single": 1, "rpc": spec.nodes - 1}.get(spec.topology, spec.nodes)
 
 
 def _unsupported(spec: RunSpec) -> str | None:

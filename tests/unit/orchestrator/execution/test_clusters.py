@@ -21,6 +21,7 @@ LIMIT = 8
 class Nodes(Cluster):
     def __init__(self, size: int) -> None:
         self.size, self.usable, self.deleted = size, True, 0
+        self.errors: list[BaseException] = []  # of the next deletions
 
     def run(self, plan: LaunchPlan) -> Run:
         return FakeRun()
@@ -29,6 +30,8 @@ class Nodes(Cluster):
         return self.usable
 
     def delete(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
         self.deleted += 1
 
 
@@ -144,6 +147,28 @@ def test_close_deletes_all_that_are_kept(pool: Pool) -> None:
         pass
     assert [each.deleted for each in kept] == [1, 1]
     assert pool.runtime.closed == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("refused")], ids=repr)
+def test_close_goes_on_after_an_exception_and_repeats_the_deletion(
+    pool: Pool, error: BaseException
+) -> None:
+    kept = [pool.use(), pool.use(memory_mb=512)]
+    kept[1].errors = [error]
+    with pytest.raises(type(error)):
+        pool.clusters.close()
+    assert [each.deleted for each in kept] == [1, 1]
+    assert pool.runtime.closed == 1
+
+
+def test_deletion_that_was_interrupted_after_a_run_is_repeated(pool: Pool) -> None:
+    plan = pool.plan(restarts=1)
+    with pytest.raises(KeyboardInterrupt), pool.clusters.lease(plan) as lease:
+        lease.cluster.errors = [KeyboardInterrupt()]  # type: ignore[attr-defined]
+    (nodes,) = pool.runtime.created
+    assert nodes.deleted == 0
+    pool.clusters.close()
+    assert nodes.deleted == 1
 
 
 @pytest.mark.parametrize(

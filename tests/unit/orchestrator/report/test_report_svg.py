@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import altair
 import pytest
 import vl_convert
 
+from orchestrator.report.figures import vega
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
-from orchestrator.report.figures.vega import VERSION, svg_file, svg_of
+from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
 from orchestrator.report.topics.speed import TIMES
 from tests.unit.orchestrator.report.test_report_lines import MANY, drawn, runs
 from tests.unit.report_support import SERIAL
@@ -102,3 +105,36 @@ def test_a_file_has_no_variables(panels: Chart) -> None:
     file = svg_file(svg_of(panels.spec), "Time")
     assert "var(" not in file
     assert file == with_light_colours(file)
+
+
+def test_scripts_are_of_the_version_of_the_specifications() -> None:
+    assert altair.SCHEMA_VERSION.removeprefix("v").startswith(VERSION.removeprefix("v"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", ["nothing", "text", "mode", "link", "home"])
+def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
+    spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = library()
+    (kept,) = (tmp_path / "shardyard").iterdir()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    asked: list[int] = []
+    monkeypatch.setattr(vega, "scripts", lambda: asked.append(1) or "built anew")
+    if spoil == "text":
+        kept.write_text(kept.read_text()[:-1])
+    elif spoil == "mode":
+        kept.chmod(0o620)
+    elif spoil == "link":
+        kept.rename(tmp_path / "other")
+        kept.symlink_to(tmp_path / "other")
+    elif spoil == "home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", refuse)
+    assert library() == (built if spoil == "nothing" else packed("built anew"))
+    assert len(asked) == (spoil != "nothing")
+
+
+def refuse() -> Path:
+    raise RuntimeError("Could not determine home directory.")

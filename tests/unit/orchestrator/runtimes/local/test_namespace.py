@@ -127,7 +127,7 @@ def test_run_that_would_let_others_in_is_refused(transport: str, tmp_path: Path)
     assert "--shared-network" in refusal
     plan = runtime.plan(spec, RunPaths(tmp_path), tmp_path)
     with pytest.raises(InputError, match=REASON):
-        runtime.create(plan)
+        runtime.create(plan).run(plan)
     assert list(tmp_path.iterdir()) == []
 
 
