@@ -72,7 +72,7 @@ class Clusters(AbstractContextManager["Clusters"]):
 
     def _take(self, plan: ClusterPlan) -> tuple[Held | None, str | None]:
         """The cluster for a plan, if it can take another run, and why it cannot if it has failed."""
-        held = next((each for each in self._held if each.plan == plan), None)
+        held = next((each for each in self._held if each.plan == plan), None) if plan.shared else None
         if held is None:
             return None, None
         if held.cluster.ready():
