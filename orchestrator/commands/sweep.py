@@ -260,6 +260,7 @@ def print_plan(
         print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, runtime):
         print(f"warning: {little}")
+    runtime.check_together(loaded.runs, data_dir)
     clusters = Clusters(runtime)
     clusters.expect(loaded.runs)
     shared: list[ClusterPlan] = []

@@ -170,6 +170,10 @@ class Runtime(ABC):
         for run in runs:
             if reason := self.unsupported_reason(run):
                 raise InputError(f"{run.key}: {reason}")
+        self.check_together(runs, data_dir)
+
+    def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
+        """Check what the runs of a sweep need together, before a dry run, too. Raises InputError."""
 
     def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
         """Where users' components are tried, with the software of the nodes. Raises InputError."""

@@ -21,7 +21,8 @@ class BrokenRule:
     got: str
 
     def __str__(self) -> str:
-        return f"{self.got}; expected: {self.expected}"
+        declared = f", since it declares {self.rule}" if self.rule in ("disjoint", "covers") else ""
+        return f"{self.got}; expected: {self.expected}{declared}"
 
 
 def broken_rules(
@@ -56,11 +57,11 @@ def broken_rules(
         twice = int(holders.argmax())
         first, second, *_ = (number for number, part in enumerate(split) if twice in part)
         got = f"sample {twice} in parts {first} and {second}"
-        yield BrokenRule("disjoint", "each sample in one part, as declared", got)
+        yield BrokenRule("disjoint", "each sample in one part", got)
     if covers and not holders.min(initial=1):
         missing = np.flatnonzero(holders == 0)
         got = f"{samples - len(missing):,}; sample {missing[0]} is in none"
-        yield BrokenRule("covers", f"{samples:,} samples in parts, as declared", got)
+        yield BrokenRule("covers", f"{samples:,} samples in parts", got)
 
 
 def _indices_error(part: Any, samples: int) -> str | None:

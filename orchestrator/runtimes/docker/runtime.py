@@ -163,8 +163,7 @@ class DockerRuntime(Runtime):
         self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
         return inspection_sandbox(self.engine, self._image, inspection)
 
-    def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
-        super().check(runs, data_dir)
+    def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         for spec in {run.dataset.model_dump_json(): run for run in runs}.values():
             check_readable(data_dir, spec)
 

@@ -200,8 +200,7 @@ class SlurmRuntime(Runtime):
         set_in = (place for place, options in places.items() if getattr(options, option) is not None)
         return next(set_in, f"slurm.{option}")
 
-    def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
-        super().check(runs, data_dir)
+    def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         if self._shares:
             largest = max(runs, key=allocation_script.nodes)
             request = allocation_script.directives(self._shared(runs, RunPaths(Path("/run"))))
