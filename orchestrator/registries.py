@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RUNTIMES = {
+RUNTIME_CLASSES = {
     "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
     "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
     "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",

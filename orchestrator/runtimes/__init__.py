@@ -1,7 +1,7 @@
 """Where nodes run: the known runtimes, one folder each."""
 
-from orchestrator import registries
+from orchestrator.registries import RUNTIME_CLASSES
 from orchestrator.runtimes.base import Runtime
 from trainer.core.registry import Registry
 
-RUNTIMES: Registry[Runtime] = Registry("runtime", registries.RUNTIMES)
+RUNTIMES: Registry[Runtime] = Registry("runtime", RUNTIME_CLASSES)

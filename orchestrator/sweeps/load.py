@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from orchestrator.errors import InputError
-from orchestrator.registries import RUNTIMES
+from orchestrator.registries import RUNTIME_CLASSES
 from orchestrator.sweeps.equal_cpus import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.imports import Imports, from_here
@@ -126,7 +126,7 @@ class HasOptions(Protocol):
     Options: type[BaseModel]
 
 
-OPTIONS_OF: Registry[HasOptions] = Registry("runtime", RUNTIMES)
+OPTIONS_OF: Registry[HasOptions] = Registry("runtime", RUNTIME_CLASSES)
 
 
 def with_options(runtimes: Iterable[str]) -> type[SweepSpec]:
@@ -191,10 +191,10 @@ def load_sweep(
     imports = imports or Imports(import_directory(path))
     content, text = read_yaml(path) if text is None else (parse_yaml(text, str(path)), text)
     if not isinstance(content, dict):
-        keys = ", ".join(with_options(RUNTIMES).model_fields)
+        keys = ", ".join(with_options(RUNTIME_CLASSES).model_fields)
         raise InputError(f"{path}: must be a mapping with the keys {keys}")
     try:
-        spec = with_options(name for name in RUNTIMES if name in content).model_validate(content)
+        spec = with_options(name for name in RUNTIME_CLASSES if name in content).model_validate(content)
     except ValidationError as error:
         lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
         raise InputError("\n".join(lines)) from error
@@ -410,10 +410,10 @@ def _keys_at(location: Location) -> Sequence[str]:
         "ablations": Ablation,
         "steps": AblationStep,
     }
-    if location and location[0] in RUNTIMES:
+    if location and location[0] in RUNTIME_CLASSES:
         return list(OPTIONS_OF.load(str(location[0])).Options.model_fields)
     inside = [within[part] for part in location if isinstance(part, str) and part in within]
-    return list((inside or [with_options(RUNTIMES)])[-1].model_fields)
+    return list((inside or [with_options(RUNTIME_CLASSES)])[-1].model_fields)
 
 
 def _fields_of_block(spec: SweepSpec, number: int, path: Path) -> BlockFields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestrator.registries import RUNTIMES
+from orchestrator.registries import RUNTIME_CLASSES
 from orchestrator.sweeps.equal_cpus import CPUS, EQUAL
 from orchestrator.sweeps.load import with_options
 from trainer.spec.registries import REGISTRIES
@@ -28,7 +28,7 @@ def sweep_schema() -> Schema:
     each field (Values), a list of values (Axes), and a value or a list of values that select runs
     (Selection).
     """
-    schema, run = with_options(RUNTIMES).model_json_schema(), _of_a_run()
+    schema, run = with_options(RUNTIME_CLASSES).model_json_schema(), _of_a_run()
     shared = run.pop("$defs", {})
     fields: dict[str, Schema] = {
         name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]

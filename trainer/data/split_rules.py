@@ -45,14 +45,14 @@ def broken_rules(
     if empty := [number for number, part in enumerate(split) if not len(part)]:
         numbers = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
         yield BrokenRule("filled", "a sample in each part, or a DataError", f"no sample in part {numbers}")
-    for number, part in enumerate(split):
-        indices, counts = np.unique(part, return_counts=True)
-        if len(indices) < len(part):
+    unique = [np.unique(part, return_counts=True) for part in split]
+    for number, (indices, counts) in enumerate(unique):
+        if len(indices) < len(split[number]):
             at = counts.argmax()
             got = f"part {number} has sample {indices[at]} {counts[at]} times"
             yield BrokenRule("repeats", "each sample once", got)
             break
-    holders = holders_of(split, samples)
+    holders = _count([indices for indices, _ in unique], samples)
     if disjoint and holders.max(initial=0) > 1:
         twice = int(holders.argmax())
         first, second, *_ = (number for number, part in enumerate(split) if twice in part)
@@ -80,5 +80,10 @@ def _indices_error(part: Any, samples: int) -> str | None:
 
 def holders_of(split: Sequence[npt.NDArray[Any]], samples: int) -> npt.NDArray[np.int64]:
     """In how many parts each sample is; int64, shape (samples,)."""
-    unique = [np.unique(part).astype(np.int64) for part in split]
-    return np.bincount(np.concatenate([*unique, np.zeros(0, np.int64)]), minlength=samples)
+    return _count([np.unique(part) for part in split], samples)
+
+
+def _count(parts: Sequence[npt.NDArray[Any]], samples: int) -> npt.NDArray[np.int64]:
+    """In how many parts each sample is, if it is once in each of them."""
+    whole = [part.astype(np.int64) for part in parts]
+    return np.bincount(np.concatenate([*whole, np.zeros(0, np.int64)]), minlength=samples)

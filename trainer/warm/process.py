@@ -89,6 +89,7 @@ class ParentProcess:
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
         return self._parent is not None and self._parent.poll() is None
 
     def _start(self) -> None:

@@ -43,7 +43,7 @@ class ComposeProject:
         return self.files[0].stem
 
     @property
-    def compose(self) -> tuple[str, ...]:
+    def command(self) -> tuple[str, ...]:
         """Arguments of `docker` for every command on this project."""
         files = (part for file in self.files for part in ("-f", str(file)))
         return ("compose", "--progress", "quiet", *files, "-p", self.project)
@@ -51,7 +51,7 @@ class ComposeProject:
     @property
     def up(self) -> tuple[str, ...]:
         """Start the coordinator and all that it depends on; the service `exit-code` is for a bare `up`."""
-        return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "coordinator")
+        return (*self.command, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "coordinator")
 
     @property
     def quota_pending(self) -> bool:
@@ -102,11 +102,11 @@ class ComposeProject:
     def plug(self, address: str, addresses: Sequence[str]) -> tuple[str, ...]:
         """The command that connects the node with `address`; SHARDYARD_NODE is its container."""
         peers = [each for each in addresses if each != address]
-        return (*self.compose, "run", "--rm", "-T", "--no-deps", "plug", "plug", address, *peers)
+        return (*self.command, "run", "--rm", "-T", "--no-deps", "plug", "plug", address, *peers)
 
     @property
     def down(self) -> tuple[str, ...]:
-        return (*self.compose, "down", "--volumes", "--remove-orphans", "--timeout", "0")
+        return (*self.command, "down", "--volumes", "--remove-orphans", "--timeout", "0")
 
 
 def scale_of(spec: RunSpec) -> int:

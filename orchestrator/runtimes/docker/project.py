@@ -159,7 +159,7 @@ class Project(Containers):
     def terminate(self) -> None:
         self._end_compose()
         if any(not each.ended for each in self.containers()):
-            self._compose(*self.compose.compose, "stop", "-t", str(TERMINATE_S))
+            self._compose(*self.compose.command, "stop", "-t", str(TERMINATE_S))
 
     def remove(self) -> None:
         self._end_compose()

@@ -159,7 +159,7 @@ class LocalCluster(Cluster):
                 parent.ensure()
             except ParentError as error:
                 raise InputError(f"{error}; use --cold, which works without it") from error
-            except BaseException:  # as Ctrl-C: nobody else knows it yet
+            except BaseException:  # as Ctrl-C: without a cluster, the parent is closed here
                 parent.close()
                 raise
 

@@ -285,7 +285,7 @@ def code_files(directory: Path) -> dict[str, str]:
 
 def _compose_config(engine: Engine, run: ComposeProject) -> dict[str, Any]:
     """The run's compose files with all variables replaced."""
-    command = engine.command(*run.compose, "config", "--format", "json")
+    command = engine.command(*run.command, "config", "--format", "json")
     environment = {**os.environ, **run.environment}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMPOSE_S)

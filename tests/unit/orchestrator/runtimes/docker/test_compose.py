@@ -63,14 +63,14 @@ def test_scale(topology: str, scale: int) -> None:
 
 def test_down() -> None:
     run = made()
-    assert run.down[: len(run.compose)] == run.compose
+    assert run.down[: len(run.command)] == run.command
     assert {"down", "--volumes", "--remove-orphans"} <= set(run.down)
 
 
 def test_gpu_overlay() -> None:
     run = made(transport="nccl")
     assert run.files == (COMPOSE / "ddp.yml", COMPOSE / "gpu.yml")
-    assert run.compose[3:7] == ("-f", str(COMPOSE / "ddp.yml"), "-f", str(COMPOSE / "gpu.yml"))
+    assert run.command[3:7] == ("-f", str(COMPOSE / "ddp.yml"), "-f", str(COMPOSE / "gpu.yml"))
 
 
 @pytest.mark.parametrize("topology", RUNS)
