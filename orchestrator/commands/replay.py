@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import InputError, output_error
-from orchestrator.replay.cluster import Cluster, Link
 from orchestrator.replay.described import Costs
 from orchestrator.replay.run import (
     ClusterTime,
@@ -26,6 +25,7 @@ from orchestrator.report import formats
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster, Link
 
 _LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

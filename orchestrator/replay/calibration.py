@@ -16,12 +16,12 @@ from statistics import fmean
 
 import numpy as np
 
-from orchestrator.replay.algorithms import TRANSPORTS, Network
-from orchestrator.replay.cluster import ANSWER, ANY_COLLECTIVE, Cluster, SoftwareCost
-from orchestrator.replay.errors import ReplayError
 from orchestrator.replay.measured import RECEIVE, REQUEST, SEND, Exchange, durations
-from orchestrator.replay.program import join_groups
 from trainer.core.trace import Trace
+from trainer.time_model.algorithms import TRANSPORTS, Network
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, Cluster, SoftwareCost
+from trainer.time_model.errors import ReplayError
+from trainer.time_model.program import join_groups
 
 Place = tuple[str, str]  # runtime and transport
 Sized = tuple[str, int]  # kind of exchange and bytes

@@ -18,7 +18,6 @@ from math import inf
 from pathlib import Path as RunDirectory
 
 from orchestrator.replay.calibration import DIGITS, Calibration, Place
-from orchestrator.replay.cluster import Cluster, DirectedLink, Link
 from orchestrator.replay.run import (
     ClusterTime,
     NoClusterTime,
@@ -34,6 +33,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
 from trainer.core.trace import WORK_PHASES
 from trainer.spec.link import Path
+from trainer.time_model.cluster import Cluster, DirectedLink, Link
 
 # Share of its time that a rank had work but no core: with more, it did not have a core to itself. Beside
 # other load the share is small where ranks wait for each other, but the load makes their exchanges slower.

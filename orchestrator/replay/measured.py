@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.replay.cluster import ANSWER
-from orchestrator.replay.collectives import only_receive
-from orchestrator.replay.program import COLLECTIVES, NAMES
 from trainer.core.trace import Kind, Trace
+from trainer.time_model.cluster import ANSWER
+from trainer.time_model.collectives import only_receive
+from trainer.time_model.program import COLLECTIVES, NAMES
 
 SEND, RECEIVE, REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
 ENTRIES_S = 100e-6  # in which all ranks have to wait for what they have started

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.replay.outcome import Interval, Track
-from orchestrator.replay.program import COLLECTIVES, NAMES, Entry, Group, join_groups
 from trainer.core.trace import WORK_PHASES, Kind, Trace
+from trainer.time_model.outcome import Interval, Track
+from trainer.time_model.program import COLLECTIVES, NAMES, Entry, Group, join_groups
 
 # Until when a rank waited in a record, and for which rank.
 Wait = tuple[float, int]

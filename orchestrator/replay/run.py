@@ -10,16 +10,16 @@ from typing import Literal
 from pydantic import ConfigDict, ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.replay.cluster import Cluster, Link
-from orchestrator.replay.errors import ReplayError
-from orchestrator.replay.outcome import Replay
-from orchestrator.replay.simulate import simulate
 from orchestrator.results.store import RunPaths, UnusableFile, read_of_run, write_atomic
 from trainer.core.record import Amount, Count, Record, Share, Text, first_error
 from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
+from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.errors import ClusterError, ReplayError
+from trainer.time_model.outcome import Replay
+from trainer.time_model.simulate import simulate
 
 VERSION: Literal[3] = 3  # of the model: changes when the same traces would give another time
 
@@ -140,6 +140,8 @@ def replay_traces(
         )
     try:
         return simulate(traces, cluster, _max_staleness(run), intervals)
+    except ClusterError as error:
+        raise InputError(str(error)) from error
     except ReplayError as error:
         return NoClusterTime(f"its traces do not fit together: {error}")
 

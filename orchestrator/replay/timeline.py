@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from orchestrator.replay.outcome import Interval, Track
 from orchestrator.replay.windows import Window, Windows, pieces
 from trainer.core.trace import WORK_PHASES
+from trainer.time_model.outcome import Interval, Track
 
 WALL, CLUSTER = 1, 2  # process ids
 FIRST_THREAD = 1  # of rank 0: Perfetto takes thread 0 of every process for an idle core

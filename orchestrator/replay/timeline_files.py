@@ -8,9 +8,6 @@ from contextlib import suppress
 
 from pydantic import ValidationError
 
-from orchestrator.replay.cluster import Cluster
-from orchestrator.replay.errors import ReplayError
-from orchestrator.replay.outcome import Replay
 from orchestrator.replay.recorded import recorded
 from orchestrator.replay.run import VERSION as MODEL_VERSION
 from orchestrator.replay.run import NoClusterTime, read_traces, replay_traces
@@ -20,6 +17,9 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, read_of_run, write_atomic
 from trainer.core.regular_files import RefusedFile
 from trainer.core.trace import Trace
+from trainer.time_model.cluster import Cluster
+from trainer.time_model.errors import ReplayError
+from trainer.time_model.outcome import Replay
 
 
 def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows | NoClusterTime:

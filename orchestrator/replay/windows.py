@@ -10,11 +10,11 @@ from typing import Annotated, Literal, NamedTuple, cast
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from orchestrator.replay.cluster import Cluster
-from orchestrator.replay.outcome import Interval, Track
 from orchestrator.replay.run import VERSION as MODEL_VERSION
 from trainer.core.record import Amount, Count, Record, Text
 from trainer.core.trace import WORK_PHASES, Kind, Trace
+from trainer.time_model.cluster import Cluster
+from trainer.time_model.outcome import Interval, Track
 
 VERSION: Literal[2] = 2  # changes when the same traces would give other files
 

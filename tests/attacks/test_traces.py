@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import replay
-from orchestrator.replay.cluster import Link
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.comparison import Comparison, read_comparison
 from orchestrator.report.model.timelines import with_timelines
@@ -24,6 +23,7 @@ from orchestrator.results.store import RunPaths, SweepPaths, untraced_ranks
 from tests.support.traced_sweep import traced_sweep, traces_of, with_record, write_trace
 from trainer.core.trace import Kind, Trace, encode_trace
 from trainer.spec.output_limits import OutputLimits
+from trainer.time_model.cluster import Link
 
 OPTIONS = replay.Options(Link(latency_s=1e-3, bytes_per_s=1e8))
 WORK, ALL_REDUCE, BARRIER = 1, 2, 13  # numbers of records of `traces_of`

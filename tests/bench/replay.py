@@ -13,15 +13,15 @@ import time
 
 import torch
 
-from orchestrator.replay.algorithms import Network
-from orchestrator.replay.cluster import Cluster, Link
-from orchestrator.replay.simulate import simulate
 from orchestrator.runtimes.local.processes import mpirun
 from tests.bench.collectives import measured, seconds
 from tests.bench.ranks import measure_as_rank
 from tests.support.traces import builders, traces
 from trainer.comm.base import Communicator
 from trainer.core.trace import Kind
+from trainer.time_model.algorithms import Network
+from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.simulate import simulate
 
 FLOATS = (1, 256, 4_096, 65_536, 1_048_576)
 RANKS = (2, 3, 4)

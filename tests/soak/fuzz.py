@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from orchestrator.commands import replay
 from orchestrator.errors import InputError
 from orchestrator.execution.run_result import Execution, Place, build_result
-from orchestrator.replay.cluster import Link
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.timelines import with_timelines
@@ -41,6 +40,7 @@ from trainer.core.events import Event, EventReader, format_event
 from trainer.core.trace import CHECKSUM_BYTES, RECORD, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Link
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
 
 TIMES = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.replay.cluster import Cluster, Link
-from orchestrator.replay.simulate import simulate
 from orchestrator.report.model.labels import link_label, strategy_label
 from orchestrator.sweeps.load import load_sweep
 from tests.support import link_theory as theory
@@ -14,6 +12,8 @@ from tests.unit.conftest import PROJECT
 from trainer.core.trace import Kind
 from trainer.parallel.schedules import passes
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.simulate import simulate
 
 RUNS = [run for run in load_sweep(PROJECT / "sweeps" / "links.yml").runs if run.has_links and run.seed == 0]
 LINKS = list(dict.fromkeys(map(link_label, RUNS)))

@@ -7,13 +7,13 @@ from statistics import fmean
 
 import pytest
 
-from orchestrator.replay.algorithms import Network
 from orchestrator.replay.calibration import MOST_S, Calibration
-from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
 from orchestrator.replay.measured import Exchange, durations
-from orchestrator.replay.simulate import simulate
 from tests.support.traces import TraceBuilder, builders, traces
 from trainer.core.trace import Kind
+from trainer.time_model.algorithms import Network
+from trainer.time_model.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
+from trainer.time_model.simulate import simulate
 
 PLACE = ("local", "gloo")
 LINK = Link(latency_s=0.001, bytes_per_s=1e6)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.replay.cluster import Cluster
 from orchestrator.replay.described import (
     UNKNOWN,
     Software,
@@ -22,6 +21,7 @@ from orchestrator.results.store import SweepPaths
 from tests.support.traces import builders
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
+from trainer.time_model.cluster import Cluster
 
 GLOO = Software(message_s=100e-6, bytes_per_s=2e9)
 

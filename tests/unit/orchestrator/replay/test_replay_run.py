@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from orchestrator import cli
 from orchestrator.commands import replay as command
 from orchestrator.errors import InputError
-from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link, SoftwareCost
 from orchestrator.replay.run import (
     VERSION,
     ClusterTime,
@@ -29,6 +28,7 @@ from tests.support.traces import TraceBuilder, builders
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link, SoftwareCost
 
 LINK = Link(latency_s=0.001, bytes_per_s=1e6)
 

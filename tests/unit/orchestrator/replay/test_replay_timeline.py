@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.replay.cluster import Cluster, Link, SoftwareCost
-from orchestrator.replay.outcome import Interval, Replay
-from orchestrator.replay.program import Entry
 from orchestrator.replay.recorded import recorded
 from orchestrator.replay.run import NoClusterTime
-from orchestrator.replay.simulate import simulate
 from orchestrator.replay.timeline import CLUSTER, FIRST_THREAD, MOST_INTERVALS, WALL, timeline
 from orchestrator.replay.timeline_files import windows_of
 from orchestrator.replay.windows import MOST_STEPS, Steps, Windows, pieces, steps_of, window_of
@@ -26,6 +22,10 @@ from tests.support.timelines import assert_trace_event_format, tracks_of
 from tests.support.traces import TraceBuilder, builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import WORK_PHASES, Kind, Trace, encode_trace, trace_path
+from trainer.time_model.cluster import Cluster, Link, SoftwareCost
+from trainer.time_model.outcome import Interval, Replay
+from trainer.time_model.program import Entry
+from trainer.time_model.simulate import simulate
 
 LINK = Link(latency_s=0.001, bytes_per_s=1e6)
 

@@ -8,9 +8,9 @@ from math import inf
 
 import numpy as np
 
-from orchestrator.replay.collectives import Costs
-from orchestrator.replay.errors import ReplayError
 from trainer.core.trace import WORK_PHASES, Kind, Trace
+from trainer.time_model.collectives import Costs
+from trainer.time_model.errors import ReplayError
 
 # (kind, group, peer, bytes, cpu_s, entered_s, left_s), see trainer.core.trace.RECORD
 Entry = tuple[int, int, int, int, float, float, float]

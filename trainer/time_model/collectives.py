@@ -25,7 +25,7 @@ from operator import add
 
 import numpy as np
 
-from orchestrator.replay.cluster import Link
+from trainer.time_model.cluster import Link
 
 Message = tuple[int, int, float]  # sender, receiver, bytes
 Round = list[Message]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.replay.errors import ReplayError
 from trainer.core.trace import Kind
+from trainer.time_model.errors import ReplayError
 
 _TAKE = int(Kind.TAKE)
 _IN_SECTION = {int(kind) for kind in (Kind.WORK, Kind.STEP, Kind.TAKE, Kind.RESPOND)}

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.replay.cluster import Choice, Cluster, Link
-from orchestrator.replay.errors import ReplayError
-from orchestrator.replay.outcome import Replay
-from orchestrator.replay.simulate import simulate
 from tests.support.traces import TraceBuilder, builders, traces
 from trainer.core.trace import Kind
+from trainer.time_model.cluster import Choice, Cluster, Link
+from trainer.time_model.errors import ReplayError
+from trainer.time_model.outcome import Replay
+from trainer.time_model.simulate import simulate
 
 LATENCY_S, BYTES_PER_S = 0.125, 1000.0  # exact in binary, so that most times are
 ASKED_S = 2 * LATENCY_S  # over gloo, a message is sent when its receiver has asked for it

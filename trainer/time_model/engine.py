@@ -1,79 +1,55 @@
-"""Replay of traces on a described cluster: a discrete-event simulation of the ranks.
+"""Simulation of ranks on a described cluster: their work and exchanges become times, event by event.
 
-Every rank has a clock and runs its trace as a program. `WORK` advances the clock by CPU seconds over node
-speed; an exchange joins the clocks of those who take part. The rank with the smallest clock always runs
-first, so that a port and a server see messages in the order of their replayed times. The same traces and
-the same cluster give the same bits.
+Every rank has a clock and a program, a list of trace records. `WORK` advances the clock by CPU seconds over
+node speed; an exchange joins the clocks of those who take part. The rank with the smallest clock always
+runs first, so that a port and a server see messages in the order of their simulated times. The same
+programs on the same cluster give the same bits.
+
+A program may grow: a replay has it from a trace, and virtual nodes write it while they train. (Clauss et
+al. 2011, "Single node on-line simulation of MPI applications with SMPI", has both.)
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from orchestrator.replay.algorithms import Network
-from orchestrator.replay.cluster import Cluster
-from orchestrator.replay.collectives import Costs
-from orchestrator.replay.errors import ReplayError
-from orchestrator.replay.outcome import Interval, RankReplay, Replay
-from orchestrator.replay.program import (
-    COLLECTIVES,
-    NAMES,
-    Channel,
-    Entry,
-    Group,
-    Message,
-    Started,
-    join_groups,
-)
-from orchestrator.replay.service import Section, ServedRequest, sections_of
-from trainer.core.trace import WORK_PHASES, Kind, Trace
+from trainer.core.trace import WORK_PHASES, Kind
+from trainer.time_model.algorithms import Network
+from trainer.time_model.cluster import Cluster
+from trainer.time_model.collectives import Costs
+from trainer.time_model.errors import ReplayError
+from trainer.time_model.outcome import Interval, RankReplay
+from trainer.time_model.program import COLLECTIVES, NAMES, Channel, Entry, Group, Message, Started
+from trainer.time_model.service import ServedRequest
 
 _SEND, _RECEIVE, _REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
 
 
-def simulate(
-    traces: Sequence[Trace],
-    cluster: Cluster,
-    max_staleness: int | None = None,
-    intervals: bool = False,
-) -> Replay:
-    """Replay the traces of all ranks of a run, in rank order.
+class Simulation(ABC):
+    """Runs the programs of all ranks. A subclass says where programs come from, and how servers work."""
 
-    Args:
-        max_staleness: that of `async_parameter_server`: a worker pulls only when it is at most so many
-            steps ahead of the slowest; None: unbounded.
-        intervals: also collect the intervals of a timeline.
+    def __init__(self, cluster: Cluster, transport: str, intervals: bool = False) -> None:
+        """
+        Args:
+            transport: whose algorithms the collectives have.
+            intervals: also collect the intervals of a timeline.
 
-    Raises:
-        ReplayError: the traces do not fit together.
-        InputError: the cluster has an unknown algorithm, or no algorithms for the transport are known.
-    """
-    return _Simulation(traces, cluster, max_staleness, intervals).run()
-
-
-class _Simulation:
-    def __init__(
-        self, traces: Sequence[Trace], cluster: Cluster, max_staleness: int | None, intervals: bool
-    ) -> None:
-        self._size = size = len(traces)
-        for rank, trace in enumerate(traces):
-            if (trace.header.rank, trace.header.size) != (rank, size):
-                header = trace.header
-                raise ReplayError(f"rank {rank}: its trace is of rank {header.rank} of {header.size}")
-        if cluster.size != size:
-            raise ReplayError(f"the cluster has {cluster.size} ranks, the run {size}")
-        self._network = Network(cluster, traces[0].header.transport)
+        Raises:
+            ClusterError: An algorithm is unknown, or those of the transport are.
+        """
+        self._size = size = cluster.size
+        self._network = Network(cluster, transport)
         self._links = cluster.links_of(range(size))
         self._speed = [cluster.speed_of(rank) for rank in range(size)]
-        self._programs: list[list[Entry]] = [trace.records.tolist() for trace in traces]
-        self._groups = join_groups(traces)
-        self._ranks = [RankReplay([0.0] * len(WORK_PHASES), [0.0] * size) for _ in traces]
+        self._programs: list[list[Entry]] = [[] for _ in range(size)]
+        self._groups: list[list[Group]] = [[] for _ in range(size)]
+        self._ranks = [RankReplay([0.0] * len(WORK_PHASES), [0.0] * size) for _ in range(size)]
         self._wanted = intervals
-        self._max_staleness = max_staleness
         # The next record of each rank; of a blocked rank, the one it is blocked in.
         self._at = [0] * size
         # (time, rank): the rank is free. (time, size + rank): the rank's request arrives.
@@ -87,11 +63,7 @@ class _Simulation:
         self._epoch: list[int | None] = [None] * size
         self._requests: dict[int, ServedRequest] = {}  # the last one of each rank
         self._inbox: list[deque[ServedRequest]] = [deque() for _ in range(size)]
-        self._sections: list[dict[int, Section]] = [
-            sections_of(rank, program, [group.ranks for group in self._groups[rank]])
-            for rank, program in enumerate(self._programs)
-        ]
-        self._handlers = {
+        self._handlers: dict[int, Callable[[int, float, Entry], float | None]] = {
             **dict.fromkeys(COLLECTIVES, self._collective),
             int(Kind.SEND): self._send,
             int(Kind.SEND_WAIT): self._send_wait,
@@ -100,43 +72,33 @@ class _Simulation:
             int(Kind.WAIT_STARTED): self._wait_started,
             int(Kind.REQUEST): self._request,
             int(Kind.TAKE): self._serve,
-            int(Kind.RESPOND): self._respond_outside,
+            int(Kind.RESPOND): self._answer,
         }
 
-    def run(self) -> Replay:
-        events, at = self._events, self._at
+    @abstractmethod
+    def _continue(self, rank: int, now: float) -> bool:
+        """Append to the program of a rank that has reached its end at `now`. False: the rank has ended."""
+
+    @abstractmethod
+    def _serve(self, server: int, entered: float, record: Entry) -> float | None:
+        """Take the next request. entered: when the server was free. None: it blocks."""
+
+    @abstractmethod
+    def _answer(self, server: int, now: float, record: Entry) -> float | None:
+        """Answer a request that was taken."""
+
+    def _play(self) -> None:
+        """Run until no event is left. Raises ReplayError if a rank is blocked then."""
+        events = self._events
         while events:
             now, actor = heappop(events)
             if actor < self._size:
                 self._advance(actor, now)
             else:
                 self._arrive(self._requests[actor - self._size])
-        for rank, program in enumerate(self._programs):
-            if at[rank] < len(program) or self._blocked[rank] is not None:
+        for rank, since in enumerate(self._blocked):
+            if since is not None:
                 raise ReplayError(self._why_blocked(rank))
-        self._check_all_taken()
-        return Replay(self._ranks, sum(map(len, self._programs)))
-
-    def _check_all_taken(self) -> None:
-        """Raise ReplayError for a message that no rank received, or a collective that never started."""
-        for rank, groups in enumerate(self._groups):
-            for group in groups:
-                for started in group.started:
-                    missing = group.ranks[started.handed.index(None)]
-                    raise ReplayError(
-                        f"rank {rank}: {started.bytes} bytes wait for an all-reduce that rank {missing} "
-                        f"never starts"
-                    )
-        if all(channel.sends == channel.receives for channel in self._channels.values()):
-            return
-        for rank, program in enumerate(self._programs):
-            sends: Counter[Channel] = Counter()
-            for at, record in enumerate(program):
-                if record[0] == Kind.SEND:
-                    channel = self._channel_to(rank, record)
-                    sends[channel] += 1
-                    if sends[channel] > channel.receives:
-                        raise ReplayError(f"{self._name(rank, at)} is never received")
 
     def _advance(self, rank: int, now: float) -> None:
         """Run the rank's program from time `now` until it is blocked, or another rank is due."""
@@ -144,7 +106,12 @@ class _Simulation:
         handlers, work, wanted = self._handlers, self._ranks[rank].work_s, self._wanted
         position, end = self._at[rank], len(program)
         clock = now
-        while position < end:
+        while True:
+            if position == end:
+                self._at[rank] = position
+                if not self._continue(rank, clock):
+                    break
+                position, end = self._at[rank], len(program)
             record = program[position]
             kind = record[0]
             if kind == 1:  # WORK
@@ -173,7 +140,6 @@ class _Simulation:
                     return
                 clock = left
                 position = self._at[rank] + 1
-        self._at[rank] = position
         self._end_epoch(rank, clock)
         self._ranks[rank].end_s = clock
 
@@ -437,45 +403,6 @@ class _Simulation:
                     self._at[server] += 1
                     heappush(self._events, (left, server))
 
-    def _serve(self, server: int, entered: float, record: Entry) -> float | None:
-        """Take the next request. entered: when the server was free."""
-        section = self._sections[server][self._at[server]]
-        request = section.next_request(self._inbox[server])
-        if request is None:
-            self._block(server, entered)
-            return None
-        taken = max(entered, request.arrived) + self._network.overhead_s
-        self._book(server, entered, taken, request.started, request.rank, record)
-        clock = section.begin(request, self._max_staleness)
-        return self._run_section(server, section, taken, clock)
-
-    def _run_section(
-        self, server: int, section: Section, now: float, answers: list[tuple[ServedRequest, int, bool]]
-    ) -> float | None:
-        """Do the work of a request, send the answers, and stay in the section until it is complete."""
-        replay, speed = self._ranks[server], self._speed[server]
-        for request, cause, deferred in answers:
-            service = section.service(request)
-            now = self._work(server, service.before, now, replay, speed)
-            self._respond(server, request, service.response_bytes, now, cause if deferred else server)
-        now = self._work(server, section.rest(), now, replay, speed)
-        if section.complete:
-            self._at[server] = section.end - 1
-            return now
-        heappush(self._events, (now, server))
-        return None
-
-    def _work(
-        self, rank: int, work: Sequence[tuple[int, float]], now: float, replay: RankReplay, speed: float
-    ) -> float:
-        for phase, cpu_s in work:
-            seconds = cpu_s / speed
-            replay.work_s[phase] += seconds
-            if self._wanted:
-                self._show(rank, WORK_PHASES[phase], now, now + seconds)
-            now += seconds
-        return now
-
     def _respond(self, server: int, request: ServedRequest, nbytes: int, now: float, cause: int) -> None:
         rank = request.rank
         _, arrived = self._deliver(server, rank, nbytes, now)
@@ -485,9 +412,6 @@ class _Simulation:
         record = self._programs[rank][self._at[rank]]
         self._book(rank, request.started, left, request.started + in_server_s, cause, record)
         self._free(rank, left)
-
-    def _respond_outside(self, rank: int, now: float, record: Entry) -> float:
-        raise ReplayError(f"{self._name(rank)} answers a request that was not taken")
 
     # Groups, names and errors
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.replay.algorithms import TRANSPORTS, Network
-from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link
-from orchestrator.replay.collectives import ALGORITHMS, Costs
+from trainer.time_model.algorithms import TRANSPORTS, Network
+from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link
+from trainer.time_model.collectives import ALGORITHMS, Costs
 
 LATENCY_S, BYTES_PER_S = 1e-3, 1e6
 LINK = Link(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)

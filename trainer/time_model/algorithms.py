@@ -21,10 +21,10 @@ from math import inf
 
 import numpy as np
 
-from orchestrator.errors import InputError
-from orchestrator.replay.cluster import ANSWER, ANY_COLLECTIVE, Choice, Cluster
-from orchestrator.replay.collectives import ALGORITHMS, Costs, only_receive
 from trainer.core.registry import suggestion
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, Choice, Cluster
+from trainer.time_model.collectives import ALGORITHMS, Costs, only_receive
+from trainer.time_model.errors import ClusterError
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Network:
     """The links of a cluster as a transport uses them."""
 
     def __init__(self, cluster: Cluster, transport: str) -> None:
-        """Raises InputError for an unknown transport or algorithm."""
+        """Raises ClusterError for an unknown transport or algorithm."""
         if transport not in TRANSPORTS:
-            raise InputError(
+            raise ClusterError(
                 f"transport {transport} has no table of algorithms; known: {', '.join(TRANSPORTS)}"
             )
         self.cluster, self.transport = cluster, TRANSPORTS[transport]
@@ -143,12 +143,12 @@ class Network:
             known = ALGORITHMS[collective]
             for each in choices:
                 if each.algorithm not in known:
-                    raise InputError(
+                    raise ClusterError(
                         f"algorithms.{collective}: unknown algorithm {each.algorithm!r}"
                         f"{suggestion(each.algorithm, known)}; known: {', '.join(known)}"
                     )
             if choices[-1].below_bytes is not None:
-                raise InputError(
+                raise ClusterError(
                     f"algorithms.{collective}: the last choice has below_bytes "
                     f"{choices[-1].below_bytes}; it must cover every size (null)"
                 )
