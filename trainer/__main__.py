@@ -19,6 +19,7 @@ SHARDYARD_REQUEUES     how often a batch system has started the run again
 SHARDYARD_CPU_QUOTA    CPU quota that this container must have before training starts
 SHARDYARD_LINKED       addresses of the other nodes, which must pass a switch before ranks connect
 SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
+SHARDYARD_VIRTUAL      options of virtual nodes, JSON: this process trains all ranks in simulated time
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from trainer.launch.ranks import attempt_fields, report_failure, run_forked, run
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
+from trainer.virtual.options import VIRTUAL, VirtualOptions
+from trainer.virtual.run import run_virtual
 
 
 def main(datasets: DatasetCache | None = None) -> int:
@@ -62,6 +65,10 @@ def main(datasets: DatasetCache | None = None) -> int:
     events = EventWriter(spec.key, context.rank, context.out_dir, prefix=prefix)
     task = Task(spec, context.data_dir, datasets or DatasetCache())
 
+    if VIRTUAL in env:
+        virtual = VirtualOptions.model_validate_json(env[VIRTUAL])
+        trained = _load_data(task, events) and run_virtual(context, task, events, orchestrator, virtual)
+        return 0 if trained else 1
     if spec.topology == "single":
         run = run_forked if spec.strategy.forks else run_threads
         return 0 if _load_data(task, events) and run(context, task, events, orchestrator) else 1

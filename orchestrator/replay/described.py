@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import permutations
 from math import inf
 from pathlib import Path as RunDirectory
 
@@ -21,7 +20,6 @@ from orchestrator.replay.calibration import DIGITS, Calibration, Place
 from orchestrator.replay.run import (
     ClusterTime,
     NoClusterTime,
-    cluster_of,
     read_cluster_time,
     read_traces,
     replay_run,
@@ -32,8 +30,8 @@ from orchestrator.results.limits import may_have_cores, rank_quota
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
 from trainer.core.trace import WORK_PHASES
-from trainer.spec.link import Path
-from trainer.time_model.cluster import Cluster, DirectedLink, Link
+from trainer.time_model.cluster import Cluster
+from trainer.time_model.described import UNKNOWN, Software, cluster_of_run
 
 # Share of its time that a rank had work but no core: with more, it did not have a core to itself. Beside
 # other load the share is small where ranks wait for each other, but the load makes their exchanges slower.
@@ -50,17 +48,6 @@ STEP_FIELDS = (
     "threads",
     "link",
 )
-
-
-@dataclass(frozen=True)
-class Software:
-    """What a transport's software costs: seconds of a small message, and bytes per second of large ones."""
-
-    message_s: float
-    bytes_per_s: float
-
-
-UNKNOWN = Software(message_s=50e-6, bytes_per_s=1e9)  # where no run has a probe
 
 
 def software_of(results: Iterable[RunResult]) -> dict[Place, Software]:
@@ -84,30 +71,8 @@ def described(result: RunResult, software: Mapping[Place, Software], requested: 
     Args:
         requested: whether it has the links that the run requests; otherwise those of this machine.
     """
-    run, own = result.run, software.get(_place(result), UNKNOWN)
-    quota = rank_quota(run, result.runtime_info)
-    changes: dict[str, object] = {
-        "overhead_s": own.message_s / 2,
-        "node_speed": [quota * speed for speed in run.node_speeds],
-    }
-    link = Link(latency_s=0.0, bytes_per_s=own.bytes_per_s)
-    if requested and run.link is not None and run.has_links:
-        if run.link.differ:
-            changes["links"] = [
-                DirectedLink(
-                    source=source, target=to, **_requested(run.link.path(source, to), link).model_dump()
-                )
-                for source, to in permutations(range(run.nodes), 2)
-            ]
-        else:
-            link = _requested(run.link.path(0, 1), link)
-    return cluster_of(run, link).model_copy(update=changes)
-
-
-def _requested(path: Path, own: Link) -> Link:
-    """A requested link. Messages are not faster than without it."""
-    bandwidth = inf if path.bandwidth_mbit is None else path.bandwidth_mbit * 1e6 / 8
-    return Link(latency_s=path.latency_ms / 1000, bytes_per_s=min(own.bytes_per_s, bandwidth))
+    own = software.get(_place(result), UNKNOWN)
+    return cluster_of_run(result.run, rank_quota(result.run, result.runtime_info), own, requested)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
-from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ClusterError, ReplayError
 from trainer.time_model.outcome import Replay
 from trainer.time_model.simulate import simulate
@@ -89,11 +89,6 @@ class NoClusterTime:
     """Why a run has no cluster time, as a clause."""
 
     reason: str
-
-
-def cluster_of(run: RunSpec, link: Link) -> Cluster:
-    """The nodes that a run's spec describes, with the same link between all of them."""
-    return Cluster(node_speed=run.node_speeds, processes_per_node=run.processes_per_node, link=link)
 
 
 def replay_run(directory: Path, run: RunSpec, cluster: Cluster) -> ClusterTime | NoClusterTime:

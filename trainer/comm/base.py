@@ -78,6 +78,8 @@ class Communicator(ABC):
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
     # The library's threads move bytes, and never run the strategy's code.
     threads_only_communicate: ClassVar[bool] = False
+    # There is something between the ranks whose speed can be measured.
+    has_links: ClassVar[bool] = True
     # torch device of buffers, model and samples: the type ("cuda") on a class, the device ("cuda:0") on an
     # instance.
     device: str = "cpu"
@@ -160,17 +162,8 @@ class Communicator(ABC):
         Returns:
             None on the other ranks.
         """
-        gathered = None
         with self.clock.phase("communicate") as span:
-            if self.rank != root:
-                self._send(buffer, root)
-            else:
-                gathered = buffer.new_empty(self.size, buffer.numel())
-                for rank in range(self.size):
-                    if rank == root:
-                        gathered[rank] = buffer
-                    else:
-                        self._recv(gathered[rank], rank)
+            gathered = self._gather(buffer, root) if self.size > 1 else buffer.clone().unsqueeze(0)
         sent = 0 if self.rank == root else buffer.nbytes
         self._record_collective(span, sent, Kind.GATHER, buffer.nbytes, root)
         return gathered
@@ -318,6 +311,18 @@ class Communicator(ABC):
     @abstractmethod
     def _split(self, groups: list[list[int]], number: int) -> Communicator:
         """The communicator of groups[number], to which this rank belongs. Every rank is in one group."""
+
+    def _gather(self, buffer: Tensor, root: int) -> Tensor | None:
+        """Default: messages to the root, which receives them in the order of ranks."""
+        if self.rank != root:
+            self._send(buffer, root)
+            return None
+        gathered = buffer.new_empty(self.size, buffer.numel())
+        gathered[root] = buffer
+        for rank in range(self.size):
+            if rank != root:
+                self._recv(gathered[rank], rank)
+        return gathered
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
         """Default for transports whose send does not block on the receiver."""

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 PEER_FAILED = "another rank of this process failed or timed out"
 POLL_S = 0.1  # `abort` cannot wake a rank that waits for its mailbox
+SUMMED = 16  # buffers that are stacked at once to be summed
+
+
+def total(buffers: Sequence[Tensor]) -> Tensor:
+    """The elementwise sum of buffers of shape (n,), in the memory of a few of them."""
+    import torch
+
+    found = torch.stack([*buffers[:SUMMED]]).sum(dim=0)
+    for start in range(SUMMED, len(buffers), SUMMED):
+        found += torch.stack([*buffers[start : start + SUMMED]]).sum(dim=0)
+    return found
 
 
 @dataclass
@@ -29,15 +40,18 @@ class ThreadGroup:
     size: int
     timeout_s: float = 600.0
     slots: list[Tensor | None] = field(init=False)
+    total: Tensor | None = field(default=None, init=False)  # of an all-reduce, until the next one
     barrier: threading.Barrier = field(init=False)
-    mailboxes: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
+    mailboxes: dict[tuple[int, int], Queue[Tensor]] = field(default_factory=dict, init=False)
     subgroups: dict[tuple[int, ...], ThreadGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.size
         self.barrier = threading.Barrier(self.size)
-        ranks = range(self.size)
-        self.mailboxes = {(source, to): Queue() for source in ranks for to in ranks}
+
+    def mailbox(self, source: int, to: int) -> Queue[Tensor]:
+        """The messages from one rank to another, which few of the pairs exchange."""
+        return self.mailboxes.setdefault((source, to), Queue())  # atomic
 
     def subgroup(self, ranks: Sequence[int]) -> ThreadGroup:
         """The group of these ranks alone; the same object for all of them."""
@@ -81,32 +95,45 @@ class MemoryCommunicator(Communicator):
         except threading.BrokenBarrierError:
             raise CommunicationError(PEER_FAILED) from None
 
-    def _gathered(self, buffer: Tensor) -> Tensor:
-        import torch
-
+    def _published(self, buffer: Tensor) -> list[Tensor]:
+        """The buffers of all ranks. No rank may change its own before the next barrier."""
         self._group.slots[self.rank] = buffer
         self._wait()
-        gathered = torch.stack([slot for slot in self._group.slots if slot is not None])
-        self._wait()  # no rank may change its buffer before all have copied it
-        return gathered
+        return [slot for slot in self._group.slots if slot is not None]
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        buffer.copy_(self._gathered(buffer).sum(dim=0))
+        buffers = self._published(buffer)
+        if self.rank == 0:  # one sum for all: with one for each rank, P ranks would add P² buffers
+            self._group.total = total(buffers)
+        self._wait()
+        if self._group.total is not None:
+            buffer.copy_(self._group.total)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
-        return self._gathered(buffer)
+        import torch
+
+        gathered = torch.stack(self._published(buffer))
+        self._wait()
+        return gathered
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
-        return self._gathered(buffer)[:, self.rank].clone()
+        import torch
+
+        received = torch.stack([rows[self.rank] for rows in self._published(buffer)])
+        self._wait()
+        return received
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        buffer.copy_(self._gathered(buffer)[root])
+        buffers = self._published(buffer)
+        if self.rank != root:
+            buffer.copy_(buffers[root])
+        self._wait()
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        self._group.mailboxes[self.rank, to].put(buffer.clone())
+        self._group.mailbox(self.rank, to).put(buffer.clone())
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        mailbox = self._group.mailboxes[source, self.rank]
+        mailbox = self._group.mailbox(source, self.rank)
         deadline = time.monotonic() + self._group.timeout_s
         while not self._group.barrier.broken and time.monotonic() < deadline:
             try:

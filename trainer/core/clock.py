@@ -84,6 +84,9 @@ class Clock:
         """Book a `with` block to `name`. No effect while stopped or evaluating."""
         return Span(self, name)
 
+    def charge(self, samples: int) -> None:
+        """Take the cost of a step's samples as the CPU time of the work, on a clock that is given costs."""
+
     def now(self) -> tuple[float, float]:
         """Wall and CPU seconds."""
         return self.wall(), self._cpu()

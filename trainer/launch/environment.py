@@ -31,9 +31,10 @@ TOPOLOGIES: Mapping[str, bool] = {"single": False, "mpi": True, "ddp": False, "r
 
 
 def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
-    """The rank that the environment describes. In topology `single` that is rank 0. Raises LaunchError."""
+    """The rank that the environment describes; rank 0 if one process has all. Raises LaunchError."""
     rank, size, launchers = 0, spec.world_size, find_launchers(env, TOPOLOGIES[spec.topology])
-    if spec.topology == "single":
+    alone = in_one_process(spec, env)
+    if alone:
         _check_alone(launchers, env)
     else:
         rank = _rank(spec, launchers, env)
@@ -41,7 +42,7 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     if spec.restarts:
         rendezvous = f"{value_of(env, ('MASTER_ADDR',))}:{integer(env, ('MASTER_PORT',))}"
         attempt = integer(env, ("SHARDYARD_ATTEMPT",))
-    elif spec.topology in ("ddp", "rpc") and not rendezvous:
+    elif spec.topology in ("ddp", "rpc") and not rendezvous and not alone:
         rendezvous = _rendezvous(launchers, env)
     if spec.on_loss == "continue" and "SHARDYARD_MEMBERSHIP" not in env:
         raise LaunchError(
@@ -52,7 +53,7 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     return NodeContext(
         rank=rank,
         size=size,
-        local_rank=0 if spec.topology == "single" else rank % spec.processes_per_node,
+        local_rank=0 if alone else rank % spec.processes_per_node,
         transport=spec.transport,
         data_dir=Path(env.get("SHARDYARD_DATA", "data")),
         rendezvous=rendezvous,
@@ -71,6 +72,11 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     )
 
 
+def in_one_process(spec: RunSpec, env: Mapping[str, str]) -> bool:
+    """Whether one process has all ranks of the run: threads, forked processes or virtual nodes."""
+    return spec.topology == "single" or "SHARDYARD_VIRTUAL" in env
+
+
 def _rendezvous(launchers: list[str], env: Mapping[str, str]) -> str:
     """The URL at which the launcher says that ranks meet. See trainer.comm.rendezvous."""
     host, port = address_of_rank_0(launchers, env)
@@ -85,7 +91,7 @@ def first_host(spec: RunSpec, env: Mapping[str, str]) -> str | None:
 
     None if Shardyard has set where ranks meet, or all ranks are in one process.
     """
-    if spec.topology == "single" or spec.restarts or env.get("SHARDYARD_RENDEZVOUS"):
+    if in_one_process(spec, env) or spec.restarts or env.get("SHARDYARD_RENDEZVOUS"):
         return None
     return host_of_rank_0(find_launchers(env, TOPOLOGIES[spec.topology]), env)
 

@@ -111,6 +111,7 @@ class Simulation(ABC):
                 self._at[rank] = position
                 if not self._continue(rank, clock):
                     break
+                program = self._programs[rank]
                 position, end = self._at[rank], len(program)
             record = program[position]
             kind = record[0]

@@ -75,6 +75,7 @@ class Replica:
             output = self.model(batch.inputs)
             loss = self._loss_function.of(output, batch.targets)
             (loss if weight == 1.0 else loss * weight).backward()
+            self._clock.charge(len(batch.targets))
             if weight:
                 self.loss = loss.detach()
                 self._output, self._targets = output.detach(), batch.targets

@@ -188,7 +188,7 @@ class Session:
 
         Ranks that continue without a lost one send each other no single messages.
         """
-        if self.comm.size > 1 and not self._continues:
+        if self.comm.size > 1 and self.comm.has_links and not self._continues:
             differ = self.spec.link is not None and self.spec.link.differ
             for found in probe_links(self.comm, all_pairs=differ):
                 self._events.write("link", **asdict(found))

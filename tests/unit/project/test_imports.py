@@ -41,7 +41,8 @@ TRAINER: dict[str, str] = {
     "torchrun_restarts": (
         "core comm data models losses optimizers compression spec training parallel strategies launch"
     ),
-    "__main__": "core comm data models spec training launch torchrun_restarts",
+    "virtual": "core comm spec time_model training launch",
+    "__main__": "core comm data models spec training launch torchrun_restarts virtual",
     "warm": "core comm data spec launch __main__",
     "slurm_allocation": "core launch warm",
     "cluster": "core comm data models spec training launch torchrun_restarts warm",
@@ -131,6 +132,7 @@ SHARED_MODULES = (
     "time_model.algorithms",
     "time_model.cluster",
     "time_model.collectives",
+    "time_model.described",
     "time_model.errors",
     "time_model.outcome",
     "time_model.program",
@@ -139,6 +141,7 @@ SHARED_MODULES = (
     "training.partition",
     "training.profile",
     "training.stopping",
+    "virtual.options",
     "warm.client",
     "warm.process",
 )

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.commands.replay import Options, parse_link
 from orchestrator.errors import InputError
-from orchestrator.replay.run import cluster_of
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.described import cluster_of_run
 
 LINK = parse_link("100mbit/1ms")
 
@@ -32,11 +32,11 @@ def test_nodes_have_the_speeds_of_the_run_unless_others_are_given(
     fields: dict[str, Any], given: tuple[float, ...], speeds: list[float]
 ) -> None:
     spec = run(**fields, processes_per_node=2)
-    cluster = Options(LINK, given).cluster(cluster_of(spec, LINK), spec)
+    cluster = Options(LINK, given).cluster(cluster_of_run(spec), spec)
     assert cluster.node_speed == speeds
     assert [cluster.speed_of(rank) for rank in range(6)] == [speeds[rank // 2] for rank in range(6)]
 
 
 def test_too_few_speeds_are_an_error() -> None:
     with pytest.raises(InputError, match=r"--node-speed 1,0\.5: 2 speeds, and .* has 3 nodes"):
-        Options(LINK, (1, 0.5)).cluster(cluster_of(run(), LINK), run())
+        Options(LINK, (1, 0.5)).cluster(cluster_of_run(run()), run())

@@ -17,7 +17,6 @@ from orchestrator.replay.run import (
     VERSION,
     ClusterTime,
     NoClusterTime,
-    cluster_of,
     read_cluster_time,
     replay_run,
     write_cluster_time,
@@ -40,7 +39,9 @@ def spec_of(strategy: Any = "all_reduce", nodes: int = 2, **fields: Any) -> RunS
 
 
 def a_cluster(run: RunSpec, **fields: Any) -> Cluster:
-    return cluster_of(run, LINK).model_copy(update=fields)
+    return Cluster(
+        node_speed=run.node_speeds, processes_per_node=run.processes_per_node, link=LINK
+    ).model_copy(update=fields)
 
 
 def recorded(run: RunSpec) -> list[TraceBuilder]:

@@ -1,0 +1,1 @@
+"""Virtual nodes: ranks of one process that train for real, one after the other, in simulated time."""

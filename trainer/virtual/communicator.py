@@ -1,0 +1,184 @@
+"""The transport of virtual nodes: data moves in memory, and the simulation says how long that takes."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.comm.base import Communicator
+from trainer.comm.memory import total
+from trainer.core.clock import Clock
+from trainer.core.trace import Kind
+from trainer.time_model.program import Group
+from trainer.virtual.simulation import Untimed, VirtualSimulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.core.context import NodeContext
+
+
+@dataclass
+class Meeting:
+    """A collective: what each rank has brought, and what comes out once all have entered."""
+
+    brought: list[Tensor | None]
+    outcome: Any = None
+    present: int = 0
+
+
+@dataclass
+class VirtualGroup:
+    """What the communicators of a group share.
+
+    Attributes:
+        group: the group in the simulation.
+        meetings: collectives that not all ranks have left, by their number.
+        mailboxes: messages under way, by sender and receiver.
+        subgroups: groups that were split off, by their ranks and how often these were split off before.
+    """
+
+    simulation: VirtualSimulation
+    group: Group
+    meetings: dict[int, Meeting] = field(default_factory=dict)
+    mailboxes: dict[tuple[int, int], deque[Tensor]] = field(default_factory=dict)
+    subgroups: dict[tuple[tuple[int, ...], int], VirtualGroup] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, simulation: VirtualSimulation, ranks: Sequence[int]) -> VirtualGroup:
+        """A new group of these ranks of the run."""
+        return cls(simulation, simulation.join(ranks))
+
+    def mailbox(self, source: int, to: int) -> deque[Tensor]:
+        return self.mailboxes.setdefault((source, to), deque())
+
+
+class VirtualCommunicator(Communicator):
+    """Ranks of one process that take turns.
+
+    A rank leaves an exchange when the simulation resumes it, and by then the others have brought what it
+    receives. Buffers are copied when they are sent: their owners may go on before the receivers do. Sums
+    have the order of transport `memory`.
+    """
+
+    topology: ClassVar[str] = "single"
+    has_links: ClassVar[bool] = False
+
+    def __init__(self, rank: int, clock: Clock, shared: VirtualGroup) -> None:
+        super().__init__(rank, len(shared.group.ranks), clock)
+        self._shared, self._splits, self._collectives = shared, 0, 0
+        self._sends: Counter[int] = Counter()  # in training, by receiver
+        own = shared.group.ranks[rank]
+        self._node = shared.simulation.ranks[own]
+        self._number = shared.simulation.number_in(own, shared.group)
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
+        raise NotImplementedError("virtual ranks are connected by `run_virtual`")
+
+    def abort(self) -> None:
+        self._shared.simulation.failed = True
+
+    def _exchange(self, timed: Kind, untimed: Untimed, nbytes: int, peer: int) -> None:
+        """Wait until the simulation ends the exchange. Outside of training it takes no time."""
+        self._pause(timed if self.clock.counting else untimed, nbytes, peer)
+
+    def _pause(self, kind: Kind | Untimed, nbytes: int, peer: int) -> None:
+        self._node.pause((int(kind), self._number, peer, nbytes, 0.0, 0.0, 0.0))
+
+    def _meet(
+        self,
+        kind: Kind,
+        nbytes: int,
+        brings: Tensor | None,
+        come_to: Callable[[list[Tensor]], Any],
+        peer: int = -1,
+    ) -> Any:
+        """A collective.
+
+        Args:
+            nbytes, peer: see Kind.
+            brings: what this rank brings; None: nothing.
+            come_to: the outcome, from what the ranks bring, in their order. The last to enter calls it.
+
+        Returns:
+            The outcome, which all ranks share.
+        """
+        number = self._collectives
+        self._collectives += 1
+        meetings = self._shared.meetings
+        meeting = meetings.setdefault(number, Meeting([None] * self.size))
+        meeting.brought[self.rank] = brings
+        meeting.present += 1
+        if meeting.present == self.size:
+            meeting.outcome = come_to([each for each in meeting.brought if each is not None])
+            meeting.brought.clear()
+        self._exchange(kind, Untimed.COLLECTIVE, nbytes, peer)
+        meeting.present -= 1
+        if not meeting.present:
+            del meetings[number]
+        return meeting.outcome
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        buffer.copy_(self._meet(Kind.ALL_REDUCE, buffer.nbytes, buffer, total))
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        gathered: Tensor = self._meet(Kind.ALL_GATHER, buffer.nbytes, buffer, torch.stack)
+        return gathered.clone()
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        rows: Tensor = self._meet(Kind.ALL_TO_ALL, buffer.nbytes, buffer, torch.stack)
+        return rows[:, self.rank].clone()
+
+    def _gather(self, buffer: Tensor, root: int) -> Tensor | None:
+        import torch
+
+        gathered: Tensor = self._meet(Kind.GATHER, buffer.nbytes, buffer, torch.stack, root)
+        return gathered if self.rank == root else None
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        brings = buffer if self.rank == root else None
+        sent = self._meet(Kind.BROADCAST, buffer.nbytes, brings, lambda brought: brought[0].clone(), root)
+        buffer.copy_(sent)
+
+    def _barrier(self) -> None:
+        self._meet(Kind.BARRIER, 0, None, lambda _: None)
+
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        self._shared.mailbox(self.rank, to).append(buffer.clone())
+        self._exchange(Kind.SHIFT, Untimed.COLLECTIVE, buffer.nbytes, (to - self.rank) % self.size)
+        return self._shared.mailbox(source, self.rank).popleft()
+
+    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+        self._shared.mailbox(self.rank, to).append(buffer.clone())
+        timed, index = self.clock.counting, self._sends[to]
+        self._sends[to] += timed
+        self._exchange(Kind.SEND, Untimed.SEND, buffer.nbytes, to)
+
+        def finish() -> None:
+            if timed:
+                self._pause(Kind.SEND_WAIT, index, to)
+
+        return finish
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        self._isend(buffer, to)()
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        self._exchange(Kind.RECEIVE, Untimed.RECEIVE, buffer.nbytes, source)
+        buffer.copy_(self._shared.mailbox(source, self.rank).popleft())
+
+    def _split(self, groups: list[list[int]], number: int) -> VirtualCommunicator:
+        ranks = tuple(self.run_ranks[rank] for rank in groups[number])
+        key = (ranks, self._splits)
+        self._splits += 1
+        subgroups = self._shared.subgroups
+        if key not in subgroups:
+            subgroups[key] = VirtualGroup.of(self._shared.simulation, ranks)
+        return VirtualCommunicator(groups[number].index(self.rank), self.clock, subgroups[key])

@@ -1,0 +1,72 @@
+"""Trains all ranks of a run as virtual nodes of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
+from trainer.launch.ranks import attempt_fields, run_rank
+from trainer.launch.watchdog import Watchdog
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster
+from trainer.time_model.described import cluster_of_run
+from trainer.time_model.outcome import RankReplay
+from trainer.training.task import Task
+from trainer.virtual.clock import VirtualClock
+from trainer.virtual.communicator import VirtualCommunicator, VirtualGroup
+from trainer.virtual.options import MEASURED, VirtualOptions
+from trainer.virtual.simulation import VirtualSimulation
+from trainer.virtual.turns import VirtualRank
+
+
+def run_virtual(
+    context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None, options: VirtualOptions
+) -> bool:
+    """Train all ranks of a run; True if all of them succeeded."""
+    writers = [events.as_rank(rank) for rank in range(context.size)]
+    succeeded = [False] * context.size
+
+    def train(comm: VirtualCommunicator) -> None:
+        own = replace(context, rank=comm.rank)
+        succeeded[comm.rank] = run_rank(own, task, writers[comm.rank], watchdog, lambda: comm)
+
+    with Watchdog(writers, orchestrator) as watchdog:
+        for writer in writers:
+            writer.write("start", pid=os.getpid(), **attempt_fields(context))
+        in_turns(train, virtual_cluster(task.spec), task.spec.transport, options)
+    return all(succeeded)
+
+
+def virtual_cluster(spec: RunSpec) -> Cluster:
+    """The cluster of virtual nodes: each has the cores that its limits leave it."""
+    return cluster_of_run(spec, quota=min(1.0, spec.cpus / spec.processes_per_node))
+
+
+def in_turns(
+    body: Callable[[VirtualCommunicator], object],
+    cluster: Cluster,
+    transport: str,
+    options: VirtualOptions = MEASURED,
+) -> Sequence[RankReplay]:
+    """Run `body` on every rank of a cluster, one at a time, in the order of their clocks.
+
+    Args:
+        body: gets the rank's communicator. It catches its own errors, and then calls `comm.abort()`.
+        transport: whose algorithms the collectives have.
+
+    Returns:
+        The times of each rank.
+    """
+    clocks = [
+        VirtualClock(cluster.speed_of(rank), options.seconds_per_sample) for rank in range(cluster.size)
+    ]
+    ranks = [VirtualRank(clock) for clock in clocks]
+    simulation = VirtualSimulation(ranks, cluster, transport)
+    shared = VirtualGroup.of(simulation, range(cluster.size))
+    for number, rank in enumerate(ranks):
+        rank.start(partial(body, VirtualCommunicator(number, rank.clock, shared)))
+    return simulation.run()
