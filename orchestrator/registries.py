@@ -7,4 +7,5 @@ RUNTIME_CLASSES = {
     "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
     "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
     "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
+    "virtual": "orchestrator.runtimes.virtual.runtime:VirtualRuntime",
 }

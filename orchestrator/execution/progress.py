@@ -37,7 +37,8 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
         log = f"; see {result.log}" if result.log else ""
         return f"{head}: {result.status.upper()} after {result.wall_s:.1f} s: {result.cause}{log}"
     accuracy = "" if result.accuracy is None else f", acc {result.accuracy:.1%}"
-    return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{accuracy}"
+    simulated = " of simulated time" if result.runtime_info.simulates_time else ""
+    return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{simulated}{accuracy}"
 
 
 class PlainProgress:

@@ -101,7 +101,7 @@ class Costs:
             steps = step_cpu_s(traces, whole_batches(result))
             if has_cores(result):
                 work.add_undisturbed(key, work_of_step(result), steps)
-            elif len(traces) > 1:
+            elif len(traces) > 1 and not result.runtime_info.simulates_time:
                 work.add_shared(key, work_of_step(result), (result.runtime, result.cores), steps)
         return cls(software, calibration, work)
 
@@ -162,7 +162,7 @@ def fits_cores(result: RunResult) -> bool:
     """
     run, runtime = result.run, result.runtime_info
     several = run.world_size > 1 and result.times_compare and runtime.one_clock
-    return several and may_have_cores(run, runtime, result.cores)
+    return several and not runtime.simulates_time and may_have_cores(run, runtime, result.cores)
 
 
 def has_cores(result: RunResult) -> bool:

@@ -129,6 +129,10 @@ def node_speed_flags(
     """
     if not run.slower_nodes:
         return
+    if runtime.simulates_time:
+        speeds = speeds_label(run.slower_nodes)
+        yield f"nodes differ: {speeds}; no speedup is reported, because no serial run has such nodes"
+        return
     others = f"{counted(run.cpus, 'cpu')} each" if runtime.enforces_limits else "no limit"
     quotas = {
         node: run.container_cpus(node) if runtime.enforces_limits else run.throttle_cpus(node)

@@ -30,6 +30,7 @@ class RuntimeInfo:
     shapes_links: bool  # bandwidth and latency between nodes can be set
     warm: bool  # nodes stay up between runs
     remote: bool  # nodes are on other machines than the orchestrator
+    simulates_time: bool = False  # times of training are those of a described cluster, not of this machine
 
 
 class _Finite(Record):

@@ -9,6 +9,7 @@ from orchestrator.results.records import RunResult
 PURPOSES = (
     "training",
     "evaluating",
+    "training and evaluating virtual nodes",
     "starting",
     "stopping",
     "waiting for the engine",
@@ -31,8 +32,11 @@ def time_shares(results: Iterable[RunResult]) -> dict[str, float]:
             continue
         engine_start, engine_stop = min(result.engine_start_s, start), min(result.engine_stop_s, stop)
         between = result.wall_s - start - stop
-        shares["training"] += min(train, between)
-        shares["evaluating"] += between - min(train, between)
+        if result.runtime_info.simulates_time:  # its training time says nothing about this machine
+            shares["training and evaluating virtual nodes"] += between
+        else:
+            shares["training"] += min(train, between)
+            shares["evaluating"] += between - min(train, between)
         shares["starting"] += start - engine_start
         shares["stopping"] += stop - engine_stop
         shares["waiting for the engine"] += engine_start + engine_stop

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.comm.requests import Requests
     from trainer.core.context import NodeContext
     from trainer.core.events import EventWriter
 
@@ -260,6 +261,10 @@ class Communicator(ABC):
             ranks = subgroup.parent_ranks
             sent.update({ranks[to]: payload for to, payload in subgroup.bytes_to.items()})
         return sent
+
+    def requests(self, timeout_s: float) -> Requests:
+        """This rank's end of a channel for requests to a server. timeout_s: the limit of each request."""
+        raise NotImplementedError(f"{type(self).__name__} has no requests; the spec's checks prevent this")
 
     def barrier(self) -> None:
         """Return when every rank has entered the barrier."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.comm.requests import Requests
     from trainer.core.context import NodeContext
     from trainer.core.events import EventWriter
 
@@ -94,6 +95,10 @@ class Groups(ABC):
             CommunicationError: the group has not formed.
         """
 
+    def requests(self, comm: Communicator, timeout_s: float) -> Requests:
+        """The channel for requests of a communicator over these groups."""
+        raise NotImplementedError(f"{type(self).__name__} has no requests; the spec's checks prevent this")
+
     def close(self, group: Group) -> None:
         """Disconnect after success."""
         group.leave()
@@ -129,6 +134,9 @@ class ElasticCommunicator(CollectivesOnly):
         else:
             self._group = groups.first()
         threading.Thread(target=self._watch, name="membership", daemon=True).start()
+
+    def requests(self, timeout_s: float) -> Requests:
+        return self._groups.requests(self, timeout_s)
 
     # Operations
 

@@ -7,11 +7,9 @@ mailboxes.
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainer.comm.base import CommunicationError, Communicator, communication_errors
 from trainer.comm.elastic import ElasticCommunicator, Group, Groups
 from trainer.comm.rendezvous import rendezvous
+from trainer.comm.rpc_calls import HEARTBEAT_S, Heartbeat, rpc_errors, wait_and_look, worker_name
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
+    from trainer.comm.requests import Requests
     from trainer.core.context import NodeContext
     from trainer.core.events import EventWriter
 
 WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the previous stage
 POLL_S = 0.02  # between looks at the store
-HEARTBEAT_S = 0.5  # between pings of a rank that this rank waits for
-PING_TIMEOUT_S = 3.0  # for an idle rank to answer a ping
 
 # Tensors received, by group and sender. Global, because a process has one RPC agent, and its requests name
 # functions and not objects.
@@ -121,6 +119,11 @@ class RpcCommunicator(Communicator):
                 self._store.wait(gone, timedelta(seconds=self._timeout_s))
             else:
                 self._store.set(f"left/{self.rank}", "")
+
+    def requests(self, timeout_s: float) -> Requests:
+        from trainer.comm.rpc_requests import RpcRequests
+
+        return RpcRequests(self, timeout_s)
 
     # No `abort`: a failed rank ends, and the heartbeats of its peers fail.
 
@@ -264,6 +267,11 @@ class RpcGroups(Groups):
         group.parent_ranks = ranks
         return group
 
+    def requests(self, comm: Communicator, timeout_s: float) -> Requests:
+        from trainer.comm.rpc_requests import RpcRequests
+
+        return RpcRequests(comm, timeout_s)
+
     def close(self, group: Group) -> None:
         """Disconnect without the ranks that are lost, for which RPC's own shutdown would wait."""
         if group.size == self._context.size:
@@ -285,58 +293,6 @@ class RpcGroups(Groups):
             time.sleep(POLL_S)
 
 
-def worker_name(rank: int) -> str:
-    """The name of a rank in torch RPC."""
-    return f"node-{rank}"
-
-
-@contextmanager
-def rpc_errors(rank: int, doing: str) -> Iterator[None]:
-    """Re-raise the failure of a request to `rank` as a CommunicationError: "sending to node 1 failed"."""
-    with communication_errors(f"{doing} node {rank}"):
-        yield
-
-
-class Heartbeat:
-    """Pings a rank that this rank waits for: a mailbox does not show that the sender has ended."""
-
-    def __init__(self, rank: int, timeout_s: float) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
-        self._answer: Any = None
-
-    def check(self) -> None:
-        """Ping, unless an answer is outstanding: a rank that computes may answer late.
-
-        Raises CommunicationError if the rank did not answer within `timeout_s`, or has ended.
-        """
-        from torch.distributed import rpc
-
-        with rpc_errors(self._rank, "waiting for"):
-            if self._answer is None or self._answer.done():
-                if self._answer is not None:
-                    self._answer.wait()
-                self._answer = rpc.rpc_async(worker_name(self._rank), _pong, timeout=self._timeout_s)
-
-
-def wait_and_look(answer: Any, look: Callable[[], object]) -> Any:
-    """The value of a remote call. Calls `look` every HEARTBEAT_S meanwhile, which may raise."""
-    answered = threading.Event()
-    answer.then(lambda _: answered.set())
-    while not answered.wait(HEARTBEAT_S):
-        look()
-    return answer.wait()
-
-
-def check_alive(ranks: Iterable[int]) -> None:
-    """Ping the ranks. Raises CommunicationError unless each answers within PING_TIMEOUT_S."""
-    from torch.distributed import rpc
-
-    calls = [(rank, rpc.rpc_async(worker_name(rank), _pong, timeout=PING_TIMEOUT_S)) for rank in ranks]
-    for rank, call in calls:
-        with rpc_errors(rank, "calling"):
-            call.wait()
-
-
 def _mailbox(group: str, source: int) -> SimpleQueue[Tensor]:
     """What a rank has sent in a group. A peer may send before this rank has joined the group."""
     return _mailboxes.setdefault((group, source), SimpleQueue())
@@ -345,10 +301,6 @@ def _mailbox(group: str, source: int) -> SimpleQueue[Tensor]:
 def _deliver(group: str, source: int, tensor: Tensor) -> None:
     """Runs in the receiving process."""
     _mailbox(group, source).put(tensor)
-
-
-def _pong() -> None:
-    """Runs in the process that is pinged."""
 
 
 def _in_own_storage(tensor: Tensor) -> Tensor:

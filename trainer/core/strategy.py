@@ -55,6 +55,10 @@ class Strategy(Component):
 
     # Transports that it supports; the first is the default.
     transports: ClassVar[tuple[str, ...]]
+    # It exchanges everything over its communicator, so that virtual nodes can run it.
+    virtual: ClassVar[bool] = True
+    # If not: a strategy with the same or similar updates that does.
+    equivalent: ClassVar[str | None] = None
     # The least number of ranks.
     min_nodes: ClassVar[int] = 1
     # The largest number of ranks; None: any.

@@ -1,62 +1,21 @@
-"""Asynchronous parameter server over torch RPC: the server, its workers, and bounded staleness.
-
-Requests enter a queue that the server's main thread processes one at a time. No lock is needed, no RPC
-thread ever waits, and the server's clock shows what the server does.
-"""
+"""Asynchronous parameter server: the server, its workers, and bounded staleness."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import cast
 
 from torch import Tensor
-from torch.distributed import rpc
-from torch.futures import Future
 
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, rpc_errors, wait_and_look, worker_name
+from trainer.comm.requests import Request, Requests
 from trainer.core.trace import Kind
 from trainer.training.replica import Replica
 
+CHECK_S = 0.5  # between two looks at workers that have not asked
 SERVER = 0  # its rank
-
-
-@dataclass(frozen=True)
-class WorkerRequest:
-    """A push or pull of a worker.
-
-    Attributes:
-        rank: the rank of the worker.
-        gradient: the gradient of a push, flat; None for a pull.
-        arrived: seconds of `time.monotonic`.
-        response: completes with (weights or staleness, seconds that the request spent in the server).
-    """
-
-    rank: int
-    gradient: Tensor | None
-    arrived: float
-    response: Future[Any]
-
-    @property
-    def size(self) -> int:
-        """Payload bytes."""
-        return 0 if self.gradient is None else self.gradient.nbytes
-
-
-# Requests to this process. Module state, because torch RPC requests name functions, not objects.
-_requests: SimpleQueue[WorkerRequest] = SimpleQueue()
-
-
-@rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def _request(rank: int, gradient: Tensor | None) -> Future[Any]:
-    """Enqueue a request. Runs in an RPC thread of the server's process."""
-    response: Future[Any] = Future()
-    _requests.put(WorkerRequest(rank, gradient, time.monotonic(), response))
-    return response
 
 
 class BoundedStaleness:
@@ -101,16 +60,13 @@ class BoundedStaleness:
 class Server:
     """The parameter server: it answers pulls and applies pushed gradients in the order of arrival."""
 
-    def __init__(self, replica: Replica, comm: Communicator, timeout_s: float) -> None:
+    def __init__(self, replica: Replica, comm: Communicator, requests: Requests, timeout_s: float) -> None:
         """timeout_s: without any request until the server gives up."""
-        self._replica, self._comm, self._timeout_s = replica, comm, timeout_s
-        self._heartbeats = {
-            rank: Heartbeat(rank, timeout_s) for rank in comm.parent_ranks if rank != SERVER
-        }
-        self._last_heartbeat = time.monotonic()
+        self._replica, self._comm, self._requests = replica, comm, requests
+        self._timeout_s, self._last_check = timeout_s, time.monotonic()
         self._updates = 0
         self._updates_at_pull: dict[int, int] = {}
-        self._pending_pulls: list[WorkerRequest] = []
+        self._pending_pulls: list[Request] = []
 
     def start_epoch(self, progress: BoundedStaleness) -> None:
         """Schedule the workers of the next epoch by `progress`."""
@@ -130,37 +86,34 @@ class Server:
         none is left with steps in this epoch. Raises CommunicationError, which names the workers that are
         missing.
         """
-        while (push := self._next_request()) and push.gradient is None:
+        while (push := self._next_request()) and push.payload is None:
             self._pending_pulls.append(push)
             self._answer_pulls()
         if push is None:
             yield None
             return
-        yield push.gradient
+        yield push.payload
         staleness = self._updates - self._updates_at_pull[push.rank]
         self._updates += 1
         self._progress.complete_step(push.rank)
         self._respond(push, staleness)
         self._answer_pulls()
 
-    def _next_request(self) -> WorkerRequest | None:
+    def _next_request(self) -> Request | None:
         clock = self._comm.clock
         deadline, entered = time.monotonic() + self._timeout_s, clock.wall()
         while (now := time.monotonic()) < deadline:
             # Also while requests keep arriving: they come from the workers that are alive.
-            if now - self._last_heartbeat > HEARTBEAT_S:
-                self._last_heartbeat = now
+            if now - self._last_check > CHECK_S:
+                self._last_check = now
                 self._check_workers()
                 if not self._progress.unfinished:
                     return None
             with clock.phase("wait") as span:
-                try:
-                    request = _requests.get(timeout=min(HEARTBEAT_S, deadline - now))
-                except Empty:
-                    continue
-            if request.rank in self._progress.unfinished:  # else it was dropped
+                request = self._requests.take(min(CHECK_S, deadline - now))
+            if request and request.rank in self._progress.unfinished:  # else it was dropped
                 if span.counted:
-                    self._comm.trace_at(Kind.TAKE, entered, span.left, request.size, request.rank)
+                    self._comm.trace_at(Kind.TAKE, entered, span.left, request.nbytes, request.rank)
                 return request
         missing = ", ".join(map(str, self._progress.unfinished))
         raise CommunicationError(
@@ -170,8 +123,7 @@ class Server:
     def _check_workers(self) -> None:
         """Drop lost workers if the run continues without them. Raises CommunicationError if it does not."""
         if not self._drop_lost():
-            for rank in self._progress.unfinished:
-                self._heartbeats[rank].check()
+            self._requests.check(self._progress.unfinished)
 
     def _drop_lost(self) -> bool:
         """Drop the workers that are lost. False if the run does not continue without them."""
@@ -193,9 +145,9 @@ class Server:
             else:
                 self._pending_pulls.append(pull)
 
-    def _respond(self, request: WorkerRequest, value: Tensor | int) -> None:
+    def _respond(self, request: Request, value: Tensor | int) -> None:
         with self._comm.clock.phase("communicate") as span:
-            request.response.set_result((value, time.monotonic() - request.arrived))
+            self._requests.answer(request, value)
         size = 0 if isinstance(value, int) else value.nbytes
         self._comm.trace(Kind.RESPOND, span, size, request.rank)
 
@@ -206,18 +158,15 @@ class Worker:
     A request's time in the server is booked as waiting, the rest of it as communication.
     """
 
-    def __init__(self, comm: Communicator, timeout_s: float) -> None:
-        """timeout_s: the time limit of each request, in seconds."""
-        self._comm, self._timeout_s = comm, timeout_s
-        self._rank = comm.parent_ranks[comm.rank]  # in the run, also when others are lost
+    def __init__(self, comm: Communicator, requests: Requests) -> None:
+        self._comm, self._requests = comm, requests
 
     def pull(self) -> Tensor:
         """Return the server's parameters, flat, once this worker may start a step.
 
         Raises CommunicationError.
         """
-        weights: Tensor = self._request("pulling weights from", None)
-        return weights
+        return cast("Tensor", self._request("pulling weights from", None))
 
     def push(self, gradient: Tensor) -> int:
         """Send a gradient, shape (parameters,), and wait until the server has applied it.
@@ -229,15 +178,11 @@ class Worker:
             CommunicationError: the server is gone or late.
         """
         self._comm.traffic.bytes_sent += gradient.nbytes
-        staleness: int = self._request("pushing a gradient to", gradient)
-        return staleness
+        return cast("int", self._request("pushing a gradient to", gradient))
 
-    def _request(self, doing: str, gradient: Tensor | None) -> Any:
-        with self._comm.clock.phase("communicate") as span, rpc_errors(SERVER, doing):
-            answer = rpc.rpc_async(
-                worker_name(SERVER), _request, args=(self._rank, gradient), timeout=self._timeout_s
-            )
-            value, in_server_s = wait_and_look(answer, self._comm.leave_lost)
+    def _request(self, doing: str, gradient: Tensor | None) -> Tensor | int:
+        with self._comm.clock.phase("communicate") as span:
+            value, in_server_s = self._requests.ask(SERVER, gradient, doing)
         self._comm.clock.transfer("communicate", "wait", in_server_s)
         self._comm.trace(Kind.REQUEST, span, 0 if gradient is None else gradient.nbytes, SERVER)
         return value

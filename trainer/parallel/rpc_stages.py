@@ -24,7 +24,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import RRef
 
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
+from trainer.comm.rpc_calls import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.core.trace import Kind
 from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import stage_blocks

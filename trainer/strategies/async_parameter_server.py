@@ -61,7 +61,8 @@ class AsyncParameterServer(Strategy):
     def _serve(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import BoundedStaleness, Server
 
-        server = Server(replica, session.comm, session.timeout_s)
+        requests = session.comm.requests(session.timeout_s)
+        server = Server(replica, session.comm, requests, session.timeout_s)
         for epoch in session.epochs(evaluate="server"):
             steps = session.steps(epoch)
             server.start_epoch(BoundedStaleness(dict(enumerate(steps, start=1)), self.max_staleness))
@@ -76,7 +77,8 @@ class AsyncParameterServer(Strategy):
     def _work(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import Worker
 
-        server, staleness = Worker(session.comm, session.timeout_s), []
+        server = Worker(session.comm, session.comm.requests(session.timeout_s))
+        staleness: list[int] = []
         for epoch in session.epochs(evaluate="server"):
             for batch in session.batches(epoch):
                 replica.set_flat_parameters(server.pull())

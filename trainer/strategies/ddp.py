@@ -36,6 +36,8 @@ class Ddp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    virtual: ClassVar[bool] = False
+    equivalent: ClassVar[str | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 

@@ -28,6 +28,7 @@ class FaultInjection(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi", "rpc")
+    virtual: ClassVar[bool] = False
     uses_partition: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     untraced: ClassVar[str | None] = "it does not train"

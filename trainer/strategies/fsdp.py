@@ -30,6 +30,8 @@ class Fsdp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    virtual: ClassVar[bool] = False
+    equivalent: ClassVar[str | None] = "all_reduce"
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True

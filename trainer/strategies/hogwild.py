@@ -24,6 +24,8 @@ class Hogwild(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("memory",)
+    virtual: ClassVar[bool] = False
+    equivalent: ClassVar[str | None] = "async_parameter_server"
     forks: ClassVar[bool] = True
     shares_model: ClassVar[bool] = True
     exchanges_in_steps: ClassVar[bool] = False

@@ -29,6 +29,8 @@ class PipelineTorch(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    virtual: ClassVar[bool] = False
+    equivalent: ClassVar[str | None] = "pipeline"
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False

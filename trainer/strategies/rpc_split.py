@@ -34,6 +34,8 @@ class RpcSplit(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
+    virtual: ClassVar[bool] = False
+    equivalent: ClassVar[str | None] = "pipeline"
     equals: ClassVar[Equal | None] = "serial"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from trainer.comm.base import Communicator
+from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.memory import total
+from trainer.comm.requests import Requests
 from trainer.core.clock import Clock
 from trainer.core.trace import Kind
 from trainer.time_model.program import Group
+from trainer.virtual.requests import UnderWay, VirtualRequests
 from trainer.virtual.simulation import Untimed, VirtualSimulation
 
 if TYPE_CHECKING:
@@ -20,10 +22,22 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
 
 
+class Call(NamedTuple):
+    """How a rank calls a collective. nbytes, peer: see Kind."""
+
+    kind: Kind
+    nbytes: int
+    peer: int
+
+    def __str__(self) -> str:
+        return self.kind.name.lower() + (f" of {self.nbytes} bytes" if self.nbytes else "")
+
+
 @dataclass
 class Meeting:
-    """A collective: what each rank has brought, and what comes out once all have entered."""
+    """A collective: how the first rank called it, what each has brought, and what comes out of that."""
 
+    call: Call
     brought: list[Tensor | None]
     outcome: Any = None
     present: int = 0
@@ -37,7 +51,8 @@ class VirtualGroup:
         group: the group in the simulation.
         meetings: collectives that not all ranks have left, by their number.
         mailboxes: messages under way, by sender and receiver.
-        subgroups: groups that were split off, by their ranks and how often these were split off before.
+        subgroups: groups that were split off, by their ranks and the number of the split.
+        requests: requests to servers.
     """
 
     simulation: VirtualSimulation
@@ -45,6 +60,7 @@ class VirtualGroup:
     meetings: dict[int, Meeting] = field(default_factory=dict)
     mailboxes: dict[tuple[int, int], deque[Tensor]] = field(default_factory=dict)
     subgroups: dict[tuple[tuple[int, ...], int], VirtualGroup] = field(default_factory=dict)
+    requests: UnderWay = field(default_factory=UnderWay)
 
     @classmethod
     def of(cls, simulation: VirtualSimulation, ranks: Sequence[int]) -> VirtualGroup:
@@ -81,11 +97,15 @@ class VirtualCommunicator(Communicator):
     def abort(self) -> None:
         self._shared.simulation.failed = True
 
+    def requests(self, timeout_s: float) -> Requests:
+        return VirtualRequests(self.rank, self._shared.simulation, self._shared.requests, self._pause)
+
     def _exchange(self, timed: Kind, untimed: Untimed, nbytes: int, peer: int) -> None:
         """Wait until the simulation ends the exchange. Outside of training it takes no time."""
         self._pause(timed if self.clock.counting else untimed, nbytes, peer)
 
     def _pause(self, kind: Kind | Untimed, nbytes: int, peer: int) -> None:
+        """Let other ranks run until the simulation has ended an exchange. nbytes, peer: see Kind."""
         self._node.pause((int(kind), self._number, peer, nbytes, 0.0, 0.0, 0.0))
 
     def _meet(
@@ -109,7 +129,12 @@ class VirtualCommunicator(Communicator):
         number = self._collectives
         self._collectives += 1
         meetings = self._shared.meetings
-        meeting = meetings.setdefault(number, Meeting([None] * self.size))
+        call = Call(kind, nbytes, peer)
+        meeting = meetings.setdefault(number, Meeting(call, [None] * self.size))
+        if call != meeting.call:
+            raise CommunicationError(
+                f"rank {self.run_ranks[self.rank]} calls {call}, where others call {meeting.call}"
+            )
         meeting.brought[self.rank] = brings
         meeting.present += 1
         if meeting.present == self.size:

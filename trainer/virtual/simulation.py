@@ -46,6 +46,7 @@ class VirtualSimulation(Simulation):
         self._unread: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # untimed messages
         self._taken: list[dict[int, ServedRequest]] = [{} for _ in ranks]  # by server and sender
         self._last_taken: list[int] = [-1] * len(ranks)
+        self._in_server_s = [0.0] * len(ranks)  # of the last request of each rank
         self._handlers |= {
             int(Untimed.COLLECTIVE): self._meet,
             int(Untimed.SEND): self._deliver_untimed,
@@ -74,6 +75,10 @@ class VirtualSimulation(Simulation):
     def taken_by(self, server: int) -> int:
         """The rank whose request a server has taken last."""
         return self._last_taken[server]
+
+    def in_server_s(self, rank: int) -> float:
+        """The seconds that the last request of a rank spent in its server."""
+        return self._in_server_s[rank]
 
     def _continue(self, rank: int, now: float) -> bool:
         node = self.ranks[rank]
@@ -113,6 +118,7 @@ class VirtualSimulation(Simulation):
         last = self._last_taken[server]
         deferred = client != last  # until another worker's request was taken
         request = self._taken[server].pop(client)
+        self._in_server_s[client] = now - request.arrived
         self._respond(server, request, record[3], now, last if deferred else server)
         return now
 

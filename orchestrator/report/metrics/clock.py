@@ -36,8 +36,10 @@ class ClockError:
 
 
 def wall_by_cluster(row: Row) -> float | None:
-    """Wall time / cluster time; None without a cluster time."""
-    return quotient(row.wall.train_s, row.cluster.train_s) if row.cluster else None
+    """Wall time / cluster time; None without either."""
+    if row.cluster is None or row.is_virtual:
+        return None
+    return quotient(row.wall.train_s, row.cluster.train_s)
 
 
 def clock_error(rows: Iterable[Row]) -> ClockError | None:

@@ -24,9 +24,9 @@ def rows_of(
 ) -> list[Row]:
     """One row per (key, result, spec), in the same order, each with its baseline.
 
-    Rows of a workload whose nodes share cores or wait for them, or whose links were requested and not
-    enforced, are on the cluster clock, if their runs have cluster times. So are those of the same workload
-    over other links, since they have the serial runs in common.
+    Rows of a workload whose nodes are virtual, share cores or wait for them, or whose links were requested
+    and not enforced, are on the cluster clock, if their runs have cluster times. So are those of the same
+    workload over other links, since they have the serial runs in common.
 
     Args:
         clusters: the cluster times of runs by key, or why they have none.
@@ -59,6 +59,7 @@ def _compared_in_cluster_time(walls: Sequence[Row], clusters: Mapping[str, Clust
     """The workloads, without links, whose wall times mislead and whose runs have cluster times."""
     ok = [row for row in walls if row.ok]
     misleading = [row for row in ok if row.shares_cores or row.link_not_enforced]
+    misleading += [row for row in ok if row.is_virtual]
     misleading += [row for group in groups_of(ok) if waits_for_cores(group) for row in group.rows]
     found = {row.workload.without_links for row in misleading if row.key in clusters}
     serial = [row for row in walls if row.ok and row.strategy == SERIAL]

@@ -138,6 +138,11 @@ class Row:
         """Whether the run requests links that its runtime does not make, so that wall time lacks them."""
         return bool(self.link_label) and not self.result.runtime_info.shapes_links
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether its nodes were virtual, so that no wall time says how long they train."""
+        return self.result.runtime_info.simulates_time
+
     @cached_property
     def workload(self) -> Workload:
         found = Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)

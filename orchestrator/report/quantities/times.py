@@ -54,7 +54,9 @@ TIMES = named(
         interval=_interval_of_time,
         timed=True,
     ),
-    wall_s=Quantity(SECONDS, lambda row: row.wall.train_s, "Wall time", ratio=True),
+    wall_s=Quantity(
+        SECONDS, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
+    ),
     cluster_s=Quantity(
         SECONDS, lambda row: row.cluster.train_s if row.cluster else None, "Cluster time", ratio=True
     ),

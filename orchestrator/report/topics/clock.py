@@ -21,6 +21,7 @@ from orchestrator.report.quantities import CPU_TIME_SPEEDUP
 from orchestrator.report.statistics.drift import Drift, time_drift
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import counted
+from trainer.time_model.described import UNKNOWN
 
 MOST_DISTURBED = 0.25  # of the runs that show it
 
@@ -45,6 +46,9 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if view.clock != "cluster":
         return
     rows = [row for group in view.groups for row in group.ok_rows]
+    if any(row.is_virtual for row in rows):
+        yield Finding("cluster_time_uncalibrated", _of_virtual_nodes(rows), evidence(view.groups))
+        return
     error = clock_error(rows)
     meaning = (
         f"{_reason(rows)}, so times are cluster times, replayed from the traces of the runs: what training "
@@ -114,6 +118,18 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         text += f" {count(len(unknown), 'run')} could not be corrected."
     rows = tuple(row for row in shared if row.key in inflation)
     yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
+
+
+def _of_virtual_nodes(rows: Sequence[Row]) -> str:
+    """What the times of virtual nodes stand for."""
+    software = f"{UNKNOWN.message_s * 1e6:g} µs and {UNKNOWN.bytes_per_s / 1e9:g} GB/s"
+    links = "the links that the runs request" if any(row.run.has_links for row in rows) else "ideal links"
+    return (
+        "Nodes are virtual, so times are cluster times: work takes the CPU time that it needed on a core "
+        f"of its own, and exchanges take what the time model gives them on {links}, where the software of "
+        f"a message costs {software}. Their error is unknown, because no real nodes ran. The intervals of "
+        f"differences contain an error of {percent(MAX_ERROR)}."
+    )
 
 
 def _reason(rows: Sequence[Row]) -> str:

@@ -109,12 +109,14 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
                 f"{percent(worst.worst)} at most in {count(len(worst.rows), 'run')} with a core for each "
                 "rank"
             )
+        if virtual := any(row.is_virtual for row in comparison.rows):
+            parts.append("cluster time of virtual nodes")
         if unchecked := sorted({ranks for _, rows in errors for ranks in unchecked_ranks(rows)}):
             ok = False
             parts.append(
                 f"runs of {listed([str(ranks) for ranks in unchecked])} ranks could not be checked"
             )
-        if not any(workload.link for workload in comparison.workloads):
+        if not virtual and not any(workload.link for workload in comparison.workloads):
             parts.append(f"exchanges over {OWN_LINKS}")
         if unknown:
             parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,23 +35,12 @@ def processes(
     """
     if spec.topology not in STARTED_BY:
         raise ValueError(f"topology {spec.topology!r} is not supported by the local runtime")
-    environment = spec.thread_environment() | {
-        "SHARDYARD_SPEC": str(paths.spec.resolve()),
-        "SHARDYARD_DATA": str(data_dir.resolve()),
-        "SHARDYARD_OUT": str(live.resolve()),
-        # Named, because this process may itself be in a job of another launcher.
-        LAUNCHER: STARTED_BY[spec.topology],
-        "PYTHONPATH": python_path(),
-    }
-    if spec.has_imports:
-        environment[CODE] = str(paths.code.resolve())
+    environment = _environment(spec, paths, data_dir, live)
     if spec.node_speed is not None:
         environment["SHARDYARD_THROTTLED"] = str(live.resolve())
-    if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
-        environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
     match spec.topology:
         case "single":
-            return [Process("nodes", [*command], environment, "node-0")]
+            return [in_one_process(spec, paths, data_dir, live, command)]
         case "ddp" if spec.restarts:
             return _agents(spec, environment, live.resolve())
         case "ddp" | "rpc":
@@ -81,6 +70,37 @@ def processes(
             session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
             argv = [str(mpirun() or "mpirun"), "-n", str(spec.world_size), *MPIRUN_OPTIONS, *command]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
+
+
+def in_one_process(
+    spec: RunSpec,
+    paths: RunPaths,
+    data_dir: Path,
+    live: Path,
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+) -> Process:
+    """The one process of a run that has all of its ranks. variables: of its environment, beside others."""
+    launcher = {LAUNCHER: STARTED_BY["single"]}
+    environment = {**_environment(spec, paths, data_dir, live), **launcher, **(variables or {})}
+    return Process("nodes", [*command], environment, "node-0")
+
+
+def _environment(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> dict[str, str]:
+    """The variables of every rank."""
+    environment = spec.thread_environment() | {
+        "SHARDYARD_SPEC": str(paths.spec.resolve()),
+        "SHARDYARD_DATA": str(data_dir.resolve()),
+        "SHARDYARD_OUT": str(live.resolve()),
+        # Named, because this process may itself be in a job of another launcher.
+        LAUNCHER: STARTED_BY[spec.topology],
+        "PYTHONPATH": python_path(),
+    }
+    if spec.has_imports:
+        environment[CODE] = str(paths.code.resolve())
+    if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
+        environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
+    return environment
 
 
 def _agents(spec: RunSpec, environment: dict[str, str], live: Path) -> list[Process]:

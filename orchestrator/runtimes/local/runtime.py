@@ -103,12 +103,15 @@ class LocalRuntime(Runtime):
     ) -> LaunchPlan:
         cluster, command = ClusterPlan(), [*COLD]
         if warm := self.kind(spec) is not None:
-            parent = self._parent()
-            command = parent.command
-            started = Process("warm parent", parent.argv, parent.environment, log="")
-            cluster = ClusterPlan(shared=True, processes=[started])
+            cluster, command = self.shared_cluster()
         processes = planned(spec, paths, data_dir, paths.live, command, self._prefix())
         return LaunchPlan(spec, paths, data_dir, cluster, processes, warm)
+
+    def shared_cluster(self) -> tuple[ClusterPlan, list[str]]:
+        """The warm parent that runs can share, and the command that lets it fork a rank."""
+        parent = self._parent()
+        started = Process("warm parent", parent.argv, parent.environment, log="")
+        return ClusterPlan(shared=True, processes=[started]), parent.command
 
     def _parent(self) -> ParentProcess:
         """The process that forks the ranks of warm runs, which has not been started."""

@@ -170,7 +170,7 @@ def test_a_peer_is_named_by_its_rank_in_the_run() -> None:
     comm: Communicator = MemoryCommunicator(0, 2, Clock(), group := ThreadGroup(2))
     comm.run_ranks = [3, 5]
     seen: list[Position | None] = []
-    group.mailboxes[1, 0].put(torch.zeros(1))
+    group.mailbox(1, 0).put(torch.zeros(1))
     inner = comm._recv
 
     def recv(buffer: Any, source: int) -> None:

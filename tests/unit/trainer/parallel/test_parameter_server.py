@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.futures import Future
 
+from trainer.comm import rpc_requests
 from trainer.comm.base import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
@@ -72,14 +73,16 @@ class ServerOfTwo:
         self.replica: Any = Parameters()
         self.comm = MemoryCommunicator(0, 3, Clock(), ThreadGroup(3))
         self.comm.clock.start()
-        self.server = Server(self.replica, self.comm, timeout_s)
+        self.server = Server(
+            self.replica, self.comm, rpc_requests.RpcRequests(self.comm, timeout_s), timeout_s
+        )
         self.server.start_epoch(BoundedStaleness({1: 100, 2: 100}, bound))
 
     def pull(self, rank: int) -> Future[Any]:
-        return module._request(rank, None)
+        return rpc_requests._arrive(rank, None)
 
     def push(self, rank: int) -> Future[Any]:
-        return module._request(rank, torch.ones(5))
+        return rpc_requests._arrive(rank, torch.ones(5))
 
     def step(self) -> None:
         with self.server.next_push() as gradient:
@@ -89,8 +92,8 @@ class ServerOfTwo:
 @pytest.fixture(autouse=True)
 def empty_queue() -> Iterator[None]:
     yield
-    while not module._requests.empty():
-        module._requests.get()
+    while not rpc_requests._arrived.empty():
+        rpc_requests._arrived.get()
 
 
 def test_staleness_counts_updates_of_other_workers_between_pull_and_push() -> None:
@@ -142,8 +145,8 @@ def test_a_dead_worker_is_noticed_while_others_send_requests(monkeypatch: pytest
         if heartbeat._rank == 2:
             raise CommunicationError("node 2 is gone")
 
-    monkeypatch.setattr(module.Heartbeat, "check", check)
-    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(rpc_requests.Heartbeat, "check", check)
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
     endpoint = ServerOfTwo(None)
     endpoint.push(1)
     with pytest.raises(CommunicationError, match="node 2 is gone"):

@@ -1,0 +1,108 @@
+"""Runtime `virtual`: one process of this machine has all nodes of a run. See docs/virtual.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import ClassVar, cast
+
+from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import Cluster, Runtime
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
+from orchestrator.runtimes.local.processes import COLD, in_one_process
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from trainer.spec.run_spec import RunSpec
+from trainer.virtual.options import VIRTUAL, VirtualOptions
+
+
+class VirtualRuntime(Runtime):
+    """Nodes whose training is real and whose time is simulated."""
+
+    info = RuntimeInfo(
+        enforces_limits=False,
+        shares_cores=False,
+        one_clock=True,
+        shapes_links=True,
+        warm=True,
+        remote=False,
+        simulates_time=True,
+    )
+    Options: ClassVar[type[VirtualOptions]] = VirtualOptions
+
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
+        self._local = LocalRuntime(cold, shared_network=True)  # there is no network
+
+    def unavailable_reason(self) -> str | None:
+        return self._local.unavailable_reason()
+
+    def node_kind(self) -> str:
+        return "virtual nodes"
+
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        strategy, options = spec.strategy, cast("VirtualOptions", self.options)
+        if not strategy.virtual:
+            instead = f"; strategy {strategy.equivalent} can" if strategy.equivalent else ""
+            return f"strategy {spec.name_of('strategy')} cannot run on virtual nodes{instead}"
+        if spec.on_gpu:
+            return "virtual nodes compute on CPU cores; allowed: a transport other than nccl"
+        if spec.threads > 1:
+            return f"threads is {spec.threads}, and each virtual rank has one core; allowed: 1"
+        for field, value in (("faults", spec.faults), ("restarts", spec.restarts), ("debug", spec.debug)):
+            if value:
+                return f"virtual nodes have no {field}; leave it out"
+        if spec.on_loss == "continue":
+            return "virtual nodes are never lost; allowed: on_loss: stop"
+        if not strategy.deterministic and not _has_latency(spec):
+            return (
+                f"the order in which {spec.name_of('strategy')} applies updates depends on the latency of "
+                "the links, and they have none; set link.latency_ms"
+            )
+        if noise := _noise(spec):
+            return f"link: {' and '.join(noise)} cannot be simulated; leave it out"
+        if options.seconds_per_sample and strategy.partitions_model:
+            return (
+                "virtual.seconds_per_sample is the cost of the whole model, and "
+                f"{spec.name_of('strategy')} cuts it over ranks; leave it out"
+            )
+        return None
+
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        warm = not self.cold and sys.platform == "linux"
+        return "warm parent" if warm else None
+
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        cluster, command = ClusterPlan(), [*COLD]
+        if warm := self.kind(spec) is not None:
+            cluster, command = self._local.shared_cluster()
+        variables = {VIRTUAL: cast("VirtualOptions", self.options).model_dump_json(exclude_defaults=True)}
+        nodes = in_one_process(spec, paths, data_dir, paths.live, command, variables)
+        return LaunchPlan(spec, paths, data_dir, cluster, [nodes], warm)
+
+    def create(self, plan: LaunchPlan) -> Cluster:
+        return self._local.create(plan)
+
+    def close(self) -> None:
+        self._local.close()
+
+    def clean(self) -> int:
+        return self._local.clean()
+
+
+def _has_latency(spec: RunSpec) -> bool:
+    """Whether every link has a latency."""
+    link = spec.link
+    pairs = permutations(range(spec.nodes), 2)
+    return link is not None and all(link.path(source, to).latency_ms for source, to in pairs)
+
+
+def _noise(spec: RunSpec) -> Sequence[str]:
+    """Properties of the run's links that vary from packet to packet."""
+    link = spec.link
+    parts = (link.default, *link.nodes.values(), *link.pairs.values()) if link else ()
+    return [name for name in ("jitter_ms", "loss") if any(getattr(part, name) for part in parts)]

@@ -1,0 +1,72 @@
+"""Complete trainings on virtual nodes, in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.conformance.threads import RecordedEvents, threads_in_torch
+from trainer.core.context import NodeContext
+from trainer.core.events import Event
+from trainer.core.result import TrainResult
+from trainer.core.trace import Trace, read_trace
+from trainer.data.cache import DatasetCache
+from trainer.launch.ranks import train as train_rank
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.outcome import RankReplay
+from trainer.training.task import Task
+from trainer.virtual.communicator import VirtualCommunicator
+from trainer.virtual.options import MEASURED, VirtualOptions
+from trainer.virtual.run import in_turns, virtual_cluster
+
+
+@dataclass
+class VirtualTraining:
+    """The outcome of a training: weights of rank 0; the others by rank."""
+
+    weights: npt.NDArray[np.float32]
+    results: list[TrainResult]
+    events: list[list[Event]]
+    traces: list[Trace]
+    times: Sequence[RankReplay]
+
+    @property
+    def cluster_s(self) -> float:
+        return max(rank.end_s for rank in self.times)
+
+
+def train_virtually(
+    spec: RunSpec, options: VirtualOptions = MEASURED, datasets: DatasetCache | None = None
+) -> VirtualTraining:
+    """Train as the spec says. Raises the first exception of a rank."""
+    task, size = Task(spec, Path(), datasets or DatasetCache()), spec.world_size
+    _ = task.data
+    events = [RecordedEvents(rank) for rank in range(size)]
+    outcomes: list[TrainResult | Exception | None] = [None] * size
+    with tempfile.TemporaryDirectory() as name, threads_in_torch(1):
+
+        def train(comm: VirtualCommunicator) -> None:
+            context = NodeContext(comm.rank, size, spec.transport, Path(), out_dir=Path(name))
+            try:
+                outcomes[comm.rank] = train_rank(context, task, events[comm.rank], comm)
+            except Exception as error:
+                outcomes[comm.rank] = error
+                comm.abort()
+
+        times = in_turns(train, virtual_cluster(spec), spec.transport, options)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+        traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"), key=_rank)]
+        weights = np.load(Path(name) / "weights.npy")
+    return VirtualTraining(weights, results, [each.events for each in events], traces, times)
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.removeprefix("trace-"))
