@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -51,11 +53,61 @@ class Batch:
         return self.samples / sum(self.in_step)
 
 
-class BatchLoader:
-    """Batches of one rank's part of the training split. Every rank knows the whole partition.
+class PartitionedSplit:
+    """The training split and its partition, which the ranks of a process share.
 
     The samples are on `device`, where batches are gathered: they are copied to a GPU once.
     """
+
+    def __init__(
+        self, train: Split, spec: RunSpec, rngs: RngFactory, size: int, device: str = "cpu"
+    ) -> None:
+        """size: the number of parts."""
+        self.train, self.size, self.device = train, size, device
+        self._spec, self._rngs = spec, rngs
+        self.targets = torch.from_numpy(train.targets).to(device)
+        self._lock = threading.Lock()
+        self._parts: dict[int, list[Indices]] = {}
+        self._in_step: tuple[tuple[int, int, Uneven], list[int]] = ((0, 0, "join"), [])
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """All samples as they are gathered, see `stored`."""
+        return self.stored(self.train.inputs)
+
+    def stored(self, inputs: Array) -> Tensor:
+        """Inputs on the device: images as (samples, height, width, channels), so that batches are
+        channels_last."""
+        tensor = torch.from_numpy(inputs)
+        if tensor.ndim == 4:
+            tensor = tensor.permute(0, 2, 3, 1).contiguous()
+        return tensor.to(self.device)
+
+    def parts(self, epoch: int) -> list[Indices]:
+        """The samples of every part in `epoch` (1-based). Raises DataError."""
+        number = partition_number(self._spec, epoch)
+        with self._lock:
+            if number not in self._parts:
+                newest = max(self._parts, default=0)
+                self._parts = {kept: parts for kept, parts in self._parts.items() if kept == newest}
+                self._parts[number] = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
+            return self._parts[number]
+
+    def in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
+        """The samples of each part in a step, 0-based."""
+        wanted = epoch, step, uneven
+        found, counts = self._in_step  # that of another thread is as good
+        if found != wanted or not counts:
+            sizes, batch = [len(part) for part in self.parts(epoch)], self._spec.batch_per_replica
+            if uneven != "join":
+                sizes = [min(sizes) if uneven == "drop" else max(sizes)] * self.size
+            counts = [min(max(part - step * batch, 0), batch) for part in sizes]
+            self._in_step = wanted, counts
+        return counts
+
+
+class BatchLoader:
+    """Batches of one rank's part of the training split. Every rank knows the whole partition."""
 
     def __init__(
         self,
@@ -64,9 +116,9 @@ class BatchLoader:
         rngs: RngFactory,
         rank: int,
         size: int,
-        device: str = "cpu",
         augment: Augment | None = None,
         sees_inputs: bool = True,
+        shared: PartitionedSplit | None = None,
     ) -> None:
         """
         Args:
@@ -74,48 +126,33 @@ class BatchLoader:
             rank, size: index of this part, and number of parts. A server has rank >= size, and no batches.
             augment: changes a batch's inputs; equal ranks get equal inputs.
             sees_inputs: whether batches have inputs; otherwise they have targets only.
+            shared: the split that this rank shares with others of its process; None: it is alone.
         """
-        self._train, self._device = train, device
-        self._are_images = train.inputs.ndim == 4
-        self._targets = torch.from_numpy(train.targets).to(device)
+        self._split = shared or PartitionedSplit(train, spec, rngs, size)
         self._spec, self._rngs = spec, rngs
         self._rank, self._size, self._augment = rank, size, augment
-        self._parts: tuple[int, list[Indices]] | None = None
         self._sees_inputs = sees_inputs and rank < size
         self._transforms_images = (
             self._sees_inputs and spec.strategy.uses_partition and spec.partitioner.transforms_images
         )
-        self._stored: Indices | None = None  # samples whose inputs are stored, ascending; None: all
-        self._inputs = self._on_device(
-            train.inputs if self._sees_inputs and not self._transforms_images else train.inputs[:0]
-        )
+        self._nothing = self._split.stored(train.inputs[:0])
+        # The images that this rank's partitioner has transformed: the number of the partition, its samples,
+        # ascending, and their inputs.
+        self._transformed: tuple[int, Indices, Tensor] | None = None
         self.parts(1)  # before the clock starts; raises if the partition is not possible
 
     def parts(self, epoch: int) -> list[Indices]:
-        """The samples of every part in `epoch` (1-based). Epochs must be requested in order."""
+        """The samples of every part in `epoch` (1-based)."""
+        parts = self._split.parts(epoch)
         number = partition_number(self._spec, epoch)
-        if self._parts is None or self._parts[0] != number:
-            parts = partition(self._spec, self._rngs, self._train.labels, self._size, epoch)
-            self._parts = (number, parts)
-            if self._transforms_images:
-                self._distort(number, parts[self._rank])
-        return self._parts[1]
-
-    def _distort(self, number: int, own: Indices) -> None:
-        """Store only this rank's images, as the partitioner transforms them."""
-        rng = self._rngs.generator("distort", self._rank, number)
-        images = self._spec.partitioner.transform_images(
-            self._train.inputs[own], self._rank, self._size, rng
-        )
-        self._stored, self._inputs = own, self._on_device(images)
-
-    def _on_device(self, inputs: Array) -> Tensor:
-        tensor = torch.from_numpy(inputs)
-        if (
-            self._are_images
-        ):  # as (samples, height, width, channels), so that a gathered batch is channels_last
-            tensor = tensor.permute(0, 2, 3, 1).contiguous()
-        return tensor.to(self._device)
+        if self._transforms_images and (self._transformed is None or self._transformed[0] != number):
+            own = parts[self._rank]
+            rng = self._rngs.generator("distort", self._rank, number)
+            images = self._spec.partitioner.transform_images(
+                self._split.train.inputs[own], self._rank, self._size, rng
+            )
+            self._transformed = number, own, self._split.stored(images)
+        return parts
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in training order."""
@@ -153,7 +190,7 @@ class BatchLoader:
         steps = self.steps(epoch)[self._rank]
         for step in range(skip, steps):
             indices = order[step * size : (step + 1) * size]
-            yield self._gather(indices, self._in_step(epoch, step), epoch, step + 1, steps), indices
+            yield self._gather(indices, self._split.in_step(epoch, step), epoch, step + 1, steps), indices
 
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
@@ -169,7 +206,10 @@ class BatchLoader:
         steps = self.synchronous_steps(epoch, uneven)
         batch: Batch | None = None
         for step in range(skip, steps):
-            indices, in_step = order[step * size : (step + 1) * size], self._in_step(epoch, step, uneven)
+            indices, in_step = (
+                order[step * size : (step + 1) * size],
+                self._split.in_step(epoch, step, uneven),
+            )
             if batch is None or len(indices):
                 shown = indices if len(indices) else order[:1]
                 batch = self._gather(shown, in_step, epoch, step + 1, steps)
@@ -178,24 +218,19 @@ class BatchLoader:
                 batch = replace(batch, inputs=inputs, targets=targets, in_step=in_step, step=step + 1)
             yield batch, indices
 
-    def _in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
-        """The samples of each part in a step, 0-based."""
-        sizes, size = self.sizes(epoch), self._spec.batch_per_replica
-        if uneven != "join":
-            sizes = [min(sizes) if uneven == "drop" else max(sizes)] * self._size
-        return [min(max(part - step * size, 0), size) for part in sizes]
-
     def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
-        samples = torch.from_numpy(indices).to(self._device)
-        rows = samples if self._stored is None else torch.from_numpy(np.searchsorted(self._stored, indices))
-        inputs = self._inputs
-        if self._sees_inputs:
-            inputs = inputs.index_select(0, rows.to(self._device))
-        if self._are_images:
+        split, device = self._split, self._split.device
+        samples = torch.from_numpy(indices).to(device)
+        if self._transformed:
+            _, stored, own = self._transformed
+            inputs = own.index_select(0, torch.from_numpy(np.searchsorted(stored, indices)).to(device))
+        else:
+            inputs = split.inputs.index_select(0, samples) if self._sees_inputs else self._nothing
+        if inputs.ndim == 4:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:
             inputs = self._augment(inputs, self._rngs.generator("augment", self._rank, epoch, step))
-        return Batch(inputs, self._targets.index_select(0, samples), self._rank, in_step, step, steps)
+        return Batch(inputs, split.targets.index_select(0, samples), self._rank, in_step, step, steps)
 
 
 def _equalised(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:

@@ -79,7 +79,14 @@ class Session:
         sees = strategy.sees_inputs(context.rank, context.size)
         augment = task.spec.augmentation.build(data.scale, device) if sees else None
         self._loader = BatchLoader(
-            data.train, task.spec, task.rngs, self._replica_number, parts, device, augment, sees
+            data.train,
+            task.spec,
+            task.rngs,
+            self._replica_number,
+            parts,
+            augment,
+            sees,
+            task.split(device),
         )
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)

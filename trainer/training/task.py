@@ -17,6 +17,8 @@ from trainer.spec.run_spec import RunSpec
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainer.training.loader import PartitionedSplit
+
 
 @dataclass
 class Task:
@@ -25,6 +27,7 @@ class Task:
     spec: RunSpec
     data_dir: Path
     datasets: DatasetCache = field(default_factory=DatasetCache, repr=False)
+    _splits: dict[str, PartitionedSplit] = field(default_factory=dict, init=False, repr=False)
     _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
@@ -35,6 +38,17 @@ class Task:
     def data(self) -> Data:
         """The dataset, in memory. Raises DataError."""
         return self.datasets.load(self.spec.dataset, self.data_dir)
+
+    def split(self, device: str) -> PartitionedSplit:
+        """The training split on a device, with its partition, for all ranks of this process."""
+        from trainer.training.loader import PartitionedSplit
+
+        train = self.data.train
+        with self._torch_rng:
+            if device not in self._splits:
+                parts = self.spec.num_replicas
+                self._splits[device] = PartitionedSplit(train, self.spec, self.rngs, parts, device)
+            return self._splits[device]
 
     def build_model(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.gossip import Graph, mix, neighbours
-from trainer.training.loader import BatchLoader
+from trainer.training.loader import BatchLoader, PartitionedSplit
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -122,12 +124,12 @@ def test_uneven_parts(name: str, policy: str, samples: tuple[int, int]) -> None:
 class Recording(torch.Tensor):
     """Inputs that record which of their samples are read."""
 
-    reads: list[int]
+    read: Callable[[list[int]], None]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.index_select:
-            args[0].reads.extend(args[2].tolist())
+            args[0].read(args[2].tolist())
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -140,14 +142,19 @@ def test_each_copy_of_the_model_reads_what_the_certificate_counts(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: dict[int, list[int]] = defaultdict(list)
-    on_device = BatchLoader._on_device
+    stored, gather, this_thread = PartitionedSplit.stored, BatchLoader._gather, threading.local()
 
-    def recording(loader: BatchLoader, inputs: np.ndarray) -> torch.Tensor:
-        tensor = on_device(loader, inputs).as_subclass(Recording)
-        tensor.reads = reads[loader._rank]
+    def recording(split: PartitionedSplit, inputs: np.ndarray) -> torch.Tensor:
+        tensor = stored(split, inputs).as_subclass(Recording)
+        tensor.read = lambda samples: reads[this_thread.rank].extend(samples)
         return tensor
 
-    monkeypatch.setattr(BatchLoader, "_on_device", recording)
+    def gathering(loader: BatchLoader, *arguments: Any) -> Any:
+        this_thread.rank = loader._rank
+        return gather(loader, *arguments)
+
+    monkeypatch.setattr(PartitionedSplit, "stored", recording)
+    monkeypatch.setattr(BatchLoader, "_gather", gathering)
     strategy = {"name": name, "uneven": policy} if policy else name
     ranks = 4 if name == "hybrid" else nodes(name, 2)
     training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40

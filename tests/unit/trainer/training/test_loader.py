@@ -11,7 +11,7 @@ import torch
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
-from trainer.training.loader import Batch, BatchLoader
+from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
 
 SAMPLES = 103  # prime: no batch size and no number of nodes divides it
 TWO_CLASSES = {"name": "synthetic", "classes": 2}
@@ -226,16 +226,17 @@ def test_partition_on_one_node_equals_serial() -> None:
 # Unequal parts
 
 
-class Uneven(BatchLoader):
+class Uneven(PartitionedSplit):
     """Of 103 samples, node 0 has 40, node 1 has 2 and node 2 the rest."""
 
     def parts(self, epoch: int) -> list[Any]:
         return [np.arange(40), np.arange(40, 42), np.arange(42, SAMPLES)]
 
 
-def uneven(rank: int) -> Uneven:
+def uneven(rank: int) -> BatchLoader:
     run = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 3, "batch_size": 10})
-    return Uneven(split(), run, RngFactory(0), rank, 3)
+    shared = Uneven(split(), run, RngFactory(0), 3)
+    return BatchLoader(split(), run, RngFactory(0), rank, 3, shared=shared)
 
 
 @pytest.mark.parametrize(
