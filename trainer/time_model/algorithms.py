@@ -178,7 +178,7 @@ class Network:
 
     def message_s(self, ranks: Sequence[int], nbytes: float) -> float:
         """Seconds of a message from the first to the second rank, both ready, without `software_s`."""
-        link = self.cluster.links_of(ranks)[0][1]
+        link = self.cluster.links_of(ranks).between(0, 1)
         return 2 * self.overhead_s + link.latency_s + nbytes / link.bytes_per_s
 
     def software_s(self, exchange: str, nbytes: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -125,14 +125,37 @@ class Cluster(Description):
         inflation = self.cpu_inflation[rank] if self.cpu_inflation else 1.0
         return self.node_speed[rank // self.processes_per_node] * inflation
 
-    def links_of(self, ranks: Sequence[int]) -> list[list[Link]]:
-        """The link from each of the ranks to each other; `intra_node` from a rank to itself."""
-        own = {(each.source, each.target): each for each in self.links}
+    def links_of(self, ranks: Sequence[int]) -> Links:
+        """The links between these ranks."""
         nodes = [rank // self.processes_per_node for rank in ranks]
-        return [
-            [
-                self.intra_node if source == target else own.get((source, target), self.link)
-                for target in nodes
-            ]
-            for source in nodes
-        ]
+        own: dict[tuple[int, int], Link] = {(each.source, each.target): each for each in self.links}
+        return Links(nodes, own, self.link, self.intra_node)
+
+
+class Links:
+    """The links between some ranks.
+
+    Attributes:
+        size: the number of ranks.
+        uniform: the link between any two of them; None if links differ.
+    """
+
+    def __init__(
+        self, nodes: Sequence[int], own: Mapping[tuple[int, int], Link], others: Link, within: Link
+    ) -> None:
+        """
+        Args:
+            nodes: the node of each rank.
+            own: links of single directed pairs of nodes. others: that of other pairs.
+            within: that between two ranks of a node.
+        """
+        self.size = len(nodes)
+        self._nodes, self._own, self._others, self._within = nodes, own, others, within
+        self.uniform = None if own or len({*nodes}) < len(nodes) else others
+
+    def between(self, source: int, target: int) -> Link:
+        """The link from one rank to another; both are positions in the group."""
+        if self.uniform is not None and source != target:
+            return self.uniform
+        nodes = self._nodes[source], self._nodes[target]
+        return self._within if nodes[0] == nodes[1] else self._own.get(nodes, self._others)

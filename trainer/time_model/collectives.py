@@ -19,37 +19,50 @@ experience".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import add
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from trainer.time_model.cluster import Link
+from trainer.time_model.cluster import Link, Links
+
+FEW = 32  # ranks, up to which lists are faster than arrays
 
 Message = tuple[int, int, float]  # sender, receiver, bytes
-Round = list[Message]
+
+
+class Rotation(NamedTuple):
+    """Messages of so many bytes from every rank to the one `distance` after it."""
+
+    distance: int
+    nbytes: float
+
+    def messages(self, size: int) -> list[Message]:
+        return [(rank, (rank + self.distance) % size, self.nbytes) for rank in range(size)]
+
+
+Round = Sequence[Message] | Sequence[Rotation]
 # (ranks, bytes that each rank passes, root or distance) -> rounds
-Algorithm = Callable[[int, float, int], list[Round]]
+Algorithm = Callable[[int, float, int], Sequence[Round]]
 
 
 # All-reduce
 
 
-def ring_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+def ring_all_reduce(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Reduce-scatter, then all-gather around the ring: 2(P−1) rounds of n/P (Thakur et al. 2005)."""
-    return _ring(size, nbytes / size, 2 * (size - 1))
+    return _ring(nbytes / size, 2 * (size - 1))
 
 
-def segmented_ring_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+def segmented_ring_all_reduce(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """The ring in which every rank sends its part as two segments, as gloo does to overlap the sums."""
-    return [
-        [message for message in round_ for _ in range(2)]
-        for round_ in _ring(size, nbytes / size / 2, 2 * (size - 1))
-    ]
+    return 2 * (size - 1) * [2 * [Rotation(1, nbytes / size / 2)]]
 
 
-def recursive_doubling(size: int, nbytes: float, _: int) -> list[Round]:
+def recursive_doubling(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Exchange the whole buffer over distances 1, 2, 4, …: log₂ P rounds (Thakur et al. 2005).
 
     Each rank beyond a power of two first sends its buffer to a neighbour, and gets the sum at the end.
@@ -59,7 +72,7 @@ def recursive_doubling(size: int, nbytes: float, _: int) -> list[Round]:
     return [*first, *rounds, *last]
 
 
-def rabenseifner(size: int, nbytes: float, _: int) -> list[Round]:
+def rabenseifner(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Reduce-scatter by halving, then all-gather by doubling (Rabenseifner, in Thakur et al. 2005)."""
     first, ranks, last = _fold(size, nbytes)
     steps = range(_log2(len(ranks)))
@@ -67,20 +80,20 @@ def rabenseifner(size: int, nbytes: float, _: int) -> list[Round]:
     return [*first, *halving, *reversed(halving), *last]
 
 
-def direct_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+def direct_all_reduce(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Every rank sums one slice of the buffer and sends the sum to all: two direct exchanges of n/P."""
-    return 2 * _direct(size, nbytes / size)
+    return 2 * [*_direct(size, nbytes / size)]
 
 
 # All-gather, reduce-scatter, all-to-all
 
 
-def ring_all_gather(size: int, nbytes: float, _: int) -> list[Round]:
+def ring_all_gather(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """P−1 rounds around the ring, each of one rank's buffer (Thakur et al. 2005)."""
-    return _ring(size, nbytes, size - 1)
+    return _ring(nbytes, size - 1)
 
 
-def doubling_all_gather(size: int, nbytes: float, root: int) -> list[Round]:
+def doubling_all_gather(size: int, nbytes: float, root: int) -> Sequence[Round]:
     """Distances 1, 2, 4, … with doubling messages; the ring unless P is a power of two."""
     if size & (size - 1):
         return ring_all_gather(size, nbytes, root)
@@ -88,22 +101,22 @@ def doubling_all_gather(size: int, nbytes: float, root: int) -> list[Round]:
     return [_pairs(ranks, 1 << step, nbytes * (1 << step)) for step in range(_log2(size))]
 
 
-def direct_all_gather(size: int, nbytes: float, _: int) -> list[Round]:
+def direct_all_gather(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Every rank sends its buffer to all others."""
     return _direct(size, nbytes)
 
 
-def ring_reduce_scatter(size: int, nbytes: float, _: int) -> list[Round]:
+def ring_reduce_scatter(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """P−1 rounds of n/P around the ring."""
-    return _ring(size, nbytes / size, size - 1)
+    return _ring(nbytes / size, size - 1)
 
 
-def pairwise_all_to_all(size: int, nbytes: float, _: int) -> list[Round]:
+def pairwise_all_to_all(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """P−1 rounds; in round k rank r sends a row of n/P to rank r + k (Thakur et al. 2005)."""
-    return [_shifted(size, distance, nbytes / size) for distance in range(1, size)]
+    return [[Rotation(distance, nbytes / size)] for distance in range(1, size)]
 
 
-def direct_all_to_all(size: int, nbytes: float, _: int) -> list[Round]:
+def direct_all_to_all(size: int, nbytes: float, _: int) -> Sequence[Round]:
     """Every rank sends its rows of n/P at once, one after the other."""
     return _direct(size, nbytes / size)
 
@@ -111,14 +124,14 @@ def direct_all_to_all(size: int, nbytes: float, _: int) -> list[Round]:
 # Gather, broadcast, barrier, shift
 
 
-def linear_gather(size: int, nbytes: float, root: int) -> list[Round]:
+def linear_gather(size: int, nbytes: float, root: int) -> Sequence[Round]:
     """The root receives from the others one after the other, in the order of their ranks."""
     return [[(rank, root, nbytes) for rank in range(size) if rank != root]]
 
 
-def binomial_broadcast(size: int, nbytes: float, root: int) -> list[Round]:
+def binomial_broadcast(size: int, nbytes: float, root: int) -> Sequence[Round]:
     """⌈log₂ P⌉ rounds, in which all ranks that have the buffer send it (Chan et al. 2007)."""
-    rounds = []
+    rounds: list[Round] = []
     for step in reversed(range(_log2_up(size))):
         mask = 1 << step
         senders = range(0, size - mask, 2 * mask)
@@ -126,24 +139,24 @@ def binomial_broadcast(size: int, nbytes: float, root: int) -> list[Round]:
     return rounds
 
 
-def linear_broadcast(size: int, nbytes: float, root: int) -> list[Round]:
+def linear_broadcast(size: int, nbytes: float, root: int) -> Sequence[Round]:
     """The root sends to the others one after the other, starting with the next rank."""
     return [[(root, (root + distance) % size, nbytes) for distance in range(1, size)]]
 
 
-def dissemination(size: int, _: float, __: int) -> list[Round]:
+def dissemination(size: int, _: float, __: int) -> Sequence[Round]:
     """Empty messages over distances 1, 2, 4, …: ⌈log₂ P⌉ rounds (Hensgen, Finkel and Manber 1988)."""
-    return [_shifted(size, 1 << step, 0.0) for step in range(_log2_up(size))]
+    return [[Rotation(1 << step, 0.0)] for step in range(_log2_up(size))]
 
 
-def direct_barrier(size: int, _: float, __: int) -> list[Round]:
+def direct_barrier(size: int, _: float, __: int) -> Sequence[Round]:
     """Every rank sends an empty message to all others."""
     return _direct(size, 0.0)
 
 
-def shift(size: int, nbytes: float, distance: int) -> list[Round]:
+def shift(size: int, nbytes: float, distance: int) -> Sequence[Round]:
     """Rank r sends to rank r + distance and receives from rank r − distance."""
-    return [_shifted(size, distance, nbytes)] if distance % size else []
+    return [[Rotation(distance, nbytes)]] if distance % size else []
 
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
@@ -175,19 +188,15 @@ def only_receive(collective: str, size: int, root: int) -> set[int]:
     return {*range(size)} - {root} if collective == "broadcast" else set()
 
 
-def _shifted(size: int, distance: int, nbytes: float) -> Round:
-    return [(rank, (rank + distance) % size, nbytes) for rank in range(size)]
+def _ring(nbytes: float, rounds: int) -> Sequence[Round]:
+    return rounds * [[Rotation(1, nbytes)]]
 
 
-def _ring(size: int, nbytes: float, rounds: int) -> list[Round]:
-    return rounds * [_shifted(size, 1, nbytes)]
-
-
-def _direct(size: int, nbytes: float) -> list[Round]:
+def _direct(size: int, nbytes: float) -> Sequence[Round]:
     """One round in which every rank sends to all others, starting with the next one."""
     if size == 1:
         return []
-    return [[message for distance in range(1, size) for message in _shifted(size, distance, nbytes)]]
+    return [[Rotation(distance, nbytes) for distance in range(1, size)]]
 
 
 def _pairs(ranks: Sequence[int], distance: int, nbytes: float) -> Round:
@@ -216,16 +225,16 @@ def _log2_up(size: int) -> int:
 class Costs:
     """D of an algorithm: seconds from the entry of each rank to the exit of each.
 
-    rows: D_rs as rows[r][s]; -inf where the exit of r does not depend on the entry of s.
+    D_rs is `array[r, s]`; -inf where the exit of r does not depend on the entry of s.
     """
 
-    rows: list[list[float]]
+    array: np.ndarray
 
     @classmethod
     def of(
         cls,
         rounds: Sequence[Round],
-        links: Sequence[Sequence[Link]],
+        links: Links,
         overhead_s: float,
         acknowledged: bool = False,
         call_s: Sequence[float] = (),
@@ -242,35 +251,111 @@ class Costs:
             eager_bytes: larger messages are sent when their receiver has begun the round and asked.
             answer_s: what an answer takes beyond its message, if there are answers.
         """
-        size = len(links)
-        # Every time is a vector: the longest path to it from the entry of each rank.
-        clock = np.full((size, size), -np.inf)
-        np.fill_diagonal(clock, call_s or 0.0)
-        receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
-        for round_ in rounds:
-            sending, done = clock.copy(), clock.copy()
-            for source, target, nbytes in round_:
-                link = links[source][target]
-                transfer_s = nbytes / link.bytes_per_s
-                ready = sending[source]
-                if nbytes > eager_bytes:
-                    ready = np.maximum(ready, clock[target] + links[target][source].latency_s)
-                started = ready + overhead_s
-                arrived = np.maximum(started + link.latency_s, receiving[target]) + transfer_s
-                sending[source] = started + transfer_s
-                receiving[target] = arrived
-                done[target] = np.maximum(done[target], arrived) + overhead_s
-                if acknowledged:
-                    answered = arrived + links[target][source].latency_s + overhead_s + answer_s
-                    done[source] = np.maximum(done[source], answered)
-            clock = np.maximum(sending, done)
-        return cls(np.where(clock > -np.inf, np.maximum(clock, 0.0), clock).tolist())
+        size = links.size
+        calls = [*call_s] or [0.0] * size
+        rotations = [round_ for round_ in rounds if all(isinstance(each, Rotation) for each in round_)]
+        alike = links.uniform is not None and len({*calls}) == 1 and not acknowledged
+        if alike and len(rotations) == len(rounds):
+            link, turns = links.uniform, cast("Sequence[Sequence[Rotation]]", rotations)
+            assert link is not None  # noqa: S101  (for the type checker)
+            found = _circulant(_from_rank_0(turns, size, link, overhead_s, calls[0], eager_bytes))
+        else:
+            found = _from_all_ranks(rounds, links, overhead_s, acknowledged, calls, eager_bytes, answer_s)
+        return cls(np.where(found > -np.inf, np.maximum(found, 0.0), found))
+
+    @cached_property
+    def rows(self) -> list[list[float]]:
+        """D as lists, which are faster than arrays for few ranks."""
+        rows: list[list[float]] = self.array.tolist()
+        return rows
 
     def exits(self, entries: Sequence[float]) -> tuple[list[float], list[int]]:
         """The time at which each rank leaves, and the rank whose entry it follows from."""
+        if len(entries) > FEW:
+            times = self.array + np.asarray(entries)
+            origins_of = times.argmax(axis=1)
+            return times[np.arange(len(times)), origins_of].tolist(), origins_of.tolist()
         exits, origins = [], []
         for row in self.rows:
-            times = [*map(add, entries, row)]
-            exits.append(last := max(times))
-            origins.append(times.index(last))
+            sums = [*map(add, entries, row)]
+            exits.append(last := max(sums))
+            origins.append(sums.index(last))
         return exits, origins
+
+
+def _from_all_ranks(
+    rounds: Sequence[Round],
+    links: Links,
+    overhead_s: float,
+    acknowledged: bool,
+    call_s: Sequence[float],
+    eager_bytes: float,
+    answer_s: float,
+) -> np.ndarray:
+    """The longest paths to the exit of each rank from the entry of each, shape (size, size)."""
+    size = links.size
+    # Every time is a vector: the longest path to it from the entry of each rank.
+    clock = np.full((size, size), -np.inf)
+    np.fill_diagonal(clock, call_s)
+    receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
+    for round_ in rounds:
+        sending, done = clock.copy(), clock.copy()
+        for source, target, nbytes in _messages(round_, size):
+            link = links.between(source, target)
+            transfer_s = nbytes / link.bytes_per_s
+            ready = sending[source]
+            if nbytes > eager_bytes:
+                ready = np.maximum(ready, clock[target] + links.between(target, source).latency_s)
+            started = ready + overhead_s
+            arrived = np.maximum(started + link.latency_s, receiving[target]) + transfer_s
+            sending[source] = started + transfer_s
+            receiving[target] = arrived
+            done[target] = np.maximum(done[target], arrived) + overhead_s
+            if acknowledged:
+                back_s = links.between(target, source).latency_s
+                answered = arrived + back_s + overhead_s + answer_s
+                done[source] = np.maximum(done[source], answered)
+        clock = np.maximum(sending, done)
+    return clock
+
+
+def _messages(round_: Round, size: int) -> Iterator[Message]:
+    for each in round_:
+        if isinstance(each, Rotation):
+            yield from each.messages(size)
+        else:
+            yield each
+
+
+def _from_rank_0(
+    rounds: Sequence[Sequence[Rotation]],
+    size: int,
+    link: Link,
+    overhead_s: float,
+    call_s: float,
+    eager_bytes: float,
+) -> np.ndarray:
+    """Like `_from_all_ranks`, the paths from rank 0 alone, shape (size,): all ranks do the same."""
+    clock = np.full(size, -np.inf)
+    clock[0] = call_s
+    receiving = np.full(size, -np.inf)
+    for round_ in rounds:
+        sending, done = clock.copy(), clock.copy()
+        for distance, nbytes in round_:
+            transfer_s = nbytes / link.bytes_per_s
+            ready = sending
+            if nbytes > eager_bytes:
+                ready = np.maximum(ready, np.roll(clock, -distance) + link.latency_s)
+            started = ready + overhead_s
+            receiving = np.maximum(np.roll(started + link.latency_s, distance), receiving) + transfer_s
+            sending = started + transfer_s
+            done = np.maximum(done, receiving) + overhead_s
+        clock = np.maximum(sending, done)
+    return clock
+
+
+def _circulant(first: np.ndarray) -> np.ndarray:
+    """The array whose column s is the first column, turned by s."""
+    size = len(first)
+    found: np.ndarray = first[(np.arange(size)[:, None] - np.arange(size)) % size]
+    return found

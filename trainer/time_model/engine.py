@@ -297,7 +297,7 @@ class Simulation(ABC):
         left = now + overhead_s
         if transport.acknowledged:
             # Such a transport sends everything at once.
-            left = message.arrived + self._links[to][rank].latency_s + overhead_s
+            left = message.arrived + self._links.between(to, rank).latency_s + overhead_s
         left += self._network.software_s(_SEND, nbytes)
         self._book(rank, now, left, now, rank, record)
         return left
@@ -313,7 +313,7 @@ class Simulation(ABC):
 
     def _deliver(self, source: int, to: int, nbytes: int, ready: float) -> tuple[float, float]:
         """Pass a message through both ports. Returns when it is sent, and when it has arrived."""
-        link = self._links[source][to]
+        link = self._links.between(source, to)
         started = max(ready, self._sending[source]) + self._network.overhead_s
         transfer_s = nbytes / link.bytes_per_s
         sent = self._sending[source] = started + transfer_s
@@ -338,7 +338,7 @@ class Simulation(ABC):
             return self._leave_receive(message, source, rank, now)
         message.asked = now
         # The request follows what this rank is sending to the other one.
-        message.requested = max(now, self._sending[rank]) + self._links[rank][source].latency_s
+        message.requested = max(now, self._sending[rank]) + self._links.between(rank, source).latency_s
         self._block(rank, now)
         if message.started < inf:
             self._transfer(message, source, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,10 @@ def test_equal_links() -> None:
 def test_links_that_differ() -> None:
     found = cluster(link={"default": {"bandwidth_mbit": 80}, "pairs": {"1>0": {"latency_ms": 9}}})
     assert len(found.links) == 6
-    table = found.links_of(range(3))
-    assert table[1][0].latency_s == 0.009
-    assert table[0][1].latency_s == 0.0
-    assert {link.bytes_per_s for row in table for link in row if link != found.intra_node} == {10e6}
+    link = found.links_of(range(3)).between
+    assert link(1, 0).latency_s == 0.009
+    assert link(0, 1).latency_s == 0.0
+    assert {link(*pair).bytes_per_s for pair in permutations(range(3), 2)} == {10e6}
 
 
 def test_quotas_slow_nodes_down_where_they_are_enforced() -> None:

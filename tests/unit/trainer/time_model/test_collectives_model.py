@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from operator import add
+
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.time_model.algorithms import TRANSPORTS, Network
-from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link
+from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link, Links
 from trainer.time_model.collectives import ALGORITHMS, Costs
 
 LATENCY_S, BYTES_PER_S = 1e-3, 1e6
@@ -20,8 +23,10 @@ LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthChe
 EACH = [(kind, name) for kind, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
-def links(size: int, link: Link = LINK) -> list[list[Link]]:
-    return [[link] * size for _ in range(size)]
+def links(size: int, **own: Link) -> Links:
+    """LINK between all ranks. own: other links, by pair, such as from_1_to_2."""
+    pairs = {tuple(map(int, name.split("_")[1::2])): link for name, link in own.items()}
+    return Links(range(size), pairs, LINK, LINK)  # type: ignore[arg-type]
 
 
 def costs(
@@ -120,12 +125,35 @@ def test_the_root_of_a_broadcast_waits_for_none_and_a_leaf_only_for_its_path() -
 
 
 def test_a_slow_link_delays_a_ring() -> None:
-    slow = links(3)
-    slow[1][2] = Link(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S / 10)
+    slow = links(3, from_1_to_2=Link(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S / 10))
     ring = ALGORITHMS["all_reduce"]["ring"](3, 3000.0, -1)
     # Rank 2 receives four messages of 10 ms over the slow link, one after the other; the last one is
     # not passed on.
     assert max(Costs.of(ring, slow, 0.0).exits([0.0] * 3)[0]) == pytest.approx(4 * 0.010 + LATENCY_S)
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1e9])
+@pytest.mark.parametrize("nbytes", [0.0, 3000.0])
+@pytest.mark.parametrize("size", [2, 3, 8, 40])
+@pytest.mark.parametrize(("kind", "name"), EACH)
+def test_equal_links_and_others_have_the_same_costs(
+    kind: str, name: str, size: int, nbytes: float, eager_bytes: float
+) -> None:
+    """Where all ranks do the same, the costs of one rank are those of all."""
+    rounds = ALGORITHMS[kind][name](size, nbytes, 1)
+    equal, same = links(size), links(size, from_0_to_1=LINK)
+    assert (equal.uniform, same.uniform) == (LINK, None)
+    one, all_ = (
+        Costs.of(rounds, each, 1e-5, call_s=[2e-5] * size, eager_bytes=eager_bytes)
+        for each in (equal, same)
+    )
+    assert np.array_equal(one.array, all_.array)
+    entries = np.random.default_rng(0).random(size).tolist()
+    exits, origins = all_.exits(entries)
+    assert exits == [max(map(add, entries, row)) for row in all_.rows]
+    assert origins == [
+        [*map(add, entries, row)].index(left) for row, left in zip(all_.rows, exits, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("kind", "name"), EACH)
@@ -193,8 +221,8 @@ def test_the_description_can_choose_algorithms_by_size() -> None:
 def test_directed_links_and_nodes_with_several_ranks() -> None:
     fast = DirectedLink(source=0, target=1, latency_s=0.0, bytes_per_s=1e9)
     cluster = Cluster(node_speed=[1.0, 0.5], processes_per_node=2, link=LINK, links=[fast])
-    matrix = cluster.links_of(range(4))
-    assert matrix[0][2] == matrix[1][3] == fast
-    assert matrix[2][0] == LINK
-    assert matrix[0][1] == cluster.intra_node
+    link = cluster.links_of(range(4)).between
+    assert link(0, 2) == link(1, 3) == fast
+    assert link(2, 0) == LINK
+    assert link(0, 1) == cluster.intra_node
     assert [cluster.speed_of(rank) for rank in range(4)] == [1.0, 1.0, 0.5, 0.5]
