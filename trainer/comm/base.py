@@ -266,6 +266,10 @@ class Communicator(ABC):
         """This rank's end of a channel for requests to a server. timeout_s: the limit of each request."""
         raise NotImplementedError(f"{type(self).__name__} has no requests; the spec's checks prevent this")
 
+    def waits_s(self) -> list[float] | None:
+        """Seconds that this rank has waited for each rank, shape (size,); None: compare times to know."""
+        return None
+
     def barrier(self) -> None:
         """Return when every rank has entered the barrier."""
         with self.clock.phase("communicate") as span:

@@ -103,13 +103,16 @@ class CoverageTracker:
     """Tracks the coverage of the planned partitions over epochs. Used on ranks that report it."""
 
     def __init__(self, samples: int, nodes: int) -> None:
-        self._samples = samples
-        self._seen: list[npt.NDArray[np.bool_]] = [np.zeros(samples, dtype=bool) for _ in range(nodes)]
+        self._samples, self._nodes = samples, nodes
+        self._seen: list[npt.NDArray[np.bool_]] = []  # by partition; on few ranks, since it is large
 
     @property
     def seen(self) -> npt.NDArray[np.bool_]:
-        """Whether each partition has contained each sample so far, shape (partitions, samples)."""
-        return np.stack(self._seen)
+        """Whether each partition has contained each sample so far, shape (partitions, samples).
+
+        Of shape (0, samples) before the first epoch is added.
+        """
+        return np.array(self._seen, dtype=bool).reshape(-1, self._samples)
 
     @seen.setter
     def seen(self, seen: npt.NDArray[np.bool_]) -> None:
@@ -117,6 +120,8 @@ class CoverageTracker:
 
     def add(self, parts: Sequence[Indices]) -> None:
         """Add the partitions of one epoch."""
+        if not self._seen:
+            self._seen = [np.zeros(self._samples, dtype=bool) for _ in range(self._nodes)]
         for seen, part in zip(self._seen, parts, strict=True):
             seen[part] = True
 

@@ -68,7 +68,10 @@ class PartitionedSplit:
         self.targets = torch.from_numpy(train.targets).to(device)
         self._lock = threading.Lock()
         self._parts: dict[int, list[Indices]] = {}
-        self._in_step: tuple[tuple[int, int, Uneven], list[int]] = ((0, 0, "join"), [])
+        # The last answers of the methods below, for the next rank that asks.
+        self._sizes: tuple[list[Indices], list[int]] = ([], [])
+        self._steps: tuple[list[int], list[int]] = ([], [])
+        self._in_step: tuple[list[int], dict[tuple[int, Uneven], list[int]]] = ([], {})
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -93,17 +96,37 @@ class PartitionedSplit:
                 self._parts[number] = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
             return self._parts[number]
 
+    def sizes(self, epoch: int) -> list[int]:
+        """Number of samples in each part."""
+        parts = self.parts(epoch)
+        found, sizes = self._sizes  # those of another thread are as good
+        if found is not parts:
+            sizes = [len(part) for part in parts]
+            self._sizes = parts, sizes
+        return sizes
+
+    def steps(self, epoch: int) -> list[int]:
+        """Number of batches of each part."""
+        sizes = self.sizes(epoch)
+        found, steps = self._steps
+        if found is not sizes:
+            steps = [ceil(size / self._spec.batch_per_replica) for size in sizes]
+            self._steps = sizes, steps
+        return steps
+
     def in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
         """The samples of each part in a step, 0-based."""
-        wanted = epoch, step, uneven
-        found, counts = self._in_step  # that of another thread is as good
-        if found != wanted or not counts:
-            sizes, batch = [len(part) for part in self.parts(epoch)], self._spec.batch_per_replica
+        sizes = self.sizes(epoch)
+        found, known = self._in_step
+        if found is not sizes:
+            known = {}
+            self._in_step = sizes, known
+        if (step, uneven) not in known:
+            batch, counted = self._spec.batch_per_replica, sizes
             if uneven != "join":
-                sizes = [min(sizes) if uneven == "drop" else max(sizes)] * self.size
-            counts = [min(max(part - step * batch, 0), batch) for part in sizes]
-            self._in_step = wanted, counts
-        return counts
+                counted = [min(sizes) if uneven == "drop" else max(sizes)] * self.size
+            known[step, uneven] = [min(max(part - step * batch, 0), batch) for part in counted]
+        return known[step, uneven]
 
 
 class BatchLoader:
@@ -163,11 +186,11 @@ class BatchLoader:
 
     def sizes(self, epoch: int) -> list[int]:
         """Number of samples in each part."""
-        return [len(part) for part in self.parts(epoch)]
+        return self._split.sizes(epoch)
 
     def steps(self, epoch: int) -> list[int]:
         """Number of batches of each part."""
-        return [ceil(size / self._spec.batch_per_replica) for size in self.sizes(epoch)]
+        return self._split.steps(epoch)
 
     def synchronous_steps(self, epoch: int, uneven: Uneven = "join") -> int:
         """Number of `synchronous_batches`."""

@@ -73,7 +73,7 @@ class Task:
         model, dataset = nn.Sequential(), self.spec.dataset
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.rngs.torch_seed("weights", weights_seed))
+            torch.default_generator.manual_seed(self.rngs.torch_seed("weights", weights_seed))
             for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
                 if only is None or name in only:
                     model.add_module(name, take(name, block))

@@ -97,6 +97,9 @@ class VirtualCommunicator(Communicator):
     def abort(self) -> None:
         self._shared.simulation.failed = True
 
+    def waits_s(self) -> list[float]:
+        return self._shared.simulation.waits_s(self.rank)
+
     def requests(self, timeout_s: float) -> Requests:
         return VirtualRequests(self.rank, self._shared.simulation, self._shared.requests, self._pause)
 

@@ -76,6 +76,10 @@ class VirtualSimulation(Simulation):
         """The rank whose request a server has taken last."""
         return self._last_taken[server]
 
+    def waits_s(self, rank: int) -> list[float]:
+        """Seconds that a rank has waited for each rank."""
+        return self._ranks[rank].wait_s
+
     def in_server_s(self, rank: int) -> float:
         """The seconds that the last request of a rank spent in its server."""
         return self._in_server_s[rank]
