@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -67,16 +66,20 @@ class PartitionedSplit:
         self._spec, self._rngs = spec, rngs
         self.targets = torch.from_numpy(train.targets).to(device)
         self._lock = threading.Lock()
+        self._inputs: Tensor | None = None
         self._parts: dict[int, list[Indices]] = {}
         # The last answers of the methods below, for the next rank that asks.
         self._sizes: tuple[list[Indices], list[int]] = ([], [])
         self._steps: tuple[list[int], list[int]] = ([], [])
         self._in_step: tuple[list[int], dict[tuple[int, Uneven], list[int]]] = ([], {})
 
-    @cached_property
+    @property
     def inputs(self) -> Tensor:
         """All samples as they are gathered, see `stored`."""
-        return self.stored(self.train.inputs)
+        with self._lock:
+            if self._inputs is None:
+                self._inputs = self.stored(self.train.inputs)
+            return self._inputs
 
     def stored(self, inputs: Array) -> Tensor:
         """Inputs on the device: images as (samples, height, width, channels), so that batches are
@@ -158,7 +161,8 @@ class BatchLoader:
         self._transforms_images = (
             self._sees_inputs and spec.strategy.uses_partition and spec.partitioner.transforms_images
         )
-        self._nothing = self._split.stored(train.inputs[:0])
+        stores_all = self._sees_inputs and not self._transforms_images
+        self._inputs = self._split.inputs if stores_all else self._split.stored(train.inputs[:0])
         # The images that this rank's partitioner has transformed: the number of the partition, its samples,
         # ascending, and their inputs.
         self._transformed: tuple[int, Indices, Tensor] | None = None
@@ -248,7 +252,7 @@ class BatchLoader:
             _, stored, own = self._transformed
             inputs = own.index_select(0, torch.from_numpy(np.searchsorted(stored, indices)).to(device))
         else:
-            inputs = split.inputs.index_select(0, samples) if self._sees_inputs else self._nothing
+            inputs = self._inputs.index_select(0, samples) if self._sees_inputs else self._inputs
         if inputs.ndim == 4:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:

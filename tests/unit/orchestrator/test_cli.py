@@ -29,6 +29,7 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from orchestrator.shipped import SWEEPS, find_sweep
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
@@ -163,6 +164,7 @@ def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch
         "local: needs Linux",
         "slurm: not installed",
         "swarm: in no swarm",
+        "virtual: needs Linux",
     ]
 
 
@@ -216,10 +218,11 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
 def test_clean_covers_every_runtime(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for count, runtime in enumerate((LocalRuntime, DockerRuntime, SlurmRuntime, SwarmRuntime), start=2):
+    runtimes = (LocalRuntime, DockerRuntime, SlurmRuntime, SwarmRuntime, VirtualRuntime)
+    for count, runtime in enumerate(runtimes, start=2):
         monkeypatch.setattr(runtime, "clean", lambda self, count=count: count)
     cli.clean()
-    assert capsys.readouterr().out == "removed 14 process(es), container(s) and network(s)\n"
+    assert capsys.readouterr().out == "removed 20 process(es), container(s) and network(s)\n"
 
 
 # The image
