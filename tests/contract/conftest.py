@@ -60,6 +60,9 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def execute(nodes: Nodes, tmp_path: Path) -> Execute:
     def execute(**fields: Any) -> FinishedRun:
         run = RunSpec.model_validate({**SMALL, **fields})
+        runtime = RUNTIMES.load(nodes.runtime)()
+        if runtime.info.simulates_time and (reason := runtime.unsupported_reason(run)):
+            pytest.skip(reason)
         result = runs.execute(run, tmp_path / "results", nodes.runtime, cold=nodes.cold)
         assert result.warm is not nodes.cold
         return FinishedRun(result, tmp_path / "results" / run.key)

@@ -1,0 +1,123 @@
+"""Sweeps on virtual nodes: rows and report, more nodes than cores, failures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import read_result
+from tests.support.command_line import run_cli
+from tests.support.processes import node_processes
+from tests.support.runs import SMALL, DuringTraining, execute
+from trainer.spec.run_spec import RunSpec
+
+SWEEP = """
+name: virtual
+base:
+  dataset: {name: synthetic, samples: 320, test_samples: 64, noise: 1.0}
+  model: {name: mlp, hidden: [16]}
+  epochs: 2
+  link: {latency_ms: 2, bandwidth_mbit: 100}
+virtual: {seconds_per_sample: 0.001}
+blocks:
+  - base: {strategy: serial}
+  - base: {transport: gloo}
+    axes: {strategy: [local_sgd, all_reduce], nodes: [4, 32]}
+  - base: {strategy: async_parameter_server, transport: rpc, nodes: 5}
+  - base: {strategy: local_sgd, transport: mpi, nodes: 4, node_speed: {-1: 0.25}}
+"""
+
+
+def swept(directory: Path) -> dict[str, RunResult]:
+    file = directory / "virtual.yml"
+    file.write_text(SWEEP)
+    out = directory / "results"
+    done = run_cli("sweep", str(file), "--runtime", "virtual", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [read_result(path) for path in sorted(out.glob("*/result.json"))]
+    return {result.key: result for result in results if result}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunResult]]:
+    directory = tmp_path_factory.mktemp("virtual")
+    return directory / "results", swept(directory)
+
+
+def of(results: dict[str, RunResult], strategy: str, nodes: int, **fields: Any) -> RunResult:
+    (found,) = (
+        result
+        for result in results.values()
+        if (result.run.name_of("strategy"), result.run.nodes) == (strategy, nodes)
+        and all(getattr(result.run, name) == value for name, value in fields.items())
+    )
+    return found
+
+
+def test_every_run_has_the_time_of_the_cluster(results: tuple[Path, dict[str, RunResult]]) -> None:
+    out, found = results
+    assert {result.status for result in found.values()} == {"ok"}
+    assert len(found) == 7
+    serial = of(found, "serial", 1)
+    assert serial.train_s == pytest.approx(2 * 320 * 0.001, abs=1e-5)
+    local = of(found, "local_sgd", 4, transport="gloo")
+    assert local.certificate is not None
+    assert local.certificate.verified
+    # A quarter of the samples each, and messages of 2 ms.
+    assert 2 * 80 * 0.001 < (local.train_s or 0) < 2 * 80 * 0.001 + 0.2
+    slow = of(found, "local_sgd", 4, transport="mpi")
+    assert 4 * 2 * 80 * 0.001 < (slow.train_s or 0) < 4 * 2 * 80 * 0.001 + 0.2
+    # In each step 32 ranks pass a ring of 62 messages, of 2 ms with those that ask for them.
+    assert (of(found, "all_reduce", 32).train_s or 0) > 2 * 62 * 0.002
+    assert of(found, "async_parameter_server", 5).ranks[1].staleness_max is not None
+    for result in found.values():
+        time = json.loads((out / result.key / "cluster.json").read_text())
+        assert time["cluster_s"] == pytest.approx(result.train_s, abs=0.02)
+
+
+def test_the_report_says_what_the_times_are(results: tuple[Path, dict[str, RunResult]]) -> None:
+    out, _ = results
+    with open(out / "results.csv", encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert {(row["runtime"], row["clock"]) for row in rows} == {("virtual", "cluster")}
+    assert all(not row.get("wall_s") for row in rows)
+    findings = json.loads((out / "findings.json").read_text())
+    texts = [each["text"] for each in findings if each["kind"] == "cluster_time_uncalibrated"]
+    assert texts
+    assert all(text.startswith("Nodes are virtual") for text in texts)
+
+
+def test_the_same_sweep_again_has_the_same_bits_and_times(
+    results: tuple[Path, dict[str, RunResult]], tmp_path: Path
+) -> None:
+    _, first = results
+    again = swept(tmp_path)
+    assert first.keys() == again.keys()
+    for key, result in first.items():
+        assert [rank.weights_digest for rank in again[key].ranks] == [
+            rank.weights_digest for rank in result.ranks
+        ]
+        assert [rank.train_s for rank in again[key].ranks] == [rank.train_s for rank in result.ranks]
+
+
+def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> None:
+    run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 3, "epochs": 3000})
+    display = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), rank=1)
+    result = execute(run, tmp_path, "virtual", display)
+    assert (result.status, "SIGKILL" in str(result.cause)) == ("failed", True), result.cause
+    assert node_processes(tmp_path) == []
+
+
+def test_a_run_that_diverges_is_the_cause(tmp_path: Path) -> None:
+    fields = {**SMALL, "model": "lenet", "optimizer": "momentum", "lr": 100}
+    run = RunSpec.model_validate({**fields, "strategy": "all_reduce", "nodes": 3})
+    result = execute(run, tmp_path, "virtual")
+    assert result.status == "failed"
+    assert "loss is" in str(result.cause)

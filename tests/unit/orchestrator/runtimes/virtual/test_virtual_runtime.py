@@ -1,0 +1,89 @@
+"""What runtime virtual starts, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
+from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
+from trainer.virtual.options import VirtualOptions
+
+
+def run(strategy: Any = "all_reduce", **fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": strategy, "nodes": 3, **fields})
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc", "memory"])
+def test_one_process_has_all_ranks_over_any_transport(transport: str, tmp_path: Path) -> None:
+    runtime = VirtualRuntime(cold=True)
+    runtime.configure(VirtualOptions(seconds_per_sample=0.5))
+    spec = run(transport=transport, nodes=1000, node_speed={0: 0.5} if transport != "memory" else None)
+    plan = runtime.plan(spec, SweepPaths(tmp_path).run(spec.key), tmp_path)
+    (process,) = plan.processes
+    assert json.loads(process.environment["SHARDYARD_VIRTUAL"]) == {"seconds_per_sample": 0.5}
+    # No launcher numbers the ranks, and no throttle slows a node down.
+    assert process.environment["SHARDYARD_LAUNCHER"] == "none"
+    assert "SHARDYARD_THROTTLED" not in process.environment
+    assert process.argv[1:] == ["-m", "trainer"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "ddp"}, "strategy ddp cannot run on virtual nodes; strategy all_reduce can"),
+        ({"strategy": "rpc_split"}, "strategy rpc_split .*; strategy pipeline can"),
+        ({"strategy": "fault_injection"}, "strategy fault_injection cannot run on virtual nodes$"),
+        ({"threads": 2}, r"threads is 2, .*allowed: 1"),
+        ({"transport": "nccl"}, "CPU cores.*other than nccl"),
+        ({"faults": [{"kill": {"node": 1}, "at": {"epoch": 1}}]}, "no faults; leave it out"),
+        ({"debug": True}, "no debug; leave it out"),
+        ({"transport": "gloo", "restarts": 1}, "no restarts; leave it out"),
+        (
+            {"transport": "gloo", "link": {"latency_ms": 5, "jitter_ms": 1, "loss": 0.01}},
+            "link: jitter_ms and loss cannot be simulated",
+        ),
+        (
+            {"strategy": "async_parameter_server"},
+            r"order .* async_parameter_server .* set link\.latency_ms",
+        ),
+        (
+            {"strategy": "async_parameter_server", "link": {"pairs": {"0-1": {"latency_ms": 5}}}},
+            r"set link\.latency_ms",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_what_to_change(
+    fields: dict[str, Any], reason: str
+) -> None:
+    import re
+
+    found = VirtualRuntime().unsupported_reason(run(**fields))
+    assert found is not None
+    assert re.search(reason, found), found
+
+
+def test_a_price_per_sample_is_that_of_a_whole_model() -> None:
+    runtime = VirtualRuntime()
+    assert runtime.unsupported_reason(run("pipeline")) is None
+    runtime.configure(VirtualOptions(seconds_per_sample=0.1))
+    assert "seconds_per_sample" in (runtime.unsupported_reason(run("pipeline")) or "")
+    assert runtime.unsupported_reason(run()) is None
+
+
+def test_asynchronous_strategies_need_a_latency_and_nothing_else() -> None:
+    link = {"latency_ms": 5, "bandwidth_mbit": 100}
+    assert VirtualRuntime().unsupported_reason(run("async_parameter_server", link=link)) is None
+
+
+def test_every_strategy_that_cannot_run_virtually_names_one_that_can() -> None:
+    for name in STRATEGIES.entries:
+        strategy = STRATEGIES.load(name)
+        if not strategy.virtual and strategy.trains:
+            assert strategy.equivalent is not None, name
+            assert STRATEGIES.load(strategy.equivalent).virtual
