@@ -128,6 +128,8 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "one_shot": "trainer.strategies.one_shot:OneShot",
         "local_sgd": "trainer.strategies.local_sgd:LocalSGD",
         "diloco": "trainer.strategies.diloco:DiLoCo",
+        "fedopt": "trainer.strategies.fedopt:FedOpt",
+        "fedprox": "trainer.strategies.fedprox:FedProx",
         "gossip": "trainer.strategies.gossip:Gossip",
         "all_reduce": "trainer.strategies.all_reduce:AllReduce",
         "all_gather": "trainer.strategies.all_gather:AllGather",

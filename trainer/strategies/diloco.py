@@ -48,31 +48,19 @@ class DiLoCo(Strategy):
         return self.local_steps == 1
 
     def train(self, session: Session) -> None:
+        from trainer.parallel.rounds import rounds
+
         replica = session.replica()
         session.start(replica)
         n = replica.parameter_count  # the first n weights are parameters, the others buffers
         # The weights at the start of the round, and its steps.
         start = replica.weights()
         round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
-        for epoch in session.epochs(evaluate="average", weighting=self.weighting):
-            for batch in session.synchronous_batches(epoch, self.uneven):
-                if batch.samples:
-                    replica.backward(batch)
-                    replica.step()
-                round_.steps += 1
-                last = epoch == session.spec.epochs and batch.step == batch.steps
-                if round_.steps == self.local_steps or last:
-                    samples = session.averaging_weight(self.weighting)
-                    mean = session.comm.weighted_mean(replica.weights(), samples)
-                    session.averaged()
-                    with session.clock.phase("compute"):
-                        self.outer_step(round_.start[:n], mean[:n], round_.velocity)
-                        round_.start[n:] = mean[n:]
-                        replica.set_weights(round_.start)
-                    round_.steps = 0
-        if round_.steps:  # the average reached the target accuracy within a round
-            samples = session.averaging_weight(self.weighting)
-            replica.set_weights(session.comm.weighted_mean(replica.weights(), samples))
+        for mean in rounds(session, replica, round_, self.local_steps, self.weighting, self.uneven):
+            with session.clock.phase("compute"):
+                self.outer_step(round_.start[:n], mean[:n], round_.velocity)
+                round_.start[n:] = mean[n:]
+                replica.set_weights(round_.start)
 
     def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
         """One step of SGD with Nesterov momentum on `start`, in place. All of shape (parameters,)."""

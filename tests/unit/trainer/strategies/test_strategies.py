@@ -23,6 +23,7 @@ from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
+from trainer.strategies.fedopt import FedOpt
 from trainer.strategies.gossip import Graph, mix, neighbours
 from trainer.training.loader import BatchLoader, PartitionedSplit
 from trainer.training.replica import Replica
@@ -45,6 +46,10 @@ WITH_SERVER = [name for name in THREADED if STRATEGIES.load(name).servers]
 UNEVEN_STRATEGIES = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
 # DiLoCo without an effective outer step: the outer step moves exactly to the average.
 PLAIN_DILOCO = {"name": "diloco", "outer_lr": 1.0, "outer_momentum": 0.0}
+PLAIN_FEDOPT = {"name": "fedopt", "server": "momentum", "server_lr": 1.0, "beta1": 0.0}
+PLAIN_FEDPROX = {"name": "fedprox", "mu": 0.0}
+# Strategies whose own steps can have no effect.
+PLAIN = {each["name"]: each for each in (PLAIN_DILOCO, PLAIN_FEDOPT, PLAIN_FEDPROX)}
 
 
 def nodes(name: str, workers: int) -> int:
@@ -93,7 +98,7 @@ def test_shared_memory_is_counted_once() -> None:
 def test_one_worker_equals_serial(name: str, optimizer: str) -> None:
     fields: dict[str, Any] = {"optimizer": optimizer, "lr": 0.02, "model": "lenet"}  # with dropout
     serial = train("serial", 1, **fields)
-    alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **fields)
+    alone = train(PLAIN.get(name, name), nodes(name, 1), **fields)
     close(alone.weights, serial.weights)
     assert alone.results[0].accuracy == serial.results[0].accuracy
     assert (alone.results[0].bytes_sent == 0) == (name not in WITH_SERVER)
@@ -282,7 +287,7 @@ UNEVEN_MODES = ["join", "drop", "pad"]
     "strategy",
     [
         {"name": "local_sgd", "local_steps": 1},
-        {**PLAIN_DILOCO, "local_steps": 1},
+        *({**plain, "local_steps": 1} for plain in PLAIN.values()),
         {"name": "gossip", "graph": "complete", "order": "step_then_mix"},
     ],
     ids=lambda strategy: strategy["name"],
@@ -302,7 +307,7 @@ def test_weighting_of_unequal_parts_changes_the_average(weighting: str) -> None:
     expected = train("all_reduce", 4, **UNEQUAL)
     for strategy in (
         {"name": "local_sgd", "local_steps": 1},
-        {**PLAIN_DILOCO, "local_steps": 1},
+        *({**plain, "local_steps": 1} for plain in PLAIN.values()),
         {"name": "gossip", "graph": "complete", "order": "step_then_mix"},
     ):
         found = train({**strategy, "weighting": weighting}, 4, **UNEQUAL)
@@ -412,14 +417,70 @@ def test_evaluation_uses_the_average_without_changing_the_replicas() -> None:
         assert points[-1].fields["accuracy"] == training.results[rank].accuracy
 
 
-# DiLoCo
+# DiLoCo, FedOpt and FedProx
 
 
-def test_diloco_without_outer_momentum_equals_local_sgd() -> None:
+@pytest.mark.parametrize("name", PLAIN)
+def test_without_a_step_of_its_own_it_equals_local_sgd(name: str) -> None:
     for steps in (3, 5):
         expected = train({"name": "local_sgd", "local_steps": steps}, 3, **ODD, **MOMENTUM)
-        found = train({**PLAIN_DILOCO, "local_steps": steps}, 3, **ODD, **MOMENTUM)
+        found = train({**PLAIN[name], "local_steps": steps}, 3, **ODD, **MOMENTUM)
         close(found.weights, expected.weights)
+
+
+def test_server_steps_are_those_of_the_paper() -> None:
+    """Reddi et al. 2021, Alg. 2, number by number."""
+    eta, beta1, beta2, tau = 0.3, 0.9, 0.8, 0.05
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=(5, 4))
+    for server in ("adagrad", "yogi", "adam"):
+        x, m, v = rng.normal(size=4), np.zeros(4), np.full(4, tau**2)
+        state = [torch.from_numpy(each.copy()) for each in (x, m, v)]
+        strategy = FedOpt(server=server, server_lr=eta, beta1=beta1, beta2=beta2, tau=tau)
+        for mean in means:
+            for i in range(4):
+                change = mean[i] - x[i]
+                m[i] = beta1 * m[i] + (1 - beta1) * change
+                if server == "adagrad":
+                    v[i] = v[i] + change**2
+                elif server == "yogi":
+                    v[i] = v[i] - (1 - beta2) * change**2 * np.sign(v[i] - change**2)
+                else:
+                    v[i] = beta2 * v[i] + (1 - beta2) * change**2
+                x[i] = x[i] + eta * m[i] / (np.sqrt(v[i]) + tau)
+            strategy.server_step(state[0], torch.from_numpy(mean), *state[1:])
+            for found, expected in zip(state, (x, m, v), strict=True):
+                np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+def test_momentum_of_the_server_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(50, generator=generator)
+    theirs = ours.clone().requires_grad_()
+    sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9)
+    m, v = torch.zeros(50), torch.zeros(50)
+    for _ in range(4):
+        mean = torch.randn(50, generator=generator)
+        theirs.grad = theirs.detach() - mean
+        sgd.step()
+        FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
+        torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_the_proximal_term_pulls_back_by_the_distance_from_the_start_of_the_round() -> None:
+    """After two steps from w: the second one has the gradient of μ/2 ‖w₁ − w‖² beside the loss's."""
+    samples = {"dataset": {**SMALL["dataset"], "samples": 20}, "batch_size": 10, "epochs": 1}
+    spec = RunSpec.model_validate({**SMALL, **samples, "strategy": "serial"})
+    task = Task(spec, Path())
+    model = task.build_model(0)
+    batch, _ = next(BatchLoader(task.data.train, spec, task.rngs, 0, 1).batches(1))
+    loss = nll_loss(model(batch.inputs), batch.targets)
+    gradients = torch.autograd.grad(loss, [*model.parameters()])
+    first_step = -spec.lr * torch.cat([each.flatten() for each in gradients]).numpy()
+    without = train("serial", 1, **samples)
+    for mu in (0.5, 4.0):
+        found = train({"name": "fedprox", "mu": mu, "local_steps": 2}, 1, **samples)
+        close(found.weights, without.weights - spec.lr * mu * first_step)
 
 
 def test_outer_step_equals_torch_nesterov() -> None:

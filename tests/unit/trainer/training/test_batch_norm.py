@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
-from tests.unit.trainer.strategies.test_strategies import PLAIN_DILOCO, THREADED, WITH_SERVER, close, nodes
+from tests.unit.trainer.strategies.test_strategies import PLAIN, THREADED, WITH_SERVER, close, nodes
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
@@ -182,7 +182,7 @@ def test_all_ranks_end_with_the_same_statistics(name: str) -> None:
 @pytest.mark.parametrize("name", THREADED)
 def test_one_training_rank_equals_serial(name: str) -> None:
     serial = train("serial", 1, **NARROW)
-    alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **NARROW)
+    alone = train(PLAIN.get(name, name), nodes(name, 1), **NARROW)
     close(alone.weights, serial.weights)
     assert alone.results[0].accuracy == serial.results[0].accuracy
     assert (alone.results[0].bytes_sent == 0) == (name not in WITH_SERVER)

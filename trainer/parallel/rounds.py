@@ -1,0 +1,61 @@
+"""Rounds: all ranks take local steps, then average their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+from torch import Tensor
+
+from trainer.core.strategy import Uneven, Weighting
+from trainer.training.loader import Batch
+from trainer.training.replica import Replica
+from trainer.training.session import Session
+
+
+def rounds(
+    session: Session,
+    replica: Replica,
+    state: SimpleNamespace,
+    local_steps: int,
+    weighting: Weighting,
+    uneven: Uneven,
+    step: Callable[[Batch], None] | None = None,
+) -> Iterator[Tensor]:
+    """Train in rounds. The caller sets the weights with which the next round starts.
+
+    A round that the end of the run cuts short is a round. One that the target accuracy cuts short is not:
+    it ends with the average, which has reached the target.
+
+    Args:
+        state: the common state of the strategy, whose `steps` are those of the present round.
+        local_steps: the steps of a round.
+        weighting, uneven: see Strategy.
+        step: takes a local step; None: one of the run's optimizer.
+
+    Yields:
+        The mean of the ranks' weights after each round, shape (parameters + buffers,).
+    """
+
+    def plain_step(batch: Batch) -> None:
+        replica.backward(batch)
+        replica.step()
+
+    def mean() -> Tensor:
+        weight = session.averaging_weight(weighting)
+        found = session.comm.weighted_mean(replica.weights(), weight)
+        session.averaged()
+        return found
+
+    take = step or plain_step
+    for epoch in session.epochs(evaluate="average", weighting=weighting):
+        for batch in session.synchronous_batches(epoch, uneven):
+            if batch.samples:
+                take(batch)
+            state.steps += 1
+            last = epoch == session.spec.epochs and batch.step == batch.steps
+            if state.steps == local_steps or last:
+                yield mean()
+                state.steps = 0
+    if state.steps:
+        replica.set_weights(mean())
