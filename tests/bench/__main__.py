@@ -21,6 +21,7 @@ from tests.bench import (
     sessions,
     step,
     traffic,
+    virtual,
 )
 
 PARTS = {
@@ -38,6 +39,7 @@ PARTS = {
     "links": links.main,
     "model": model_partitioning.main,
     "engines": engines.main,
+    "virtual": virtual.main,
 }
 ON_REQUEST = {
     "flower": flower.main,  # installs another package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,9 @@ def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None
     fields: dict[str, Any] = {"nodes": 2, "cores": 2}
     assert has_cores(a_run("all_reduce", **fields))
     assert not has_cores(a_run("serial", cores=2))
+    simulated = a_run("all_reduce", **fields)
+    info = replace(simulated.runtime_info, simulates_time=True)  # says nothing about real exchanges
+    assert not has_cores(simulated.model_copy(update={"runtime_info": info}))
     assert not has_cores(a_run("all_reduce", node_speed=[1, 0.5], **fields))
     assert not has_cores(a_run("all_reduce", cpus=0.5, runtime="docker", **fields))
     assert not has_cores(beside_load(a_run("all_reduce", train_s=8.0, **fields)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.unit.threads import running_clock, together
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup, total
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 
@@ -42,6 +42,18 @@ def test_all_reduce(size: int, op: Any) -> None:
     for buffer in reduced:
         torch.testing.assert_close(buffer, expected / size if op == "mean" else expected)
         assert torch.equal(buffer, reduced[0])  # bit for bit, so that replicas stay equal
+
+
+def test_sums_of_many_buffers() -> None:
+    """Up to 16 buffers, bit for bit the sum of all of them at once; more, in the memory of a few."""
+    for count in range(1, 70):
+        buffers = [torch.randn(33) for _ in range(count)]
+        kept = [buffer.clone() for buffer in buffers]
+        found = total(buffers)
+        exact = torch.stack(buffers).double().sum(dim=0)
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+        assert count > 16 or torch.equal(found, torch.stack(buffers).sum(dim=0))
+        assert all(map(torch.equal, buffers, kept))
 
 
 @pytest.mark.parametrize("size", SIZES)

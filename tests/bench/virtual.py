@@ -1,0 +1,97 @@
+"""Virtual nodes: what 1,000 of them cost beside serial training on the same samples, and how much memory.
+
+All in one process and on one thread, in alternation. The averages of weights are timed apart, beside a copy
+of as many bytes: adding up weights is bound by the memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from tests.support.virtual_training import train_virtually
+from trainer.comm.memory import total
+from trainer.data.cache import DatasetCache
+from trainer.spec.run_spec import RunSpec
+
+SAMPLES, NODES = 60_000, 1_000
+BATCHES = (10, 32)
+MEMORY_NODES = (100, 500)
+PARAMETERS = 51_902  # of lenet5 with images of 28 × 28 and 10 classes
+BASE: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 1000},
+    "model": "lenet5",
+    "epochs": 1,
+    "transport": "memory",
+    "save_weights": True,
+}
+
+
+def main() -> None:
+    speed()
+    averages()
+    memory()
+
+
+def spec_of(nodes: int, **fields: Any) -> RunSpec:
+    strategy = "serial" if nodes == 1 else "local_sgd"
+    return RunSpec.model_validate({**BASE, "strategy": strategy, "nodes": nodes, **fields})
+
+
+def speed() -> None:
+    """Print CPU seconds of serial training and of virtual nodes on the same samples."""
+    print(
+        f"{NODES:,} virtual nodes, local_sgd, lenet5, {SAMPLES:,} samples of 28 × 28, one epoch, one core"
+    )
+    datasets = DatasetCache()
+    train_virtually(spec_of(2, dataset={**BASE["dataset"], "samples": 100}), datasets=datasets)  # warm up
+    for batch in BATCHES:
+        seconds = {}
+        for nodes in (1, NODES):
+            started = time.process_time()
+            train_virtually(spec_of(nodes, batch_size=batch), datasets=datasets)
+            seconds[nodes] = time.process_time() - started
+        ratio = seconds[NODES] / seconds[1]
+        print(
+            f"  batch {batch}: serial {seconds[1]:.1f} s, virtual {seconds[NODES]:.1f} s: {ratio:.2f} ×",
+            flush=True,
+        )
+
+
+def averages() -> None:
+    """Print the time of an average over all nodes, and that of a copy of the same bytes."""
+    weights = [torch.randn(PARAMETERS) for _ in range(NODES)]
+    flat = torch.randn(NODES * PARAMETERS)
+    summed, copied = [], []
+    for _ in range(5):
+        started = time.perf_counter()
+        total(weights)
+        summed.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        flat.clone()
+        copied.append(time.perf_counter() - started)
+    print(f"  average of the weights: {min(summed):.3f} s; a copy of them: {min(copied):.3f} s")
+
+
+def memory() -> None:
+    """Print the memory of a node: the slope of the peak over two numbers of nodes."""
+    peaks = []
+    for nodes in MEMORY_NODES:
+        measured = f"from tests.bench.virtual import memory_mb; print(memory_mb({nodes}))"
+        done = subprocess.run([sys.executable, "-c", measured], capture_output=True, text=True, check=True)
+        peaks.append(float(done.stdout))
+    each = (peaks[1] - peaks[0]) / (MEMORY_NODES[1] - MEMORY_NODES[0])
+    weights = 4 * PARAMETERS / 2**20
+    print(f"  memory: {each:.2f} MiB per node, whose weights have {weights:.2f} MiB")
+
+
+def memory_mb(nodes: int) -> float:
+    """The peak of this process in MiB after training on so many nodes. Call it in a new process."""
+    dataset = {**BASE["dataset"], "samples": 20 * nodes, "test_samples": 100}
+    train_virtually(spec_of(nodes, dataset=dataset, batch_size=10))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
