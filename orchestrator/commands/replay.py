@@ -122,14 +122,15 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
     costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     for key, result in results:
         cluster = options.cluster(costs.cluster(result, key, requested=False), result.run)
-        yield Row(key, result.train_s, _replay(paths.run(key), result, cluster, timelines))
+        wall_s = None if result.runtime_info.simulates_time else result.train_s
+        yield Row(key, wall_s, _replay(paths.run(key), result, cluster, timelines))
 
 
 def _replay(
     paths: RunPaths, result: RunResult, cluster: Cluster, timelines: bool
 ) -> ClusterTime | NoClusterTime:
     run = result.run
-    traces = read_traces(paths.directory, run)
+    traces = read_traces(paths.directory, run, result.runtime_info.simulates_time)
     if isinstance(traces, NoClusterTime):
         return traces
     replay = replay_traces(traces, run, cluster, intervals=timelines)

@@ -182,7 +182,8 @@ def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:
     separate = [run for run in loaded.runs if run.topology != "single"]  # else ranks share one process
     ranks = max((run.world_size for run in separate), default=0)
     free = memory_free()
-    if runtime.info.remote or ranks <= ranks_fitting(free):
+    in_one_process = runtime.info.simulates_time
+    if runtime.info.remote or in_one_process or ranks <= ranks_fitting(free):
         return None
     return (
         f"memory for about {counted(ranks_fitting(free), 'rank')} is free "

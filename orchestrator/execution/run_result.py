@@ -420,6 +420,8 @@ def flags(
             "ranks were threads of one interpreter and slowed each other down: times do not compare, "
             "and each rank's memory is that of all ranks"
         )
+    elif runtime.simulates_time and spec.world_size > 1:
+        found.append("ranks were in one process: each rank's memory is that of all ranks")
     if over := _normalised_over(spec):
         found.append(f"BatchNorm normalises over {over}: training is not equivalent to serial")
     if spec.strategy.caveat:

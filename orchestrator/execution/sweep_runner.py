@@ -190,7 +190,13 @@ class SweepRunner:
     def _result_of(self, paths: RunPaths) -> RunResult | None:
         """The result of an earlier sweep. One that cannot be used is renamed, and the run repeated."""
         try:
-            return read_result(paths.result)
+            found = read_result(paths.result)
+            if found is not None and not self.runtime.can_reuse(found):
+                self.progress.note(
+                    f"{found.key}: its result has other options of the runtime; it is repeated"
+                )
+                return None
+            return found
         except UnusableFile as error:
             os.replace(paths.result, paths.unusable_result)
             self.progress.note(f"{error}\n  kept as {paths.unusable_result.name}; the run is repeated")
@@ -245,7 +251,7 @@ class SweepRunner:
                 usage=usage,
                 invalid=invalid,
                 weights_kept=paths.weights.exists(),
-                untraced=untraced_ranks(paths, spec),
+                untraced=untraced_ranks(paths, spec, self.runtime.info.simulates_time),
                 launcher_log=_launcher_log(paths),
                 logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
                 warm=plan.warm,

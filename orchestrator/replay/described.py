@@ -91,7 +91,7 @@ class Costs:
         for directory, result in runs:
             if result.status != "ok" or rank_quota(result.run, result.runtime_info) < 1:
                 continue
-            traces = read_traces(directory, result.run)
+            traces = read_traces(directory, result.run, result.runtime_info.simulates_time)
             if isinstance(traces, NoClusterTime):
                 continue
             key = directory.name
@@ -182,7 +182,7 @@ def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> Clust
             and not _misses(stored, result)
         ):
             return stored
-    time = replay_run(paths.directory, result.run, cluster)
+    time = replay_run(paths.directory, result.run, cluster, result.runtime_info.simulates_time)
     if isinstance(time, ClusterTime):
         if reason := _misses(time, result):
             return NoClusterTime(reason)

@@ -91,27 +91,32 @@ class NoClusterTime:
     reason: str
 
 
-def replay_run(directory: Path, run: RunSpec, cluster: Cluster) -> ClusterTime | NoClusterTime:
-    """Replay the traces in a run's directory on a cluster.
+def replay_run(
+    directory: Path, run: RunSpec, cluster: Cluster, simulated: bool = False
+) -> ClusterTime | NoClusterTime:
+    """Replay the traces in a run's directory on a cluster. simulated: see `read_traces`.
 
     Raises InputError if the cluster does not have the run's nodes and ranks, or an algorithm is unknown.
     """
-    traces = read_traces(directory, run)
+    traces = read_traces(directory, run, simulated)
     if isinstance(traces, NoClusterTime):
         return traces
     replay = replay_traces(traces, run, cluster)
     return replay if isinstance(replay, NoClusterTime) else cluster_time(replay, run, cluster)
 
 
-def read_traces(directory: Path, run: RunSpec) -> list[Trace] | NoClusterTime:
-    """The traces of all ranks of the run, or why they cannot be replayed."""
+def read_traces(directory: Path, run: RunSpec, simulated: bool = False) -> list[Trace] | NoClusterTime:
+    """The traces of all ranks of the run, or why they cannot be replayed.
+
+    simulated: whether its times are simulated, so that its time limit does not bound them.
+    """
     if reason := untraced_reason(run):
         return NoClusterTime(reason)
     paths = [trace_path(directory, rank) for rank in range(run.world_size)]
     if not any(path.exists() for path in paths):
         return NoClusterTime("the run recorded no traces")
     traces = []
-    limits = OutputLimits.of(run).trace
+    limits = OutputLimits.of(run, simulated=simulated).trace
     for rank, path in enumerate(paths):
         try:
             trace = read_trace(path, limits)

@@ -30,7 +30,7 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
     stored = _read(paths)
     if stored and _is_of(stored, result, cluster) and paths.timeline.exists():
         return stored
-    traces = read_traces(paths.directory, result.run)
+    traces = read_traces(paths.directory, result.run, result.runtime_info.simulates_time)
     if isinstance(traces, NoClusterTime):
         return traces
     replay = replay_traces(traces, result.run, cluster, intervals=True)

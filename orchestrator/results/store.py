@@ -362,12 +362,15 @@ def read_usage(path: Path) -> list[NodeUsage]:
     return [checked(NodeUsage, parse_object(line, path.name), path.name) for line in data.splitlines()]
 
 
-def untraced_ranks(paths: RunPaths, spec: RunSpec) -> dict[int, str]:
-    """Why ranks that should have written a trace have no usable one, by rank."""
+def untraced_ranks(paths: RunPaths, spec: RunSpec, simulated: bool = False) -> dict[int, str]:
+    """Why ranks that should have written a trace have no usable one, by rank.
+
+    simulated: whether its times are simulated.
+    """
     found: dict[int, str] = {}
     if untraced_reason(spec):
         return found
-    limits = OutputLimits.of(spec).trace
+    limits = OutputLimits.of(spec, simulated=simulated).trace
     for rank in range(spec.world_size):
         path = paths.trace(rank)
         try:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orchestrator.errors import InputError
 from orchestrator.results.environment import cores
-from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import LaunchPlan
@@ -160,6 +160,10 @@ class Runtime(ABC):
     def environment(self) -> dict[str, Any]:
         """Software on the nodes, in addition to the orchestrator's, for the `environment` of results."""
         return {}
+
+    def can_reuse(self, result: RunResult) -> bool:
+        """Whether an earlier result of a run is what its nodes would give now, apart from the noise."""
+        return True
 
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:

@@ -51,7 +51,8 @@ class ThreadGroup:
 
     def mailbox(self, source: int, to: int) -> Queue[Tensor]:
         """The messages from one rank to another, which few of the pairs exchange."""
-        return self.mailboxes.setdefault((source, to), Queue())  # atomic
+        found = self.mailboxes.get((source, to))
+        return found or self.mailboxes.setdefault((source, to), Queue())  # atomic
 
     def subgroup(self, ranks: Sequence[int]) -> ThreadGroup:
         """The group of these ranks alone; the same object for all of them."""
@@ -106,8 +107,8 @@ class MemoryCommunicator(Communicator):
         if self.rank == 0:  # one sum for all: with one for each rank, P ranks would add P² buffers
             self._group.total = total(buffers)
         self._wait()
-        if self._group.total is not None:
-            buffer.copy_(self._group.total)
+        assert self._group.total is not None  # noqa: S101  (rank 0 has passed the barrier)
+        buffer.copy_(self._group.total)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         import torch

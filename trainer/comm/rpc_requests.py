@@ -1,6 +1,7 @@
 """Requests over torch RPC: they enter a queue, from which the server's main thread takes them.
 
-No lock is needed, no RPC thread ever waits, and the server's clock shows what the server does.
+No lock is needed, the RPC threads that enqueue requests never wait, and the server's clock shows what the
+server does.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from trainer.launch.position import position_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.comm.requests import Requests
     from trainer.core.context import NodeContext
 
 HEADER_BYTES = 4096  # more than a position needs in JSON
@@ -41,6 +42,10 @@ class CheckedCommunicator(Communicator):
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
         raise NotImplementedError("it is built on a communicator that is connected")
+
+    def requests(self, timeout_s: float) -> Requests:
+        """Requests are not compared: a server takes them in any order."""
+        return self._inner.requests(timeout_s)
 
     def _all_reduce(self, buffer: Tensor) -> None:
         self._compare()

@@ -31,7 +31,7 @@ TOPOLOGIES: Mapping[str, bool] = {"single": False, "mpi": True, "ddp": False, "r
 
 
 def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
-    """The rank that the environment describes; rank 0 if one process has all. Raises LaunchError."""
+    """The rank that the environment describes; rank 0 if one process has all ranks. Raises LaunchError."""
     rank, size, launchers = 0, spec.world_size, find_launchers(env, TOPOLOGIES[spec.topology])
     alone = in_one_process(spec, env)
     if alone:

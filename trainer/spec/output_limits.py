@@ -54,8 +54,13 @@ class OutputLimits:
     trace: TraceLimits
 
     @classmethod
-    def of(cls, spec: RunSpec, requeues: int = 0) -> OutputLimits:
-        """The limits of one run. requeues: how often a batch system may start it again."""
+    def of(cls, spec: RunSpec, requeues: int = 0, simulated: bool = False) -> OutputLimits:
+        """The limits of one run.
+
+        Args:
+            requeues: how often a batch system may start it again.
+            simulated: its times are not those of this machine, so no time limit bounds them.
+        """
         epoch_bytes = EPOCH_BYTES + min(MAX_BYTES, LABEL_BYTES * spec.dataset.class_count)
         if spec.on_loss == "continue":
             epoch_bytes += PART_BYTES * spec.world_size
@@ -69,7 +74,7 @@ class OutputLimits:
         header = TRACE_HEADER_BYTES + GROUPS * RANK_BYTES * spec.world_size
         trace = header + records * RECORD.itemsize if records else 0
         said = TraceLimits(
-            seconds=TRACE_TIME_LIMITS * spec.timeout_s,
+            seconds=ANY_RUN.seconds if simulated else TRACE_TIME_LIMITS * spec.timeout_s,
             bytes=min(TRACE_MEMORIES * spec.memory_mb * 2**20, ANY_RUN.bytes),
             epochs=spec.epochs,
         )

@@ -1,4 +1,4 @@
-"""The traces as programs: their groups, and the exchanges that are under way between ranks."""
+"""Programs of ranks: their groups, and the exchanges that are under way between ranks."""
 
 from __future__ import annotations
 

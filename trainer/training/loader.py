@@ -68,7 +68,7 @@ class PartitionedSplit:
         self._lock = threading.Lock()
         self._inputs: Tensor | None = None
         self._parts: dict[int, list[Indices]] = {}
-        # The last answers of the methods below, for the next rank that asks.
+        # Caches of the methods below.
         self._sizes: tuple[list[Indices], list[int]] = ([], [])
         self._steps: tuple[list[int], list[int]] = ([], [])
         self._in_step: tuple[list[int], dict[tuple[int, Uneven], list[int]]] = ([], {})

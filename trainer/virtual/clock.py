@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from trainer.core.clock import WORK, Clock, Phase
 
 
 class VirtualClock(Clock):
-    """A clock in cluster time. Only training takes time: the clock stands still in an evaluation.
+    """A clock in cluster time. It stands still in an evaluation, and while a checkpoint is written.
 
     Work advances it by its CPU time over the speed of the node. The CPU time of an exchange does not count:
     the simulation knows when it ends.
 
     Attributes:
-        now_s: the time, in seconds since the start of training.
+        now_s: the time, in seconds since the start of training, or since it was resumed.
+        resumed: whether the rank continues from a checkpoint.
     """
 
     def __init__(self, speed: float, seconds_per_sample: float | None = None) -> None:
@@ -28,7 +30,17 @@ class VirtualClock(Clock):
         self.now_s = 0.0
         self._speed, self._seconds_per_sample = speed, seconds_per_sample
         self._charged_s = self._spent_since = 0.0
+        self.resumed = False
         self._unplayed = dict.fromkeys(WORK, 0.0)
+
+    def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        super().restore(state)
+        self.resumed = True
+
+    @property
+    def charged_s(self) -> float | None:
+        """The CPU seconds that were charged; None on a clock that measures."""
+        return None if self._seconds_per_sample is None else self._charged_s
 
     def charge(self, samples: int) -> None:
         if self._seconds_per_sample is not None:

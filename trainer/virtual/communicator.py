@@ -74,8 +74,8 @@ class VirtualGroup:
 class VirtualCommunicator(Communicator):
     """Ranks of one process that take turns.
 
-    A rank leaves an exchange when the simulation resumes it, and by then the others have brought what it
-    receives. Buffers are copied when they are sent: their owners may go on before the receivers do. Sums
+    A rank leaves an exchange when the simulation resumes it. By then, all data that it receives is there.
+    Buffers are copied when they are sent: their owners may go on before the receivers do. Sums
     have the order of transport `memory`.
     """
 
@@ -94,13 +94,25 @@ class VirtualCommunicator(Communicator):
     def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
         raise NotImplementedError("virtual ranks are connected by `run_virtual`")
 
+    def close(self) -> None:
+        """Raises CommunicationError if a cost per sample was given, and no rank has paid any."""
+        charged = [rank.clock.charged_s for rank in self._shared.simulation.ranks]
+        if not any(cost is None or cost > 0 for cost in charged):
+            raise CommunicationError(
+                "virtual.seconds_per_sample has no effect, because the strategy does not compute gradients "
+                "with replica.backward; leave it out"
+            )
+
     def abort(self) -> None:
         self._shared.simulation.failed = True
 
-    def waits_s(self) -> list[float]:
-        return self._shared.simulation.waits_s(self.rank)
+    def waits_s(self) -> list[float] | None:
+        # The simulation does not know of exchanges before a checkpoint, but the traffic does.
+        return None if self._node.clock.resumed else self._shared.simulation.waits_s(self.rank)
 
     def requests(self, timeout_s: float) -> Requests:
+        if self.size < len(self._shared.simulation.ranks):
+            raise CommunicationError("a group has no requests of its own; use those of all ranks")
         return VirtualRequests(self.rank, self._shared.simulation, self._shared.requests, self._pause)
 
     def _exchange(self, timed: Kind, untimed: Untimed, nbytes: int, peer: int) -> None:
@@ -180,10 +192,11 @@ class VirtualCommunicator(Communicator):
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         self._shared.mailbox(self.rank, to).append(buffer.clone())
-        self._exchange(Kind.SHIFT, Untimed.COLLECTIVE, buffer.nbytes, (to - self.rank) % self.size)
+        self._meet(Kind.SHIFT, buffer.nbytes, None, lambda _: None, (to - self.rank) % self.size)
         return self._shared.mailbox(source, self.rank).popleft()
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+        self._check_peer(to)
         self._shared.mailbox(self.rank, to).append(buffer.clone())
         timed, index = self.clock.counting, self._sends[to]
         self._sends[to] += timed
@@ -198,7 +211,12 @@ class VirtualCommunicator(Communicator):
     def _send(self, buffer: Tensor, to: int) -> None:
         self._isend(buffer, to)()
 
+    def _check_peer(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise CommunicationError(f"there is no rank {rank}; the group has {self.size}")
+
     def _recv(self, buffer: Tensor, source: int) -> None:
+        self._check_peer(source)
         self._exchange(Kind.RECEIVE, Untimed.RECEIVE, buffer.nbytes, source)
         buffer.copy_(self._shared.mailbox(source, self.rank).popleft())
 

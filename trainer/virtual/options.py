@@ -16,7 +16,7 @@ class VirtualOptions(Description):
         default=None,
         gt=0,
         le=1e3,
-        description="CPU seconds of a sample in a step, on a core of speed 1; null: as measured",
+        description="CPU seconds per sample of a training step, on a core of speed 1; null: as measured",
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class UnderWay:
-    """What ranks have asked, and what servers have answered, by the rank that asks."""
+    """What ranks have asked, and what servers have answered, by the rank that asked."""
 
     asked: dict[int, Tensor | None] = field(default_factory=dict)
     answers: dict[int, Tensor | int] = field(default_factory=dict)

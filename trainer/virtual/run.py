@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,11 +23,14 @@ from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.simulation import VirtualSimulation
 from trainer.virtual.turns import VirtualRank
 
+FILES_PER_RANK = 2
+
 
 def run_virtual(
     context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None, options: VirtualOptions
 ) -> bool:
     """Train all ranks of a run; True if all of them succeeded."""
+    _allow_files(FILES_PER_RANK * context.size)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 
@@ -41,9 +45,17 @@ def run_virtual(
     return all(succeeded)
 
 
+def _allow_files(number: int) -> None:
+    """Let this process open so many files beside others, if the hard limit permits it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + number if hard == resource.RLIM_INFINITY else min(soft + number, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def virtual_cluster(spec: RunSpec) -> Cluster:
-    """The cluster of virtual nodes: each has the cores that its limits leave it."""
-    return cluster_of_run(spec, quota=min(1.0, spec.cpus / spec.processes_per_node))
+    """The cluster of virtual nodes: each rank has a core, since nothing enforces `cpus`."""
+    return cluster_of_run(spec)
 
 
 def in_turns(

@@ -1,7 +1,7 @@
 """The simulation of virtual nodes: its programs are written by the ranks while they train.
 
-A rank's program is at its end when the rank has left an exchange, so the rank runs then, until its next
-one. The rank with the smallest clock is always the next.
+When a rank leaves an exchange, its program has ended. Its thread then runs until the next exchange, which
+extends the program. Of the ranks that do not wait, the one with the smallest clock is always the next.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from trainer.comm.memory import PEER_FAILED
+from trainer.core.trace import Kind
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.engine import Simulation
 from trainer.time_model.errors import ReplayError
@@ -19,7 +20,7 @@ from trainer.time_model.program import NAMES, Entry, Group
 from trainer.time_model.service import ServedRequest
 from trainer.virtual.turns import VirtualRank
 
-MAX_NAMED = 4  # ranks in a message
+MAX_NAMED = 4  # states of ranks in a message
 
 
 class Untimed(IntEnum):
@@ -47,6 +48,8 @@ class VirtualSimulation(Simulation):
         self._taken: list[dict[int, ServedRequest]] = [{} for _ in ranks]  # by server and sender
         self._last_taken: list[int] = [-1] * len(ranks)
         self._in_server_s = [0.0] * len(ranks)  # of the last request of each rank
+        # Seconds that each rank waited for a server or as one, by the rank that it waited for.
+        self._served_s = [defaultdict[int, float](float) for _ in ranks]
         self._handlers |= {
             int(Untimed.COLLECTIVE): self._meet,
             int(Untimed.SEND): self._deliver_untimed,
@@ -77,8 +80,9 @@ class VirtualSimulation(Simulation):
         return self._last_taken[server]
 
     def waits_s(self, rank: int) -> list[float]:
-        """Seconds that a rank has waited for each rank."""
-        return self._ranks[rank].wait_s
+        """Seconds that a rank has waited for each rank, without requests to servers."""
+        served = self._served_s[rank]
+        return [seconds - served[cause] for cause, seconds in enumerate(self._ranks[rank].wait_s)]
 
     def in_server_s(self, rank: int) -> float:
         """The seconds that the last request of a rank spent in its server."""
@@ -103,6 +107,15 @@ class VirtualSimulation(Simulation):
             rank.lost = why
             while not rank.ended:
                 rank.resume(rank.clock.now_s)
+
+    def _book(
+        self, rank: int, entered: float, left: float, ready: float, cause: int, record: Entry
+    ) -> None:
+        waited = self._ranks[rank].wait_s
+        before = waited[cause]
+        super()._book(rank, entered, left, ready, cause, record)
+        if record[0] in (Kind.REQUEST, Kind.TAKE):
+            self._served_s[rank][cause] += waited[cause] - before
 
     # Requests to a server, whose own code decides what to do with them
 
@@ -174,14 +187,23 @@ class VirtualSimulation(Simulation):
         record = self._programs[rank][self._at[rank] if at is None else at]
         kind, _, peer, nbytes = record[:4]
         name = NAMES[kind] if kind in NAMES else f"{Untimed(kind).name.lower()} outside of training"
-        size = f" of {nbytes} bytes" if nbytes else ""
+        size = f" of {nbytes} bytes" if nbytes and kind != Kind.SEND_WAIT else ""
         with_peer = f", peer {peer}" if peer >= 0 else ""
         return f"rank {rank} ({name}{size}{with_peer})"
 
     def _why_blocked(self, rank: int) -> str:
-        states = [
-            self._name(each) if self._blocked[each] is not None else f"rank {each} has ended"
-            for each in range(self._size)
-        ]
-        more = f"; and {len(states) - MAX_NAMED} others" if len(states) > MAX_NAMED else ""
-        return f"the ranks wait for each other for ever: {'; '.join(states[:MAX_NAMED])}{more}"
+        by_state: defaultdict[Entry | None, list[int]] = defaultdict(list)
+        for each in range(self._size):
+            waits = self._blocked[each] is not None
+            by_state[self._programs[each][self._at[each]] if waits else None].append(each)
+        alike = sorted(by_state.values(), key=len)  # the culprit is most often alone
+        states = [self._state(ranks[0]) + _others(len(ranks) - 1) for ranks in alike[:MAX_NAMED]]
+        more = f"; and {len(alike) - MAX_NAMED} other states" if len(alike) > MAX_NAMED else ""
+        return f"the ranks wait for each other for ever: {'; '.join(states)}{more}"
+
+    def _state(self, rank: int) -> str:
+        return self._name(rank) if self._blocked[rank] is not None else f"rank {rank} has ended"
+
+
+def _others(number: int) -> str:
+    return f", as {number} other rank{'s' if number > 1 else ''}" if number else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.errors import InputError
@@ -183,10 +183,20 @@ def _versions(names: Sequence[str], codes: Sequence[dict[str, list[str]]]) -> st
 
 
 def _on_one_clock(one: Group, other: Group) -> tuple[Group, Group]:
-    """Both on the clock that they have in common: their own, or else the wall clock."""
+    """Both on the clock that they have in common: their own, or else the wall clock.
+
+    Virtual nodes have no wall clock, so others are compared with them in cluster time.
+    """
     if one.first.clock == other.first.clock:
         return one, other
+    if one.first.is_virtual or other.first.is_virtual:
+        return _in_cluster_time(one), _in_cluster_time(other)
     return Group(tuple(row.wall for row in one.rows)), Group(tuple(row.wall for row in other.rows))
+
+
+def _in_cluster_time(group: Group) -> Group:
+    """The rows in cluster time; those that have none stay without a time."""
+    return Group(tuple(row.cluster or replace(row, timed=False) for row in group.rows))
 
 
 def _errors(comparisons: Sequence[Comparison]) -> dict[Workload, float]:

@@ -61,9 +61,10 @@ def _compared_in_cluster_time(walls: Sequence[Row], clusters: Mapping[str, Clust
     misleading = [row for row in ok if row.shares_cores or row.link_not_enforced]
     misleading += [row for row in ok if row.is_virtual]
     misleading += [row for group in groups_of(ok) if waits_for_cores(group) for row in group.rows]
-    found = {row.workload.without_links for row in misleading if row.key in clusters}
+    found = {row.workload.without_links for row in misleading if row.key in clusters or row.is_virtual}
     serial = [row for row in walls if row.ok and row.strategy == SERIAL]
-    return found - {row.workload for row in serial if row.key not in clusters}
+    untraced = {row.workload for row in serial if row.key not in clusters and not row.is_virtual}
+    return found - untraced
 
 
 def waits_for_cores(group: Group) -> bool:
@@ -94,7 +95,7 @@ def _rows_on(
             schedule,
             rate,
             clock,
-            timed=clusters is None or key in clusters,
+            timed=key in clusters if clusters is not None else not result.runtime_info.simulates_time,
         )
         for (key, result, run), location, schedule, rate in zip(
             results, locations, schedules, rates, strict=True

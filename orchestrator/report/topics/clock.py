@@ -122,13 +122,18 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 def _of_virtual_nodes(rows: Sequence[Row]) -> str:
     """What the times of virtual nodes stand for."""
-    software = f"{UNKNOWN.message_s * 1e6:g} µs and {UNKNOWN.bytes_per_s / 1e9:g} GB/s"
+    most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
+    software = f"{UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} between nodes"
+    prices = {row.result.environment.get("seconds_per_sample") for row in rows}
+    given = [f"{price:g} s" for price in sorted(price for price in prices if price)]
+    measured = "the CPU time that it needed on a core of its own" if None in prices else ""
+    work = listed([*filter(None, [measured, f"{listed(given, 'or')} per sample" if given else ""])], "or")
     links = "the links that the runs request" if any(row.run.has_links for row in rows) else "ideal links"
     return (
-        "Nodes are virtual, so times are cluster times: work takes the CPU time that it needed on a core "
-        f"of its own, and exchanges take what the time model gives them on {links}, where the software of "
-        f"a message costs {software}. Their error is unknown, because no real nodes ran. The intervals of "
-        f"differences contain an error of {percent(MAX_ERROR)}."
+        f"Nodes are virtual, so times are cluster times: work takes {work}, and exchanges take what the "
+        f"time model gives them on {links}. The software of a message takes {software}. Their error is "
+        "unknown, because no real nodes ran. The intervals of differences contain an error of "
+        f"{percent(MAX_ERROR)}."
     )
 
 

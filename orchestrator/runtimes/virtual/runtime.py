@@ -6,9 +6,9 @@ import sys
 from collections.abc import Hashable, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
-from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
@@ -44,11 +44,15 @@ class VirtualRuntime(Runtime):
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         strategy, options = spec.strategy, cast("VirtualOptions", self.options)
-        if not strategy.virtual:
+        if not strategy.virtual or strategy.forks:
             instead = f"; strategy {strategy.equivalent} can" if strategy.equivalent else ""
             return f"strategy {spec.name_of('strategy')} cannot run on virtual nodes{instead}"
         if spec.on_gpu:
             return "virtual nodes compute on CPU cores; allowed: a transport other than nccl"
+        if spec.transport == "memory" and spec.world_size > 1:
+            return "transport memory has no network that could be simulated; allowed: gloo, mpi or rpc"
+        if spec.trace == "none" and strategy.trains:
+            return "trace is none, but virtual nodes have the times of their traces; allowed: steps, full"
         if spec.threads > 1:
             return f"threads is {spec.threads}, and each virtual rank has one core; allowed: 1"
         for field, value in (("faults", spec.faults), ("restarts", spec.restarts), ("debug", spec.debug)):
@@ -70,6 +74,14 @@ class VirtualRuntime(Runtime):
             )
         return None
 
+    def environment(self) -> dict[str, Any]:
+        return self.options.model_dump(exclude_none=True)
+
+    def can_reuse(self, result: RunResult) -> bool:
+        """Whether a result has the costs that are given now."""
+        given = self.environment()
+        return all(result.environment.get(name) == given.get(name) for name in VirtualOptions.model_fields)
+
     def kind(self, spec: RunSpec) -> Hashable | None:
         warm = not self.cold and sys.platform == "linux"
         return "warm parent" if warm else None
@@ -81,6 +93,8 @@ class VirtualRuntime(Runtime):
         if warm := self.kind(spec) is not None:
             cluster, command = self._local.shared_cluster()
         variables = {VIRTUAL: cast("VirtualOptions", self.options).model_dump_json(exclude_defaults=True)}
+        if spec.checkpoints:  # separate from those of local processes, whose times do not compare
+            variables["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "virtual").resolve())
         nodes = in_one_process(spec, paths, data_dir, paths.live, command, variables)
         return LaunchPlan(spec, paths, data_dir, cluster, [nodes], warm)
 

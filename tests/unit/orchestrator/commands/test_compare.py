@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,3 +252,23 @@ def test_bad_directories_are_refused(tmp_path: Path, arguments: list[str], messa
 def test_a_page_needs_a_known_ending(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\.html or \.md"):
         check_page(tmp_path / "page.pdf")
+
+
+def virtual(results: Sequence[RunResult]) -> list[RunResult]:
+    """The results as those of virtual nodes."""
+    return [
+        each.model_copy(
+            update={
+                "runtime": "virtual",
+                "runtime_info": replace(each.runtime_info, simulates_time=True),
+            }
+        )
+        for each in results
+    ]
+
+
+def test_simulated_times_are_not_compared_with_wall_times(tmp_path: Path) -> None:
+    real = [*SERIAL, *shared(around(4.0, 0.02))]
+    found = comparing(tmp_path, real, virtual([*SERIAL, *shared(around(1.0, 0.02))]))
+    assert all(difference.time is None for difference in found.differences)
+    assert effects(found)["all_reduce"][0] == ""

@@ -119,3 +119,12 @@ def test_debug_is_refused_where_the_others_continue() -> None:
     with pytest.raises(ValidationError) as refused:
         RunSpec.model_validate(fields | {"on_loss": "continue"})
     assert [error["type"] for error in refused.value.errors()] == ["debug"]
+
+
+def test_requests_to_a_server_are_those_of_the_transport() -> None:
+    class WithRequests(MemoryCommunicator):
+        def requests(self, timeout_s: float) -> Any:
+            return ("requests", timeout_s)
+
+    comm = WithRequests(0, 1, Clock(), ThreadGroup(1))
+    assert CheckedCommunicator(comm).requests(3.0) == ("requests", 3.0)

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster.incoming_weights import HEADER_BYTES, IncomingWeights
 from trainer.core.events import MAX_BYTES, EventReader
-from trainer.core.trace import CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
+from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
 from trainer.core.trace import MAX_BYTES as TRACE_BYTES
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -152,3 +152,11 @@ def test_reader_says_when_it_has_given_up(tmp_path: Path) -> None:
     (tmp_path / "rank-0.jsonl").write_text("junk\n" + "x" * 2 * MAX_BYTES)
     reader.new()
     assert reader.has_given_up
+
+
+def test_simulated_times_are_not_bounded_by_the_time_limit() -> None:
+    spec = RunSpec.model_validate(
+        {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "timeout_s": 1}
+    )
+    assert OutputLimits.of(spec).trace.seconds < 100
+    assert OutputLimits.of(spec, simulated=True).trace.seconds == ANY_RUN.seconds

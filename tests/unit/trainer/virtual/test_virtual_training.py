@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
+from trainer.comm.base import CommunicationError
 from trainer.conformance import threads
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.simulate import simulate
+from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import VirtualOptions
-from trainer.virtual.run import virtual_cluster
+from trainer.virtual.run import in_turns, virtual_cluster
 
 DATA = {"name": "synthetic", "classes": 4, "samples": 120, "test_samples": 40}
 BY_THREADS = [
@@ -129,6 +132,11 @@ def test_asynchronous_updates_come_in_the_order_of_the_cluster_and_repeat(
     assert np.array_equal(first.weights, again.weights)
     assert [rank.end_s for rank in first.times] == [rank.end_s for rank in again.times]
     assert replayed(spec, first, staleness) == pytest.approx([rank.end_s for rank in first.times], rel=1e-9)
+    for result in first.results[1:]:
+        booked = sum(value for name, value in result.seconds.items() if name != "evaluate")
+        assert booked == pytest.approx(result.train_s, abs=1e-5)
+        # Each step pulls and pushes, there and back, beside the time in the server.
+        assert result.seconds["communicate"] >= result.steps * 4 * 0.005
     largest = max(result.staleness_max or 0 for result in first.results)
     # In lock step each of the two other workers pushes at most once between a pull and its push.
     assert largest <= 2 if staleness == 0 else largest > 2
@@ -151,18 +159,20 @@ def test_a_sample_costs_what_is_given_and_exchanges_what_the_link_needs(datasets
     # its receiver has asked for it.
     assert steps * 4 * 0.010 < exchanged < steps * 4 * 0.010 + 0.05
     assert training.times[0].end_s == pytest.approx(work[0] + exchanged)
+    assert training.results[0].seconds["compute"] == pytest.approx(60 * 0.01 / 0.5)
     assert training.times[1].wait_s[0] > 60 * 0.01  # rank 0 works twice as long
+
+
+def test_every_rank_has_a_core() -> None:
+    spec = spec_of("all_reduce", 2, processes_per_node=2, transport="gloo", cpus=0.5, node_speed=[1, 0.5])
+    cluster = virtual_cluster(spec)
+    assert [cluster.speed_of(rank) for rank in range(4)] == [1, 1, 0.5, 0.5]
 
 
 # Failures
 
 
 def test_ranks_that_wait_for_each_other_are_named_at_once() -> None:
-    import torch
-
-    from trainer.comm.base import CommunicationError
-    from trainer.virtual.communicator import VirtualCommunicator
-    from trainer.virtual.run import in_turns
 
     errors: dict[int, Exception] = {}
 
@@ -179,16 +189,12 @@ def test_ranks_that_wait_for_each_other_are_named_at_once() -> None:
     spec = spec_of("all_reduce", 2)
     in_turns(body, virtual_cluster(spec), "gloo")
     assert "rank 0 (receive of 4 bytes, peer 1); rank 1 (barrier)" in str(errors[0])
+    assert "other states" not in str(errors[0])
     assert str(errors[0]) == str(errors[1])
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_different_collectives_of_a_group_are_an_error(training: bool) -> None:
-    import torch
-
-    from trainer.comm.base import CommunicationError
-    from trainer.virtual.communicator import VirtualCommunicator
-    from trainer.virtual.run import in_turns
 
     errors: dict[int, Exception] = {}
 
@@ -207,9 +213,6 @@ def test_different_collectives_of_a_group_are_an_error(training: bool) -> None:
 
 
 def test_the_failure_of_a_rank_ends_the_others() -> None:
-    from trainer.comm.base import CommunicationError
-    from trainer.virtual.communicator import VirtualCommunicator
-    from trainer.virtual.run import in_turns
 
     ended: dict[int, str] = {}
 
@@ -228,3 +231,54 @@ def test_the_failure_of_a_rank_ends_the_others() -> None:
     assert ended.keys() == {0, 1, 2, 3}
     assert ended[2] == "mine"
     assert "another rank" in ended[0]
+
+
+def test_a_rank_that_is_alone_is_named_first() -> None:
+    errors: dict[int, Exception] = {}
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        try:
+            if comm.rank == 7:
+                comm.recv(torch.zeros(1), source=6)
+            comm.barrier()
+        except CommunicationError as error:
+            errors[comm.rank] = error
+
+    in_turns(body, virtual_cluster(spec_of("all_reduce", 9)), "gloo")
+    assert str(errors[0]).endswith(
+        "rank 7 (receive of 4 bytes, peer 6); rank 0 (barrier), as 7 other ranks"
+    )
+
+
+@pytest.mark.parametrize("peer", [-1, 2])
+def test_a_peer_that_does_not_exist_is_an_error(peer: int) -> None:
+    errors: dict[int, str] = {}
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        try:
+            comm.send(torch.zeros(1), to=peer)
+        except CommunicationError as error:
+            errors[comm.rank] = str(error)
+            comm.abort()
+
+    in_turns(body, virtual_cluster(spec_of("all_reduce", 2)), "gloo")
+    assert errors[0] == f"there is no rank {peer}; the group has 2"
+
+
+def test_a_price_that_nobody_pays_is_an_error() -> None:
+    """As with a strategy that computes gradients itself."""
+    errors: dict[int, str] = {}
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        comm.barrier()
+        try:
+            comm.close()
+        except CommunicationError as error:
+            errors[comm.rank] = str(error)
+
+    in_turns(body, virtual_cluster(spec_of("all_reduce", 2)), "gloo", PRICED)
+    assert errors.keys() == {0, 1}
+    assert "seconds_per_sample has no effect" in errors[0]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
+from tests.unit.report_support import a_run
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VirtualOptions
@@ -19,11 +22,11 @@ def run(strategy: Any = "all_reduce", **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": strategy, "nodes": 3, **fields})
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc", "memory"])
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
 def test_one_process_has_all_ranks_over_any_transport(transport: str, tmp_path: Path) -> None:
     runtime = VirtualRuntime(cold=True)
     runtime.configure(VirtualOptions(seconds_per_sample=0.5))
-    spec = run(transport=transport, nodes=1000, node_speed={0: 0.5} if transport != "memory" else None)
+    spec = run(transport=transport, nodes=1000, node_speed={0: 0.5})
     plan = runtime.plan(spec, SweepPaths(tmp_path).run(spec.key), tmp_path)
     (process,) = plan.processes
     assert json.loads(process.environment["SHARDYARD_VIRTUAL"]) == {"seconds_per_sample": 0.5}
@@ -42,6 +45,8 @@ def test_one_process_has_all_ranks_over_any_transport(transport: str, tmp_path: 
         ({"threads": 2}, r"threads is 2, .*allowed: 1"),
         ({"transport": "nccl"}, "CPU cores.*other than nccl"),
         ({"faults": [{"kill": {"node": 1}, "at": {"epoch": 1}}]}, "no faults; leave it out"),
+        ({"transport": "memory"}, "no network .*allowed: gloo, mpi or rpc"),
+        ({"trace": "none"}, "trace is none, .*allowed: steps, full"),
         ({"debug": True}, "no debug; leave it out"),
         ({"transport": "gloo", "restarts": 1}, "no restarts; leave it out"),
         (
@@ -61,8 +66,6 @@ def test_one_process_has_all_ranks_over_any_transport(transport: str, tmp_path: 
 def test_what_cannot_be_simulated_is_refused_with_what_to_change(
     fields: dict[str, Any], reason: str
 ) -> None:
-    import re
-
     found = VirtualRuntime().unsupported_reason(run(**fields))
     assert found is not None
     assert re.search(reason, found), found
@@ -87,3 +90,22 @@ def test_every_strategy_that_cannot_run_virtually_names_one_that_can() -> None:
         if not strategy.virtual and strategy.trains:
             assert strategy.equivalent is not None, name
             assert STRATEGIES.load(strategy.equivalent).virtual
+
+
+def test_checkpoints_are_apart_from_those_of_local_processes(tmp_path: Path) -> None:
+    spec = run(transport="gloo", checkpoint_epochs=1)
+    paths = SweepPaths(tmp_path).run(spec.key)
+    places = {
+        runtime(cold=True).plan(spec, paths, tmp_path).processes[0].environment["SHARDYARD_CHECKPOINTS"]
+        for runtime in (VirtualRuntime, LocalRuntime)
+    }
+    assert len(places) == 2
+
+
+def test_a_result_with_another_price_is_not_reused() -> None:
+    runtime, result = VirtualRuntime(), a_run("all_reduce", nodes=2)
+    assert runtime.can_reuse(result)
+    runtime.configure(VirtualOptions(seconds_per_sample=0.1))
+    assert not runtime.can_reuse(result)
+    priced = {**result.environment, **runtime.environment()}
+    assert runtime.can_reuse(result.model_copy(update={"environment": priced}))
