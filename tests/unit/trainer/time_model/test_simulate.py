@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.traces import TraceBuilder, builders, traces
 from trainer.core.trace import Kind
-from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link
+from trainer.time_model.cluster import Choice, Cluster, Link
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import Replay
 from trainer.time_model.simulate import simulate
@@ -325,14 +325,6 @@ def test_requests_are_taken_in_replayed_order_of_arrival() -> None:
     # Worker 1 takes its two steps while worker 2 computes its first, though the recorded server took turns.
     assert push_ends(replay, 1) == pytest.approx([1.5, 3.0])
     assert push_ends(replay, 2) == pytest.approx([8.5, 17.0])
-
-
-def test_a_request_on_a_distant_link_does_not_keep_others_waiting() -> None:
-    """Both workers pull at once. The server has answered the near one when the other request arrives."""
-    distant = DirectedLink(source=1, target=0, latency_s=5.0, bytes_per_s=1e15)
-    replay = replayed(served([1.0, 2.0], steps=1), FREE, intervals=True, links=[distant.model_dump()])
-    assert push_ends(replay, 2) == pytest.approx([2.5])
-    assert push_ends(replay, 1) == pytest.approx([5 + 1 + 5 + 0.5])
 
 
 def push_ends(replay: Replay, worker: int) -> list[float]:
