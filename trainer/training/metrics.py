@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trainer.core.events import EventWriter
@@ -75,7 +76,7 @@ class TrainingMetrics:
         """All metrics, as plain values and tensors."""
         return {
             "label_counts": torch.from_numpy(self._label_counts),
-            "seen": torch.from_numpy(np.packbits(self._coverage.seen, axis=1)),
+            "seen": torch.from_numpy(packed(self._coverage.seen)),
             "reported": self._reported,
             "steps": self.steps,
             "samples": self.samples,
@@ -90,8 +91,7 @@ class TrainingMetrics:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` of another process, and write its events again."""
         self._label_counts = state["label_counts"].numpy()
-        seen = np.unpackbits(state["seen"].numpy(), axis=1, count=len(self._labels))
-        self._coverage.seen = seen.astype(bool)
+        self._coverage.seen = unpacked(state["seen"].numpy(), len(self._labels))
         self._reported = [*state["reported"]]
         self.steps, self.samples = state["steps"], state["samples"]
         self.samples_since_average = state["samples_since_average"]
@@ -99,6 +99,17 @@ class TrainingMetrics:
         self.peak_memory_mb, self.evaluated = state["peak_memory_mb"], state["evaluated"]
         for kind, fields in self._reported:
             self._events.write_quietly(kind, **fields)
+
+
+def packed(seen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """Rows of flags as bits. numpy gives an array without rows another number of dimensions."""
+    return np.packbits(seen, axis=1) if len(seen) else np.zeros((0, 1), dtype=np.uint8)
+
+
+def unpacked(bits: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
+    """The rows, each of so many flags."""
+    found = np.unpackbits(bits, axis=1, count=count) if len(bits) else np.zeros((0, count))
+    return found.astype(bool)
 
 
 class StepProgress:
