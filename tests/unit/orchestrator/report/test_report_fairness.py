@@ -175,7 +175,16 @@ def test_global_batch_counts_the_replicas_that_train() -> None:
     assert batch("all_reduce", batch_per="run") == 32
 
 
-LOCAL_STEPS = ["one_shot", "local_sgd", "diloco", "gossip", "hogwild", "async_parameter_server"]
+LOCAL_STEPS = [
+    "one_shot",
+    "local_sgd",
+    "diloco",
+    "fedopt",
+    "fedprox",
+    "gossip",
+    "hogwild",
+    "async_parameter_server",
+]
 
 
 @pytest.mark.parametrize(
