@@ -377,7 +377,10 @@ def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_function_without_a_generator_is_a_deterministic_partitioner(tmp_path: Path) -> None:
+def test_a_function_without_a_generator_is_a_deterministic_partitioner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CODE, "")
     (tmp_path / "fixed.py").write_text(
         "import numpy as np\n"
         "def blocks(labels, parts, first: int = 0):\n"
