@@ -100,7 +100,7 @@ golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its d
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/orchestrator/report/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
-	$(RUN) -m pytest tests/smoke tests/contract tests/attacks -m containers $(ARGS)
+	$(RUN) -m pytest tests/attacks tests/contract tests/smoke -m containers $(ARGS)
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)

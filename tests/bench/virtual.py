@@ -6,7 +6,6 @@ of as many bytes: adding up weights is bound by the memory.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from tests.support.virtual_training import train_virtually
 from trainer.comm.memory import total
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
+from trainer.training.memory import peak_memory_mb
 
 SAMPLES, NODES = 60_000, 1_000
 BATCHES = (10, 32)
@@ -94,4 +94,4 @@ def memory_mb(nodes: int) -> float:
     """The peak of this process in MiB after training on so many nodes. Call it in a new process."""
     dataset = {**BASE["dataset"], "samples": 20 * nodes, "test_samples": 100}
     train_virtually(spec_of(nodes, dataset=dataset, batch_size=10))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_memory_mb() or 0.0
