@@ -39,8 +39,6 @@ from trainer.launch.ranks import attempt_fields, report_failure, run_forked, run
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
-from trainer.virtual.options import VIRTUAL, VirtualOptions
-from trainer.virtual.run import run_virtual
 
 
 def main(datasets: DatasetCache | None = None) -> int:
@@ -65,8 +63,11 @@ def main(datasets: DatasetCache | None = None) -> int:
     events = EventWriter(spec.key, context.rank, context.out_dir, prefix=prefix)
     task = Task(spec, context.data_dir, datasets or DatasetCache())
 
-    if VIRTUAL in env:
-        virtual = VirtualOptions.model_validate_json(env[VIRTUAL])
+    if "SHARDYARD_VIRTUAL" in env:
+        from trainer.virtual.options import VirtualOptions
+        from trainer.virtual.run import run_virtual
+
+        virtual = VirtualOptions.model_validate_json(env["SHARDYARD_VIRTUAL"])
         trained = _load_data(task, events) and run_virtual(context, task, events, orchestrator, virtual)
         return 0 if trained else 1
     if spec.topology == "single":

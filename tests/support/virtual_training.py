@@ -18,11 +18,12 @@ from trainer.core.trace import Trace, read_trace
 from trainer.data.cache import DatasetCache
 from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
-from trainer.virtual.run import in_turns, virtual_cluster
+from trainer.virtual.run import in_turns
 
 
 @dataclass
@@ -58,7 +59,7 @@ def train_virtually(
                 outcomes[comm.rank] = error
                 comm.abort()
 
-        times = in_turns(train, virtual_cluster(spec), spec.transport, options)
+        times = in_turns(train, cluster_of_run(spec), spec.transport, options)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

@@ -79,7 +79,7 @@ class Communicator(ABC):
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
     # The library's threads move bytes, and never run the strategy's code.
     threads_only_communicate: ClassVar[bool] = False
-    # There is something between the ranks whose speed can be measured.
+    # Ranks are connected by links whose speed can be measured.
     has_links: ClassVar[bool] = True
     # torch device of buffers, model and samples: the type ("cuda") on a class, the device ("cuda:0") on an
     # instance.

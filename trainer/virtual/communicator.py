@@ -75,8 +75,8 @@ class VirtualCommunicator(Communicator):
     """Ranks of one process that take turns.
 
     A rank leaves an exchange when the simulation resumes it. By then, all data that it receives is there.
-    Buffers are copied when they are sent: their owners may go on before the receivers do. Sums
-    have the order of transport `memory`.
+    Buffers are copied when they are sent: their owners may go on before the receivers do. Sums have the
+    order of transport `memory`.
     """
 
     topology: ClassVar[str] = "single"

@@ -12,7 +12,6 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.launch.ranks import attempt_fields, run_rank
 from trainer.launch.watchdog import Watchdog
-from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
@@ -41,7 +40,7 @@ def run_virtual(
     with Watchdog(writers, orchestrator) as watchdog:
         for writer in writers:
             writer.write("start", pid=os.getpid(), **attempt_fields(context))
-        in_turns(train, virtual_cluster(task.spec), task.spec.transport, options)
+        in_turns(train, cluster_of_run(task.spec), task.spec.transport, options)
     return all(succeeded)
 
 
@@ -51,11 +50,6 @@ def _allow_files(number: int) -> None:
     wanted = soft + number if hard == resource.RLIM_INFINITY else min(soft + number, hard)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def virtual_cluster(spec: RunSpec) -> Cluster:
-    """The cluster of virtual nodes: each rank has a core, since nothing enforces `cpus`."""
-    return cluster_of_run(spec)
 
 
 def in_turns(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from trainer.comm.base import CommunicationError
+from trainer.core.trace import WORK_PHASES, Kind
 from trainer.time_model.program import Entry
 from trainer.virtual.clock import VirtualClock
 
@@ -30,7 +31,6 @@ class VirtualRank:
         self._resumed, self._paused = threading.Lock(), threading.Lock()
         self._resumed.acquire()
         self._paused.acquire()
-        self._thread: threading.Thread | None = None
 
     def start(self, body: Callable[[], object]) -> None:
         """Create the thread, which runs `body` from the first `resume` on."""
@@ -44,8 +44,7 @@ class VirtualRank:
                 self._post_work()
                 self._paused.release()
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
+        threading.Thread(target=run, daemon=True).start()
 
     def resume(self, now_s: float) -> list[Entry]:
         """Let the rank run from a time on. Returns what it has done: work, then the exchange it is in."""
@@ -70,11 +69,4 @@ class VirtualRank:
     def _post_work(self) -> None:
         phase, cpu_s = self.clock.take_work()
         if cpu_s > 0:
-            self._program.append(work(phase, cpu_s))
-
-
-def work(phase: str, cpu_s: float) -> Entry:
-    """The record of work."""
-    from trainer.core.trace import WORK_PHASES, Kind
-
-    return (int(Kind.WORK), 0, WORK_PHASES.index(phase), 0, cpu_s, 0.0, 0.0)
+            self._program.append((int(Kind.WORK), 0, WORK_PHASES.index(phase), 0, cpu_s, 0.0, 0.0))

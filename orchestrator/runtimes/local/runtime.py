@@ -101,14 +101,15 @@ class LocalRuntime(Runtime):
     def plan(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
     ) -> LaunchPlan:
-        cluster, command = ClusterPlan(), [*COLD]
-        if warm := self.kind(spec) is not None:
-            cluster, command = self.shared_cluster()
+        warm = self.kind(spec) is not None
+        cluster, command = self.cluster_and_command(warm)
         processes = planned(spec, paths, data_dir, paths.live, command, self._prefix())
         return LaunchPlan(spec, paths, data_dir, cluster, processes, warm)
 
-    def shared_cluster(self) -> tuple[ClusterPlan, list[str]]:
-        """The warm parent that runs can share, and the command that lets it fork a rank."""
+    def cluster_and_command(self, warm: bool) -> tuple[ClusterPlan, list[str]]:
+        """The cluster of a run, and the command of a rank. warm: a parent that runs share forks it."""
+        if not warm:
+            return ClusterPlan(), [*COLD]
         parent = self._parent()
         started = Process("warm parent", parent.argv, parent.environment, log="")
         return ClusterPlan(shared=True, processes=[started]), parent.command

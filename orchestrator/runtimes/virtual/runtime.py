@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any, ClassVar, cast
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
-from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
-from orchestrator.runtimes.local.processes import COLD, in_one_process
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.local.processes import in_one_process
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VIRTUAL, VirtualOptions
@@ -83,15 +82,13 @@ class VirtualRuntime(Runtime):
         return all(result.environment.get(name) == given.get(name) for name in VirtualOptions.model_fields)
 
     def kind(self, spec: RunSpec) -> Hashable | None:
-        warm = not self.cold and sys.platform == "linux"
-        return "warm parent" if warm else None
+        return self._local.kind(spec)
 
     def plan(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
     ) -> LaunchPlan:
-        cluster, command = ClusterPlan(), [*COLD]
-        if warm := self.kind(spec) is not None:
-            cluster, command = self._local.shared_cluster()
+        warm = self.kind(spec) is not None
+        cluster, command = self._local.cluster_and_command(warm)
         variables = {VIRTUAL: cast("VirtualOptions", self.options).model_dump_json(exclude_defaults=True)}
         if spec.checkpoints:  # separate from those of local processes, whose times do not compare
             variables["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "virtual").resolve())

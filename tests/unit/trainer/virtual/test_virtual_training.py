@@ -15,10 +15,11 @@ from trainer.conformance import threads
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.described import cluster_of_run
 from trainer.time_model.simulate import simulate
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import VirtualOptions
-from trainer.virtual.run import in_turns, virtual_cluster
+from trainer.virtual.run import in_turns
 
 DATA = {"name": "synthetic", "classes": 4, "samples": 120, "test_samples": 40}
 BY_THREADS = [
@@ -95,7 +96,7 @@ def _certificate(events: list[Any]) -> list[Any]:
 
 
 def replayed(spec: RunSpec, training: VirtualTraining, staleness: int | None = None) -> list[float]:
-    replay = simulate(training.traces, virtual_cluster(spec), staleness)
+    replay = simulate(training.traces, cluster_of_run(spec), staleness)
     return [rank.end_s for rank in replay.ranks]
 
 
@@ -165,7 +166,7 @@ def test_a_sample_costs_what_is_given_and_exchanges_what_the_link_needs(datasets
 
 def test_every_rank_has_a_core() -> None:
     spec = spec_of("all_reduce", 2, processes_per_node=2, transport="gloo", cpus=0.5, node_speed=[1, 0.5])
-    cluster = virtual_cluster(spec)
+    cluster = cluster_of_run(spec)
     assert [cluster.speed_of(rank) for rank in range(4)] == [1, 1, 0.5, 0.5]
 
 
@@ -187,7 +188,7 @@ def test_ranks_that_wait_for_each_other_are_named_at_once() -> None:
             errors[comm.rank] = error
 
     spec = spec_of("all_reduce", 2)
-    in_turns(body, virtual_cluster(spec), "gloo")
+    in_turns(body, cluster_of_run(spec), "gloo")
     assert "rank 0 (receive of 4 bytes, peer 1); rank 1 (barrier)" in str(errors[0])
     assert "other states" not in str(errors[0])
     assert str(errors[0]) == str(errors[1])
@@ -207,7 +208,7 @@ def test_different_collectives_of_a_group_are_an_error(training: bool) -> None:
             errors[comm.rank] = error
             comm.abort()
 
-    in_turns(body, virtual_cluster(spec_of("all_reduce", 2)), "gloo")
+    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo")
     assert errors.keys() == {0, 1}
     assert str(errors[1]) == "rank 1 calls all_reduce of 12 bytes, where others call all_reduce of 8 bytes"
 
@@ -227,7 +228,7 @@ def test_the_failure_of_a_rank_ends_the_others() -> None:
             ended[comm.rank] = str(error)
             comm.abort()
 
-    in_turns(body, virtual_cluster(spec_of("all_reduce", 4)), "gloo")
+    in_turns(body, cluster_of_run(spec_of("all_reduce", 4)), "gloo")
     assert ended.keys() == {0, 1, 2, 3}
     assert ended[2] == "mine"
     assert "another rank" in ended[0]
@@ -245,7 +246,7 @@ def test_a_rank_that_is_alone_is_named_first() -> None:
         except CommunicationError as error:
             errors[comm.rank] = error
 
-    in_turns(body, virtual_cluster(spec_of("all_reduce", 9)), "gloo")
+    in_turns(body, cluster_of_run(spec_of("all_reduce", 9)), "gloo")
     assert str(errors[0]).endswith(
         "rank 7 (receive of 4 bytes, peer 6); rank 0 (barrier), as 7 other ranks"
     )
@@ -263,7 +264,7 @@ def test_a_peer_that_does_not_exist_is_an_error(peer: int) -> None:
             errors[comm.rank] = str(error)
             comm.abort()
 
-    in_turns(body, virtual_cluster(spec_of("all_reduce", 2)), "gloo")
+    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo")
     assert errors[0] == f"there is no rank {peer}; the group has 2"
 
 
@@ -279,6 +280,6 @@ def test_a_price_that_nobody_pays_is_an_error() -> None:
         except CommunicationError as error:
             errors[comm.rank] = str(error)
 
-    in_turns(body, virtual_cluster(spec_of("all_reduce", 2)), "gloo", PRICED)
+    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo", PRICED)
     assert errors.keys() == {0, 1}
     assert "seconds_per_sample has no effect" in errors[0]
