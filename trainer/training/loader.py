@@ -52,6 +52,26 @@ class Batch:
         return self.samples / sum(self.in_step)
 
 
+class Partition:
+    """The parts of an epoch's samples, and their batches."""
+
+    def __init__(self, parts: list[Indices], batch: int) -> None:
+        """batch: samples per step of each part."""
+        self.parts, self._batch = parts, batch
+        self.sizes = [len(part) for part in parts]
+        self.steps = [ceil(size / batch) for size in self.sizes]
+        self._in_step: dict[tuple[int, Uneven], list[int]] = {}
+
+    def in_step(self, step: int, uneven: Uneven) -> list[int]:
+        """The samples of each part in a step, 0-based."""
+        if (step, uneven) not in self._in_step:
+            sizes, batch = self.sizes, self._batch
+            if uneven != "join":
+                sizes = [min(sizes) if uneven == "drop" else max(sizes)] * len(sizes)
+            self._in_step[step, uneven] = [min(max(part - step * batch, 0), batch) for part in sizes]
+        return self._in_step[step, uneven]
+
+
 class PartitionedSplit:
     """The training split and its partition, which the ranks of a process share.
 
@@ -67,11 +87,7 @@ class PartitionedSplit:
         self.targets = torch.from_numpy(train.targets).to(device)
         self._lock = threading.Lock()
         self._inputs: Tensor | None = None
-        self._parts: dict[int, list[Indices]] = {}
-        # Caches of the methods below.
-        self._sizes: tuple[list[Indices], list[int]] = ([], [])
-        self._steps: tuple[list[int], list[int]] = ([], [])
-        self._in_step: tuple[list[int], dict[tuple[int, Uneven], list[int]]] = ([], {})
+        self._partitions: dict[int, Partition] = {}  # by number
 
     @property
     def inputs(self) -> Tensor:
@@ -89,47 +105,16 @@ class PartitionedSplit:
             tensor = tensor.permute(0, 2, 3, 1).contiguous()
         return tensor.to(self.device)
 
-    def parts(self, epoch: int) -> list[Indices]:
-        """The samples of every part in `epoch` (1-based). Raises DataError."""
+    def partition(self, epoch: int) -> Partition:
+        """The partition of `epoch` (1-based). Raises DataError."""
         number = partition_number(self._spec, epoch)
         with self._lock:
-            if number not in self._parts:
-                newest = max(self._parts, default=0)
-                self._parts = {kept: parts for kept, parts in self._parts.items() if kept == newest}
-                self._parts[number] = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
-            return self._parts[number]
-
-    def sizes(self, epoch: int) -> list[int]:
-        """Number of samples in each part."""
-        parts = self.parts(epoch)
-        found, sizes = self._sizes  # those of another thread are as good
-        if found is not parts:
-            sizes = [len(part) for part in parts]
-            self._sizes = parts, sizes
-        return sizes
-
-    def steps(self, epoch: int) -> list[int]:
-        """Number of batches of each part."""
-        sizes = self.sizes(epoch)
-        found, steps = self._steps
-        if found is not sizes:
-            steps = [ceil(size / self._spec.batch_per_replica) for size in sizes]
-            self._steps = sizes, steps
-        return steps
-
-    def in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
-        """The samples of each part in a step, 0-based."""
-        sizes = self.sizes(epoch)
-        found, known = self._in_step
-        if found is not sizes:
-            known = {}
-            self._in_step = sizes, known
-        if (step, uneven) not in known:
-            batch, counted = self._spec.batch_per_replica, sizes
-            if uneven != "join":
-                counted = [min(sizes) if uneven == "drop" else max(sizes)] * self.size
-            known[step, uneven] = [min(max(part - step * batch, 0), batch) for part in counted]
-        return known[step, uneven]
+            if number not in self._partitions:
+                newest = max(self._partitions, default=0)
+                self._partitions = {key: kept for key, kept in self._partitions.items() if key == newest}
+                parts = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
+                self._partitions[number] = Partition(parts, self._spec.batch_per_replica)
+            return self._partitions[number]
 
 
 class BatchLoader:
@@ -170,7 +155,7 @@ class BatchLoader:
 
     def parts(self, epoch: int) -> list[Indices]:
         """The samples of every part in `epoch` (1-based)."""
-        parts = self._split.parts(epoch)
+        parts = self._split.partition(epoch).parts
         number = partition_number(self._spec, epoch)
         if self._transforms_images and (self._transformed is None or self._transformed[0] != number):
             own = parts[self._rank]
@@ -190,11 +175,11 @@ class BatchLoader:
 
     def sizes(self, epoch: int) -> list[int]:
         """Number of samples in each part."""
-        return self._split.sizes(epoch)
+        return self._split.partition(epoch).sizes
 
     def steps(self, epoch: int) -> list[int]:
         """Number of batches of each part."""
-        return self._split.steps(epoch)
+        return self._split.partition(epoch).steps
 
     def synchronous_steps(self, epoch: int, uneven: Uneven = "join") -> int:
         """Number of `synchronous_batches`."""
@@ -214,10 +199,12 @@ class BatchLoader:
         skip: number of batches to leave out at the start.
         """
         order, size = self.order(epoch), self._spec.batch_per_replica
-        steps = self.steps(epoch)[self._rank]
+        whole = self._split.partition(epoch)
+        steps = whole.steps[self._rank]
         for step in range(skip, steps):
             indices = order[step * size : (step + 1) * size]
-            yield self._gather(indices, self._split.in_step(epoch, step), epoch, step + 1, steps), indices
+            in_step = whole.in_step(step, "join")
+            yield self._gather(indices, in_step, epoch, step + 1, steps), indices
 
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
@@ -235,7 +222,7 @@ class BatchLoader:
         for step in range(skip, steps):
             indices, in_step = (
                 order[step * size : (step + 1) * size],
-                self._split.in_step(epoch, step, uneven),
+                self._split.partition(epoch).in_step(step, uneven),
             )
             if batch is None or len(indices):
                 shown = indices if len(indices) else order[:1]

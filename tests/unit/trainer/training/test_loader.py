@@ -11,7 +11,7 @@ import torch
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
-from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
+from trainer.training.loader import Batch, BatchLoader, Partition, PartitionedSplit
 
 SAMPLES = 103  # prime: no batch size and no number of nodes divides it
 TWO_CLASSES = {"name": "synthetic", "classes": 2}
@@ -229,8 +229,8 @@ def test_partition_on_one_node_equals_serial() -> None:
 class Uneven(PartitionedSplit):
     """Of 103 samples, node 0 has 40, node 1 has 2 and node 2 the rest."""
 
-    def parts(self, epoch: int) -> list[Any]:
-        return [np.arange(40), np.arange(40, 42), np.arange(42, SAMPLES)]
+    def partition(self, epoch: int) -> Partition:
+        return Partition([np.arange(40), np.arange(40, 42), np.arange(42, SAMPLES)], batch=10)
 
 
 def uneven(rank: int) -> BatchLoader:
