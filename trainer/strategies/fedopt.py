@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainer.training.session import Session
 
 Server = Literal["momentum", "adagrad", "yogi", "adam"]
+DEFAULT_LR = {"momentum": 1.0, "adagrad": 0.01, "yogi": 0.01, "adam": 0.01}
 
 
 class FedOpt(Strategy):
@@ -46,7 +47,13 @@ class FedOpt(Strategy):
 
     local_steps: int = Field(10, ge=1, description="H: local steps per step of the server")
     server: Server = Field("adam", description="the server's optimizer")
-    server_lr: float = Field(0.1, gt=0, le=100, description="η: learning rate of the server")
+    server_lr: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="η: learning rate of the server; default 1 with momentum, else 0.01, "
+        "which moves a weight by about 0.01 in a round",
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁: momentum of the server")
     beta2: float = Field(0.99, ge=0, lt=1, description="β₂ of yogi and adam")
     tau: float = Field(0.001, gt=0, le=10, description="τ: adaptivity; a large one approaches momentum")
@@ -74,10 +81,11 @@ class FedOpt(Strategy):
 
     def server_step(self, x: Tensor, mean: Tensor, m: Tensor, v: Tensor) -> None:
         """One step on `x`, in place; m and v are the server's state. All of shape (parameters,)."""
+        eta = self.server_lr if self.server_lr is not None else DEFAULT_LR[self.server]
         change = mean - x
         if self.server == "momentum":
             m.mul_(self.beta1).add_(change)
-            x.add_(m, alpha=self.server_lr)
+            x.add_(m, alpha=eta)
             return
         m.mul_(self.beta1).add_(change, alpha=1 - self.beta1)
         square = change.square()
@@ -88,4 +96,4 @@ class FedOpt(Strategy):
                 v.sub_(square * (v - square).sign(), alpha=1 - self.beta2)
             case "adam":
                 v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
-        x.addcdiv_(m, v.sqrt().add_(self.tau), value=self.server_lr)
+        x.addcdiv_(m, v.sqrt().add_(self.tau), value=eta)
