@@ -347,7 +347,8 @@ def _continued(spec: RunSpec, events: Sequence[Event]) -> list[str]:
 
 def _uneven_parts(spec: RunSpec, certificate: Certificate | None) -> list[str]:
     """Flag samples repeated or dropped so that all nodes take equally many steps."""
-    if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
+    whole = spec.partitioner.disjoint and spec.partitioner.covers and spec.strategy.rounds is None
+    if certificate is None or not whole:
         return []
     more = sum(part.samples for part in certificate.first_epoch()) - spec.dataset.train_samples
     if certificate.splits[0].uneven == "pad" and more > 0:

@@ -90,7 +90,8 @@ class Certificate(Record):
     def js_whole_run(self) -> float | None:
         """The largest JS divergence of a node's labels over all epochs, in bits."""
         last = max((part.epoch for part in self.parts), default=0)
-        return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
+        found = (part.js_divergence_so_far for part in self.parts if part.epoch == last)
+        return max((js for js in found if js is not None), default=None)
 
 
 class LinkResult(MeasuredLink):

@@ -99,15 +99,24 @@ class Step(Record):
 
 
 class PartitionRecord(Record):
-    """What one rank trained on in one epoch."""
+    """What one rank trained on in one epoch.
+
+    Attributes:
+        labels: samples per class.
+        js_divergence: of the samples' labels from the training set's, in bits; None without samples.
+        js_divergence_so_far: the same over all epochs up to this one.
+        earth_movers_distance: of the samples' labels from the training set's, 0 … 2; None without samples.
+        rounds: in which the rank took part; None if all ranks take part in all rounds.
+    """
 
     epoch: Count
     samples: Count
-    labels: list[Count]  # samples per class
-    js_divergence: Amount  # of the partition's labels from the training set's, bits
-    js_divergence_so_far: Amount  # the same over all epochs up to this one
-    earth_movers_distance: Amount | None = None  # of the partition's labels from the training set's, 0 … 2
+    labels: list[Count]
+    js_divergence: Amount | None = None
+    js_divergence_so_far: Amount | None = None
+    earth_movers_distance: Amount | None = None
     digest: Text
+    rounds: Count | None = None
 
 
 class PlannedPart(Record):

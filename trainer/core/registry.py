@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from inspect import isclass
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -124,6 +125,17 @@ def load_attribute(path: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def _inlined(schema: Any, definitions: Mapping[str, JsonSchemaValue]) -> Any:
+    """A JSON Schema with its definitions in place of the references, which are relative to a whole file."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
 @dataclass(frozen=True)
 class ComponentRegistry(Registry[C]):
     """Known components of one kind, and those of users.
@@ -181,8 +193,13 @@ class ComponentRegistry(Registry[C]):
         fields = self.load(form["name"] if isinstance(form, Mapping) else form).model_fields
         if not path:
             return list(fields)
-        inside = (item for item in fields[str(path[0])].metadata if isinstance(item, ComponentRegistry))
-        return next((registry.parameters(form[path[0]], *path[1:]) for registry in inside), [])
+        field = fields[str(path[0])]
+        inside = (item for item in field.metadata if isinstance(item, ComponentRegistry))
+        nested = (
+            kind for kind in get_args(field.annotation) if isclass(kind) and issubclass(kind, BaseModel)
+        )
+        keys = (list(kind.model_fields) for kind in nested)
+        return next((registry.parameters(form[path[0]], *path[1:]) for registry in inside), next(keys, []))
 
     def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -199,6 +216,7 @@ class ComponentRegistry(Registry[C]):
         forms: list[JsonSchemaValue] = [{"enum": [*self.entries, *self.paths]}]
         for name in self.entries:
             form = self.load(name).model_json_schema()
+            form = _inlined(form, form.pop("$defs", {}))
             form["title"] = name
             form["properties"] = {"name": {"const": name}, **form.get("properties", {})}
             form["required"] = ["name", *form.get("required", [])]

@@ -19,6 +19,7 @@ SOURCE_OF: dict[str, Source] = {
     "partition": "split",
     "distort": "split",
     "order": "order",
+    "participation": "order",
     "dropout": "order",
     "augment": "order",
 }

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.core.participation import Rounds
 from trainer.core.registry import Component
 
 # Parameters that several strategies share.
@@ -124,6 +125,11 @@ class Strategy(Component):
     @property
     def not_checkpointed(self) -> str | None:
         """State beside replica and metrics, which a checkpoint would lack; or None."""
+        return None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds in which not every rank takes part; None: all take part in every step."""
         return None
 
     @property

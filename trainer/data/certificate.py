@@ -60,7 +60,12 @@ def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> f
 
 
 def partition_record(
-    epoch: int, trained_on: Indices, labels: Labels, classes: int, before: Counts | None = None
+    epoch: int,
+    trained_on: Indices,
+    labels: Labels,
+    classes: int,
+    before: Counts | None = None,
+    rounds: int | None = None,
 ) -> PartitionRecord:
     """The record of one rank's epoch.
 
@@ -70,16 +75,19 @@ def partition_record(
         labels: Labels of the training set, shape (samples,).
         classes: Number of classes.
         before: Samples per class in earlier epochs, shape (classes,).
+        rounds: Rounds in which the rank took part; None if all ranks take part in all rounds.
     """
     counts, whole = label_counts(labels[trained_on], classes), label_counts(labels, classes)
+    so_far = counts if before is None else counts + before
     return PartitionRecord(
         epoch=epoch,
         samples=len(trained_on),
         labels=counts.tolist(),
-        js_divergence=js_divergence(counts, whole),
-        js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
-        earth_movers_distance=earth_movers_distance(counts, whole),
+        js_divergence=js_divergence(counts, whole) if counts.any() else None,
+        js_divergence_so_far=js_divergence(so_far, whole) if so_far.any() else None,
+        earth_movers_distance=earth_movers_distance(counts, whole) if counts.any() else None,
         digest=part_digest(trained_on),
+        rounds=rounds,
     )
 
 

@@ -467,6 +467,21 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
     return None
 
 
+def participation(run: RunFields) -> CheckError:
+    rounds = run.strategy.rounds
+    if rounds is None:
+        return None
+    reason = rounds.participation.error(run.num_replicas)
+    if reason is None and run.on_loss != "stop":
+        reason = f"not possible with on_loss: {run.on_loss}; allowed: null, or on_loss: stop"
+    if reason is None:
+        return None
+    name = run.name_of("strategy")
+    return PydanticCustomError(
+        "strategy", "{strategy}, participation: {reason}", {"strategy": name, "reason": reason}
+    )
+
+
 CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     transport,
     processes_per_node,
@@ -483,6 +498,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     patience,
     warm_up,
     samples,
+    participation,
     partitioner,
     augmentation,
     checkpoints,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ class DiLoCo(Strategy):
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")
     outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
+    participation: Participants = None
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, self.local_steps)
 
     @property
     def updates_use_global_batch(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
@@ -57,8 +58,13 @@ class FedOpt(Strategy):
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁: momentum of the server")
     beta2: float = Field(0.99, ge=0, lt=1, description="β₂ of yogi and adam")
     tau: float = Field(0.001, gt=0, le=10, description="τ: adaptivity; a large one approaches momentum")
+    participation: Participants = None
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, self.local_steps)
 
     @property
     def updates_use_global_batch(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ class FedProx(Strategy):
 
     local_steps: int = Field(10, ge=1, description="H: local steps per average")
     mu: float = Field(0.1, ge=0, le=1e3, description="μ: weight of the proximal term; 0 is local_sgd")
+    participation: Participants = None
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, self.local_steps)
 
     @property
     def updates_use_global_batch(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from trainer.core.participation import Participants, Round, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Init, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ class Gossip(Strategy):
     that step. p_i scales the learning rate, so it applies to every optimizer. It is P for the last node
     that has samples left, whose own steps can be too long then.
 
+    participation: a round is a step. A node that is not in it neither steps nor averages, and its weight
+    W_ij counts for the neighbour itself, so W stays doubly stochastic on the ring and the complete graph.
+
     order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the
     complete graph it is `local_sgd` with H = 1. After each epoch the average of the replicas is evaluated,
     and the consensus distance reports how far the replicas are apart.
@@ -53,8 +58,23 @@ class Gossip(Strategy):
         "mix_then_step", description="whether a step starts from mixed weights, or is mixed itself"
     )
     init: Init = "broadcast"
+    participation: Participants = None
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+
+    @model_validator(mode="after")
+    def _mean_is_kept(self) -> Self:
+        if self.participation and self.graph == "exponential":
+            raise PydanticCustomError(
+                "graph",
+                "graph: exponential with participation has a W that does not keep the mean; allowed: ring, "
+                "complete",
+            )
+        return self
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, steps=1)
 
     @property
     def updates_use_global_batch(self) -> bool:
@@ -69,11 +89,11 @@ class Gossip(Strategy):
                 if batch.samples:
                     replica.backward(batch)
                 if self.order == "mix_then_step":
-                    mix(replica, session.comm, distances)
+                    mix(replica, session.comm, distances, batch.round)
                 if batch.samples:
                     replica.scaled_step(self.step_scale(batch, session.comm.parent_ranks))
                 if self.order == "step_then_mix":
-                    mix(replica, session.comm, distances)
+                    mix(replica, session.comm, distances, batch.round)
         replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
 
     def step_scale(self, batch: Batch, nodes: Sequence[int]) -> float:
@@ -92,10 +112,16 @@ def neighbours(graph: Graph, size: int) -> list[int]:
     return sorted({1 % size, -1 % size} - {0})
 
 
-def mix(replica: Replica, comm: Communicator, distances: list[int]) -> None:
-    """Replace the weights by the mean of the node's own and its neighbours'."""
+def mix(replica: Replica, comm: Communicator, distances: list[int], round_: Round | None = None) -> None:
+    """Replace the weights by the mean of the node's own and its neighbours'.
+
+    The edges of nodes that do not take part in the round are missing: W_ij counts for the node itself.
+    """
     own = replica.weights()
     total: Tensor = own.clone()
     for distance in distances:
-        total += comm.shift(own, distance)
-    replica.set_weights(total / (len(distances) + 1))
+        received = comm.shift(own, distance)
+        source = (comm.rank - distance) % comm.size
+        total += received if round_ is None or source in round_.ranks else own
+    if round_ is None or comm.rank in round_.ranks:
+        replica.set_weights(total / (len(distances) + 1))

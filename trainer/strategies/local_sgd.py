@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import (
     ALL_TRANSPORTS,
     Init,
@@ -29,9 +31,10 @@ class LocalSGD(Strategy):
         w ← Σ n_i w_i / Σ n_i
 
     weighting: with size, n_i is the number of samples that node i has trained on since the last average,
-    as in FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1). A node without samples left has
-    n_i = 0, and H = 1 with plain SGD is `all_reduce` on any parts. With equal, n_i = 1 (Stich 2019,
-    Alg. 1), so a node without samples left pulls the average back to where the round started.
+    as in FederatedAveraging (McMahan et al. 2017, Alg. 1), whose random set of clients `participation`
+    gives. A node without samples left has n_i = 0, and H = 1 with plain SGD is `all_reduce` on any parts.
+    With equal, n_i = 1 (Stich 2019, Alg. 1), so a node without samples left pulls the average back to where
+    the round started; with `participation` only nodes with samples count.
 
     H = null averages only at the end, as `one_shot`. Evaluation after an epoch uses the average of the
     replicas.
@@ -49,10 +52,25 @@ class LocalSGD(Strategy):
     local_steps: int | None = Field(
         10, ge=1, description="H: steps between two averages; null: average at the end alone"
     )
+    participation: Participants = None
     weighting: Weighting = "size"
     optimizer_state: OptimizerState = "keep"
     init: Init = "broadcast"
     uneven: Uneven = "join"
+
+    @model_validator(mode="after")
+    def _all_have_the_state_that_is_averaged(self) -> Self:
+        if self.participation and self.optimizer_state == "average":
+            raise PydanticCustomError(
+                "optimizer_state",
+                "optimizer_state: average needs the state of every node, and with participation some have "
+                "none; allowed: keep, reset",
+            )
+        return self
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, self.local_steps)
 
     @property
     def updates_use_global_batch(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Weighting
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class OneShot(Strategy):
     `local_accuracy` in the result is the accuracy of the node's own model before averaging.
 
     weighting: equal is the paper's, whose nodes have equally many samples. size weights each node by the
-    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1).
+    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1). With
+    `participation` the whole run is one round: the nodes that are not in it never train.
 
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
@@ -31,6 +33,11 @@ class OneShot(Strategy):
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"
+    participation: Participants = None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return Rounds.of(self.participation, steps=None)
 
     @property
     def updates_use_global_batch(self) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.core.participation import Round
 from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
 from trainer.data.augmentations.base import Augment
 from trainer.data.base import Array, Indices, Split
 from trainer.spec.run_spec import RunSpec
-from trainer.training.partition import partition, partition_number
+from trainer.training.participants import Participants
+from trainer.training.partition import Partition, partition, partition_number
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Batch:
         targets: shape (batch, …); classes are int64, shape (batch,).
         part: the number of this batch's part, from 0.
         in_step: the samples of each part in this step. A part without samples left has 0, and its batch
-            one sample that does not count.
+            one sample that does not count. So has a part that does not take part in the round.
+        round: the round of this step; None if all parts take part in every step.
         step: the number of this step in the epoch, 1-based.
         steps: the steps of the epoch.
     """
@@ -40,6 +43,7 @@ class Batch:
     in_step: Sequence[int]
     step: int
     steps: int
+    round: Round | None = None
 
     @property
     def samples(self) -> int:
@@ -50,26 +54,6 @@ class Batch:
     def share(self) -> float:
         """This batch's fraction of the samples of all parts in this step, 0 … 1."""
         return self.samples / sum(self.in_step)
-
-
-class Partition:
-    """The parts of an epoch's samples, and their batches."""
-
-    def __init__(self, parts: list[Indices], batch: int) -> None:
-        """batch: samples per step of each part."""
-        self.parts, self._batch = parts, batch
-        self.sizes = [len(part) for part in parts]
-        self.steps = [ceil(size / batch) for size in self.sizes]
-        self._in_step: dict[tuple[int, Uneven], list[int]] = {}
-
-    def in_step(self, step: int, uneven: Uneven) -> list[int]:
-        """The samples of each part in a step, 0-based."""
-        if (step, uneven) not in self._in_step:
-            sizes, batch = self.sizes, self._batch
-            if uneven != "join":
-                sizes = [min(sizes) if uneven == "drop" else max(sizes)] * len(sizes)
-            self._in_step[step, uneven] = [min(max(part - step * batch, 0), batch) for part in sizes]
-        return self._in_step[step, uneven]
 
 
 class PartitionedSplit:
@@ -115,6 +99,12 @@ class PartitionedSplit:
                 parts = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
                 self._partitions[number] = Partition(parts, self._spec.batch_per_replica)
             return self._partitions[number]
+
+    @cached_property
+    def participants(self) -> Participants | None:
+        """Who takes part in each step; None: all parts do. Raises DataError."""
+        rounds = self._spec.strategy.rounds
+        return Participants(rounds, self._rngs, self.partition) if rounds else None
 
 
 class BatchLoader:
@@ -183,15 +173,30 @@ class BatchLoader:
 
     def synchronous_steps(self, epoch: int, uneven: Uneven = "join") -> int:
         """Number of `synchronous_batches`."""
-        steps = self.steps(epoch)
-        return min(steps) if uneven == "drop" else max(steps)
+        return self._split.partition(epoch).synchronous_steps(uneven)
 
     def samples_by_part(self, epoch: int, uneven: Uneven = "join") -> list[Indices]:
         """The samples that are trained on in `epoch`, with this policy for uneven parts."""
-        if uneven == "join":
+        if uneven == "join" and not self._split.participants:
             return self.parts(epoch)
         sizes = self.sizes(epoch)
-        return [_equalised(self._order(epoch, rank), sizes, uneven) for rank in range(self._size)]
+        orders = [_equalised(self._order(epoch, rank), sizes, uneven) for rank in range(self._size)]
+        if not self._split.participants:
+            return orders
+        size = self._spec.batch_per_replica
+        steps = range(0, self.synchronous_steps(epoch, uneven) * size, size)
+        taken = [self._in_step(epoch, step, uneven)[0] for step in range(len(steps))]
+        return [
+            np.concatenate([order[at : at + each[rank]] for at, each in zip(steps, taken, strict=True)])
+            for rank, order in enumerate(orders)
+        ]
+
+    def _in_step(self, epoch: int, step: int, uneven: Uneven) -> tuple[Sequence[int], Round | None]:
+        """The samples of each part in a step, 0-based, and the round of the step."""
+        participants = self._split.participants
+        if participants is None:
+            return self._split.partition(epoch).in_step(step, uneven), None
+        return participants.in_step(epoch, step, uneven), participants.round(epoch, step, uneven)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[tuple[Batch, Indices]]:
         """This rank's batches and their sample indices; the last batch may be smaller.
@@ -199,12 +204,12 @@ class BatchLoader:
         skip: number of batches to leave out at the start.
         """
         order, size = self.order(epoch), self._spec.batch_per_replica
-        whole = self._split.partition(epoch)
-        steps = whole.steps[self._rank]
+        steps = self.steps(epoch)[self._rank]
         for step in range(skip, steps):
-            indices = order[step * size : (step + 1) * size]
-            in_step = whole.in_step(step, "join")
-            yield self._gather(indices, in_step, epoch, step + 1, steps), indices
+            in_step, round_ = self._in_step(epoch, step, "join")
+            if own := in_step[self._rank]:
+                indices = order[step * size : step * size + own]
+                yield self._gather(indices, in_step, epoch, step + 1, steps, round_), indices
 
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
@@ -220,19 +225,31 @@ class BatchLoader:
         steps = self.synchronous_steps(epoch, uneven)
         batch: Batch | None = None
         for step in range(skip, steps):
-            indices, in_step = (
-                order[step * size : (step + 1) * size],
-                self._split.partition(epoch).in_step(step, uneven),
-            )
+            in_step, round_ = self._in_step(epoch, step, uneven)
+            indices = order[step * size : step * size + in_step[self._rank]]
             if batch is None or len(indices):
                 shown = indices if len(indices) else order[:1]
-                batch = self._gather(shown, in_step, epoch, step + 1, steps)
+                batch = self._gather(shown, in_step, epoch, step + 1, steps, round_)
             else:
-                inputs, targets = batch.inputs[:1], batch.targets[:1]
-                batch = replace(batch, inputs=inputs, targets=targets, in_step=in_step, step=step + 1)
+                batch = replace(
+                    batch,
+                    inputs=batch.inputs[:1],
+                    targets=batch.targets[:1],
+                    in_step=in_step,
+                    step=step + 1,
+                    round=round_,
+                )
             yield batch, indices
 
-    def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
+    def _gather(
+        self,
+        indices: Indices,
+        in_step: Sequence[int],
+        epoch: int,
+        step: int,
+        steps: int,
+        round_: Round | None,
+    ) -> Batch:
         split, device = self._split, self._split.device
         samples = torch.from_numpy(indices).to(device)
         if self._transformed:
@@ -244,7 +261,8 @@ class BatchLoader:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:
             inputs = self._augment(inputs, self._rngs.generator("augment", self._rank, epoch, step))
-        return Batch(inputs, split.targets.index_select(0, samples), self._rank, in_step, step, steps)
+        targets = split.targets.index_select(0, samples)
+        return Batch(inputs, targets, self._rank, in_step, step, steps, round_)
 
 
 def _equalised(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:

@@ -38,6 +38,7 @@ class TrainingMetrics:
         self.steps = self.samples = 0
         self.samples_since_average = 0
         self.epoch_indices: list[Indices] = []  # samples trained on in this epoch, by batch
+        self.rounds: set[int] = set()  # of this epoch, in which this rank has trained
         self.peak_memory_mb: float | None = None
         self.evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
@@ -56,12 +57,23 @@ class TrainingMetrics:
         if self.peak_memory_mb is None:
             self.peak_memory_mb = peak_memory_mb()
 
-    def report_partition(self, epoch: int) -> None:
-        """Report the samples that this rank has trained on in the epoch."""
-        indices = np.concatenate(self.epoch_indices)
-        record = partition_record(epoch, indices, self._labels, self._classes, self._label_counts)
+    def report_partition(self, epoch: int, in_rounds: bool) -> None:
+        """Report the samples that this rank has trained on in the epoch.
+
+        in_rounds: whether to report in how many rounds.
+        """
+        indices = np.concatenate([np.zeros(0, dtype=np.int64), *self.epoch_indices])
+        record = partition_record(
+            epoch,
+            indices,
+            self._labels,
+            self._classes,
+            self._label_counts,
+            len(self.rounds) if in_rounds else None,
+        )
+        self.rounds.clear()
         self._label_counts += record.labels
-        self.report("partition", **record.model_dump())
+        self.report("partition", **record.model_dump(exclude_none=True))
 
     def cover(self, parts: list[Indices]) -> None:
         """Add the partitions of an epoch in which this rank was lost, so that its reports include them."""
@@ -84,6 +96,7 @@ class TrainingMetrics:
             "epoch_indices": [torch.from_numpy(np.concatenate(self.epoch_indices))]
             if self.epoch_indices
             else [],
+            "rounds": sorted(self.rounds),
             "peak_memory_mb": self.peak_memory_mb,
             "evaluated": self.evaluated,
         }
@@ -96,6 +109,7 @@ class TrainingMetrics:
         self.steps, self.samples = state["steps"], state["samples"]
         self.samples_since_average = state["samples_since_average"]
         self.epoch_indices = [indices.numpy() for indices in state["epoch_indices"]]
+        self.rounds = {*state["rounds"]}
         self.peak_memory_mb, self.evaluated = state["peak_memory_mb"], state["evaluated"]
         for kind, fields in self._reported:
             self._events.write_quietly(kind, **fields)

@@ -7,10 +7,12 @@ command `partitions` shows it without training.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from trainer.core.rng import RngFactory
+from trainer.core.strategy import Uneven
 from trainer.data.base import DataError, Indices, Labels
 from trainer.data.certificate import (
     Counts,
@@ -20,6 +22,30 @@ from trainer.data.certificate import (
     label_counts,
 )
 from trainer.spec.run_spec import RunSpec
+
+
+class Partition:
+    """The parts of an epoch's samples, and their batches."""
+
+    def __init__(self, parts: list[Indices], batch: int) -> None:
+        """batch: samples per step of each part."""
+        self.parts, self._batch = parts, batch
+        self.sizes = [len(part) for part in parts]
+        self.steps = [ceil(size / batch) for size in self.sizes]
+        self._in_step: dict[tuple[int, Uneven], list[int]] = {}
+
+    def synchronous_steps(self, uneven: Uneven) -> int:
+        """The steps of an epoch in which every part takes equally many."""
+        return min(self.steps) if uneven == "drop" else max(self.steps)
+
+    def in_step(self, step: int, uneven: Uneven) -> list[int]:
+        """The samples of each part in a step, 0-based."""
+        if (step, uneven) not in self._in_step:
+            sizes, batch = self.sizes, self._batch
+            if uneven != "join":
+                sizes = [min(sizes) if uneven == "drop" else max(sizes)] * len(sizes)
+            self._in_step[step, uneven] = [min(max(part - step * batch, 0), batch) for part in sizes]
+        return self._in_step[step, uneven]
 
 
 def partition_number(spec: RunSpec, epoch: int) -> int:

@@ -30,12 +30,12 @@ class Replica:
 
     Attributes:
         model: the torch module.
-        loss: mean loss of the last batch; None if another rank has it.
+        loss: mean loss of the last batch of the epoch; None if there was none, or if another rank has it.
     """
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
-        self.loss: Tensor | None = torch.zeros(())  # of the last batch; None if another rank has it
+        self.loss: Tensor | None = None
         self.activation_bytes: int | None = None  # measured in the first step
         self._output = self._targets = torch.zeros(0)
         self._clock, self._loss_function = clock, task.spec.loss

@@ -210,10 +210,14 @@ class Session:
         """The weight of this rank in an average over ranks.
 
         Args:
-            weighting: "equal" returns 1; "size" the number of samples that this rank has trained on since
-                the last call of `averaged`, with repetitions.
+            weighting: "size" returns the number of samples that this rank has trained on since the last
+                call of `averaged`, with repetitions. "equal" returns 1, but 0 for a rank without samples in
+                a run where not every rank takes part in each round.
         """
-        return 1 if weighting == "equal" else self._metrics.samples_since_average
+        samples = self._metrics.samples_since_average
+        if weighting == "size":
+            return samples
+        return 1 if self.spec.strategy.rounds is None else min(samples, 1)
 
     def averaged(self) -> None:
         """Count the samples of `averaging_weight` from 0: the ranks have averaged their weights."""
@@ -296,6 +300,7 @@ class Session:
                     target_reached=reached,
                     **consensus,
                 )
+                replica.loss = None  # the next epoch's, if this rank trains in it
                 self.comm.barrier()
             if reached:
                 return
@@ -413,7 +418,9 @@ class Session:
             self._faults.before_step(metrics.steps)
             metrics.epoch_indices.append(indices)
             metrics.samples_since_average += batch.samples
-            if metrics.steps == 0:  # every step keeps the same amount
+            if batch.round and batch.samples:
+                metrics.rounds.add(batch.round.number)
+            if replica.activation_bytes is None and batch.samples:  # every step keeps the same amount
                 with Activations() as activations:
                     yield batch
                 replica.activation_bytes = activations.peak_bytes
@@ -429,7 +436,7 @@ class Session:
             check_loss(replica.loss.item(), f"in epoch {epoch}")
         if self._reports_samples:
             with self.clock.phase("evaluate"):
-                metrics.report_partition(epoch)
+                metrics.report_partition(epoch, self.spec.strategy.rounds is not None)
                 # Of a run that continues without a lost rank, any rank may be left, so all report it.
                 if self._replica_number == 0 or self._continues:
                     samples = self._loader.samples_by_part(epoch, uneven)

@@ -42,7 +42,8 @@ def _over_nodes(
 
 
 def _js_divergences(row: Row) -> list[float]:
-    return [part.js_divergence for part in row.parts] if row.has_classes else []
+    found = (part.js_divergence for part in row.parts) if row.has_classes else ()
+    return [js for js in found if js is not None]
 
 
 def _js_whole_run(row: Row) -> float | None:
@@ -123,13 +124,14 @@ def partition_summary_of(row: Row) -> PartitionSummary | None:
     coverage, overlap = PARTITIONS["coverage"].of(row), PARTITIONS["overlap"].of(row)
     if not parts or coverage is None or overlap is None:
         return None
-    distances = [part.earth_movers_distance for part in parts]
     return PartitionSummary(
         labels=np.array([part.labels for part in parts], dtype=np.int64),
         coverage=coverage,
         overlap=overlap,
-        js_divergence=tuple(part.js_divergence for part in parts),
-        earth_movers_distance=tuple(value for value in distances if value is not None),
+        js_divergence=tuple(part.js_divergence for part in parts if part.js_divergence is not None),
+        earth_movers_distance=tuple(
+            part.earth_movers_distance for part in parts if part.earth_movers_distance is not None
+        ),
     )
 
 

@@ -11,7 +11,8 @@ import torch
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
-from trainer.training.loader import Batch, BatchLoader, Partition, PartitionedSplit
+from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
+from trainer.training.partition import Partition
 
 SAMPLES = 103  # prime: no batch size and no number of nodes divides it
 TWO_CLASSES = {"name": "synthetic", "classes": 2}

@@ -67,6 +67,8 @@ def comparable(training: Training) -> list[Any]:
     return [reported, results]
 
 
+# All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
+ALTERNATING = {"schedule": [[0, 2], [1], [0, 1, 2]]}
 REPORTED = ("partition", "coverage", "epoch")
 
 
@@ -82,6 +84,7 @@ TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     ({"name": "local_sgd", "local_steps": 3, "optimizer_state": "reset"}, 2, {"optimizer": "adam"}),
     ({"name": "local_sgd", "local_steps": None}, 2, {"model": LENET}),
     ("one_shot", 2, {"optimizer": "momentum", "model": LENET, "partitioner": UNEVEN}),
+    ({"name": "local_sgd", "local_steps": 4, "participation": ALTERNATING}, 3, {"batch_size": 5}),
 ]
 
 
