@@ -26,6 +26,7 @@ from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 PLAIN_EVERY_S = 10.0
+PLAIN_RANKS = 8  # the most that a plain progress names at once
 
 
 def result_line(number: int, total: int, result: RunResult, skipped: bool) -> str:
@@ -42,7 +43,7 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
 
 
 class PlainProgress:
-    """One line when a run starts, one every 10 s and rank while it trains, one when it ends."""
+    """One line when a run starts, one every 10 s for each of a few ranks, one when it ends."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._time_left = console, TimeLeft(total)
@@ -71,7 +72,7 @@ class PlainProgress:
         positions = {event.rank: found for event in events if (found := position(event))}
         if positions:
             self._printed_at = time.monotonic()
-        for rank, found in sorted(positions.items()):
+        for rank, found in sorted(positions.items())[:PLAIN_RANKS]:
             parts = [
                 f"epoch {found.epoch}",
                 f"loss {found.loss}" if found.loss else "",
@@ -79,6 +80,8 @@ class PlainProgress:
                 f"{found.throughput} samples/s" if found.throughput else "",
             ]
             self._line(f"  {rank_name(rank, self._per_node)}: {', '.join(filter(None, parts))}")
+        if (others := len(positions) - PLAIN_RANKS) > 0:
+            self._line(f"  and {others} other {rank_noun(self._per_node)}{'s' if others > 1 else ''}")
 
     def note(self, text: str) -> None:
         self._line(text)

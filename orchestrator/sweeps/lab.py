@@ -31,6 +31,9 @@ class Published(BaseModel):
     accuracy_change: float | None = Field(
         None, ge=-1, le=1, description="accuracy less that of one node, as published"
     )
+    rounds_to_target: int | None = Field(
+        None, ge=1, description="rounds until the target accuracy, of a strategy with participation"
+    )
     steps_per_epoch: int | None = Field(None, ge=1, description="optimizer steps per rank and epoch")
     coverage: float | None = Field(None, ge=0, le=1, description="share of the training set that is used")
     derived: list[str] = Field(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import ceil
 
 from scipy.special import bdtrc
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import NUMBER, SECONDS, Quantity, named
+from orchestrator.report.quantities.quantity import COUNT, NUMBER, SECONDS, Quantity, named
 from orchestrator.report.quantities.times import NOT_RECORDED
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import EpochPoint
@@ -86,7 +87,24 @@ def _time_to_target_s(row: Row) -> float | None:
     return max(point.train_s for point in row.result.epochs if point.epoch == first)
 
 
+def _rounds_to_target(row: Row) -> float | None:
+    """The rounds until the end of the first of the consecutive epochs that reached the target."""
+    rounds, steps = row.run.strategy.rounds, updates(row)
+    if rounds is None or rounds.steps is None or steps is None or not target_reached(row):
+        return None
+    epochs = last_epoch(row) or 1
+    return ceil(steps * (epochs - row.run.patience + 1) / epochs / rounds.steps)
+
+
 LEARNING = named(
+    rounds_to_target=Quantity(
+        COUNT,
+        _rounds_to_target,
+        "Rounds to target accuracy",
+        "rounds of a strategy with participation until the epoch that reached the target",
+        "the target was not reached",
+        ratio=True,
+    ),
     time_to_target_s=Quantity(
         SECONDS,
         _time_to_target_s,

@@ -22,6 +22,7 @@ from orchestrator.report.quantities import (
     LOCAL_ACCURACY,
     QUANTITIES,
     REPEATED_STEPS,
+    ROUNDS_TO_TARGET,
     SAMPLES_LOST,
     SPEEDUP,
     STALENESS,
@@ -403,6 +404,7 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
     _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
+    *_both("rounds_to_target", "Rounds to target", ROUNDS_TO_TARGET),
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
 )

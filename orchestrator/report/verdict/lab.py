@@ -11,7 +11,7 @@ from orchestrator.report.formats import count, first_few, listed, percent, point
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY
+from orchestrator.report.quantities import ACCURACY, ROUNDS_TO_TARGET
 from orchestrator.report.topics.published import Ablated, ablated, ablation_sentence
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
 from orchestrator.report.verdict.base import Verdict
@@ -60,6 +60,8 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     workload = workload if workload in comparison.workloads else comparison.workloads[0]
     if known and not overrides(comparison):
         headline, decided = _reproduction(known), all(each.interval for each in known)
+    elif (rounds := _rounds(lines)) and not overrides(comparison):
+        headline, decided = rounds, False
     elif largest:
         headline = ablation_sentence(largest, claims)
         decided = largest.compared(claims)[1].decided
@@ -98,6 +100,24 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
     return (
         f"{number} published accuracies {'is' if same < 2 else 'are'} reproduced within one point or our "
         f"95% interval; furthest off is {worst.text}."
+    )
+
+
+def _rounds(lines: Sequence[PublishedLine]) -> str:
+    """How the rounds to the target accuracy compare with the published ones; empty if none are known."""
+    known = {
+        measured / line.published.rounds_to_target: f"{line.block}, {line.runs}"
+        for line in lines
+        if line.published.rounds_to_target and (measured := line.mean(ROUNDS_TO_TARGET.of, geometric=True))
+    }
+    if not known:
+        return ""
+    least, most = min(known), max(known)
+    if len(known) == 1:
+        return f"The target accuracy took {ratio(least)} times the published number of rounds."
+    return (
+        f"The target accuracy took {ratio(least)} ({known[least]}) to {ratio(most)} ({known[most]}) times "
+        "the published number of rounds."
     )
 
 

@@ -203,6 +203,7 @@ def figures(entry: Published) -> list[str]:
         (entry.accuracy, lambda value: f"{100 * value:.4g} %"),
         (entry.coverage, lambda value: f"{100 * value:.4g} %"),
         (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
+        (entry.rounds_to_target, str),
         (entry.steps_per_epoch, str),
     ]
     return [write(value) for value, write in formats if value is not None]

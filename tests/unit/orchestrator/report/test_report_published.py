@@ -319,3 +319,45 @@ def test_with_few_seeds_no_change_is_said_to_have_no_effect() -> None:
     (measured, claimed) = _verdict_on(seeds=3).split("; ")
     assert "initial weights (±0.0 points) and averaging (+20.0 points)" in measured
     assert "no effect" not in claimed
+
+
+def test_rounds_to_the_target_are_beside_the_published_ones() -> None:
+    participation = {"fraction": 0.5}
+    runs = [
+        a_run(
+            {"name": "local_sgd", "local_steps": steps, "participation": participation},
+            nodes=2,
+            steps=200,
+            epochs=4,
+            target_accuracy=0.5,
+            patience=2,
+        )
+        for steps in (40, 100)
+    ]
+    # The third of four epochs was the first of two in a row: 150 of 200 steps.
+    reached = [
+        run.model_copy(
+            update={
+                "epochs": [
+                    point.model_copy(update={"epoch": epoch, "target_reached": epoch == 4})
+                    for point in run.epochs
+                    if point.epoch == 1
+                    for epoch in range(1, 5)
+                ]
+            }
+        )
+        for run in runs
+    ]
+    published = [
+        {"runs": {"strategy.local_steps": 40}, "rounds_to_target": 8},
+        {"runs": {"strategy.local_steps": 100}, "rounds_to_target": 1},
+    ]
+    block = BlockRecord.model_validate(
+        {"name": "theirs", "keys": [run.key for run in runs], "published": published}
+    )
+    record = a_record(reached, lab=Lab.model_validate({**LAB, "ablations": []}), blocks=[block])
+    comparison = compare(record, [(run.key, run) for run in reached])
+    assert [line["rounds_to_target_measured"] for line in table(comparison)] == ["4", "2"]
+    (verdict,) = verdicts_of(comparison)
+    assert "0.50" in verdict.headline
+    assert "2.00" in verdict.headline
