@@ -203,6 +203,21 @@ class IgnoresSizes(Averages):
         return float(batch.samples > 0)
 
 
+class OwnStatistics(Strategy):
+    """Averages parameters once, at the end, and leaves each rank its BatchNorm statistics."""
+
+    transports = ("memory",)
+
+    def train(self, session: Any) -> None:
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs(evaluate="local"):
+            for batch in session.batches(epoch):
+                replica.backward(batch)
+                replica.step()
+        replica.set_flat_parameters(session.comm.weighted_mean(replica.flat_parameters(), 1))
+
+
 class CallsTorch(Averages):
     transports = ("gloo",)
 
@@ -230,7 +245,8 @@ class WrapsInDdp(Strategy):
         replica.backward(batch, batch.share * session.size)
 
     def train(self, session: Any) -> None:
-        ddp = nn.parallel.DistributedDataParallel(session.task.build_model(session.rank))
+        model = session.task.build_model(session.rank)
+        ddp = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
         replica = Replica(ddp, session.task, session.clock)
         session.start(replica)
         for epoch in session.epochs():

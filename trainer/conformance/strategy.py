@@ -34,14 +34,22 @@ RUN: dict[str, Any] = {
     "save_weights": True,
 }
 RTOL, ATOL = 1e-4, 1e-6  # of weights that sums in another order give
+# Weights that hardly move, so that BatchNorm statistics are a moving average of what the samples give.
+NORMALISED: dict[str, Any] = {
+    "dataset": {**RUN["dataset"], "height": 8, "width": 8},
+    "model": {"name": "wide_resnet", "widen": 1},
+    "lr": 1e-12,
+    "epochs": 1,
+}
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """A run on so many ranks. samples: what each rank has."""
+    """A run on so many ranks. samples: what each rank has. normalised: its fields are NORMALISED."""
 
     number: int
     samples: Literal["its own", "equal ones in one batch", "more than the next"] = "its own"
+    normalised: bool = False
 
     @property
     def count(self) -> str:
@@ -49,6 +57,8 @@ class Ranks:
         return f"{self.number} {'rank' if self.number == 1 else 'ranks'}"
 
     def __str__(self) -> str:
+        if self.normalised:
+            return f"{self.count}, {SAMPLES} samples, batch {BATCH}, 1 epoch, wide_resnet, lr 1e-12"
         given = f"{SAMPLES} samples, batch {BATCH}"
         match self.samples:
             case "equal ones in one batch":
@@ -60,6 +70,8 @@ class Ranks:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the run that differ from RUN."""
+        if self.normalised:
+            return NORMALISED
         match self.samples:
             case "equal ones in one batch":
                 return {"partitioner": "contiguous", "batch_size": SAMPLES}
@@ -229,6 +241,12 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
         lambda ranks: _averages(trainings, ranks, fewest),
         [replace(most, samples="equal ones in one batch")] if most != fewest else [],
     )
+    yield Law(
+        "statistics",
+        "BatchNorm statistics are the mean over the ranks",
+        lambda ranks: _statistics(trainings, ranks),
+        [replace(most, normalised=True)],
+    )
     yield law("bytes", "a rank sends at most what it declares", lambda ranks: _bytes(trainings, ranks))
 
 
@@ -325,6 +343,16 @@ def _averages(trainings: Trainings, ranks: Ranks, fewest: Ranks) -> Outcome:
     if own.replicas(ranks.number) == own.replicas(fewer.number):
         raise NotApplicable("its ranks train one replica")
     return _off(trainings(ranks), trainings(fewer), RTOL, ATOL, f"those of {fewer.count}")
+
+
+def _statistics(trainings: Trainings, ranks: Ranks) -> Outcome:
+    """A rank's statistics are linear in its batches, so it does not matter when ranks average them."""
+    own, replicas = trainings.own, trainings.replicas(ranks)
+    if own.shares_model or replicas.number != ranks.number - own.servers or replicas.number < 2:
+        raise NotApplicable("its ranks have no replicas of their own")
+    return _off(
+        trainings(ranks), trainings.reference("all_reduce", replicas), RTOL, ATOL, "those of all_reduce"
+    )
 
 
 def _equal_to(trainings: Trainings, several: Sequence[Ranks]) -> str | None:
