@@ -176,6 +176,13 @@ class ComponentRegistry(Registry[C]):
         """The mapping form: `{"name": ..., parameter: value, ...}`."""
         return {"name": self.name_of(component), **component.form(exclude_defaults)}
 
+    def label(self, component: C, *, exclude_defaults: bool = False) -> str:
+        """`krum(f=2)`: the component with its parameters, which are plain values."""
+        form = self.dump(component, exclude_defaults=exclude_defaults)
+        name = form.pop("name")
+        written = ", ".join(f"{parameter}={value}" for parameter, value in form.items())
+        return f"{name}({written})" if written else str(name)
+
     def parameters(self, form: Any, *path: str | int) -> list[str]:
         """Keys allowed in a component's mapping form, or in that of the component inside it at `path`."""
         fields = self.load(form["name"] if isinstance(form, Mapping) else form).model_fields

@@ -21,6 +21,7 @@ SOURCE_OF: dict[str, Source] = {
     "order": "order",
     "dropout": "order",
     "augment": "order",
+    "attack": "order",
 }
 FIXED_SEED = 0  # of the sources that the seed does not vary
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Weighting
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -19,7 +22,8 @@ class OneShot(Strategy):
     `local_accuracy` in the result is the accuracy of the node's own model before averaging.
 
     weighting: equal is the paper's, whose nodes have equally many samples. size weights each node by the
-    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1).
+    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1). aggregation:
+    what takes the place of the average, against Byzantine nodes.
 
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
@@ -31,6 +35,7 @@ class OneShot(Strategy):
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
 
     @property
     def updates_use_global_batch(self) -> bool:
@@ -44,5 +49,5 @@ class OneShot(Strategy):
                 replica.backward(batch)
                 replica.step()
         weight = session.averaging_weight(self.weighting)
-        replica.set_weights(session.comm.weighted_mean(replica.weights(), weight))
+        replica.set_weights(session.aggregate(replica.weights(), weight, self.aggregation))
         session.evaluate_final_weights()
