@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trainer.aggregation.base import Aggregation, Total, whole
+from trainer.aggregation.median import Median
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 class GeometricMedian(Aggregation):
     """Take the point v with the smallest Σ n_i ‖v − x_i‖ (Pillutla et al. 2022). It stands f < n/2.
 
-    The smoothed Weiszfeld algorithm starts at the mean and takes R = `iterations` steps:
+    The smoothed Weiszfeld algorithm takes R = `iterations` steps, which approximate it:
 
         β_i ← n_i / max(ν, ‖v − x_i‖)        v ← Σ β_i x_i / Σ β_i
 
-    Weighted, it stands Byzantine vectors with less than half of the weight. R steps approximate the
-    geometric median. Far vectors need more of them: each step reduces their influence further.
+    It starts at the `median` of each coordinate. A step never increases the sum of distances, so that v
+    stays near the honest vectors for any R; from the mean it would need many steps to leave far Byzantine
+    ones. Weighted, it stands Byzantine vectors with less than half of the weight.
 
     Source: Pillutla et al. 2022, "Robust Aggregation for Federated Learning", the smoothed Weiszfeld
     algorithm; Weiszfeld 1937, "Sur le point pour lequel la somme des distances de n points donnés est
@@ -34,9 +36,9 @@ class GeometricMedian(Aggregation):
         return (vectors - 1) // 2
 
     def combine(self, rows: Tensor, weights: Tensor, total: Total = whole) -> Tensor:
-        beta = weights
+        v = Median().combine(rows, weights)
         for _ in range(self.iterations):
-            v = (beta[:, None] * rows).sum(dim=0) / beta.sum()
             distances = total((rows - v).square().sum(dim=1)).sqrt()
             beta = weights / distances.clamp(min=self.nu)
-        return (beta[:, None] * rows).sum(dim=0) / beta.sum()
+            v = (beta[:, None] * rows).sum(dim=0) / beta.sum()
+        return v

@@ -42,7 +42,10 @@ def squared_distances(rows: Tensor, total: Total) -> Tensor:
     import torch
 
     # Without the matrix product: it cancels between vectors whose differences are small.
-    return total(torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square())
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    # Symmetric in every bit, unlike sums over slices: two vectors that are nearest to each other tie.
+    above = total(distances.square()).triu(diagonal=1)
+    return above + above.T
 
 
 def krum_scores(distances: Tensor, f: int) -> Tensor:
