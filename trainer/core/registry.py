@@ -152,7 +152,7 @@ class ComponentRegistry(Registry[C]):
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise PydanticCustomError(
                 "component_form",
-                "a {kind} is written as its name or as a mapping with the key 'name'; known: {known}",
+                "write the {kind} as its name or as a mapping with the key 'name'; known: {known}",
                 {"kind": self.kind, "known": self.known},
             )
         parameters = {key: item for key, item in value.items() if key not in ("name", IMPORTED)}
