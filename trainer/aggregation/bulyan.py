@@ -22,7 +22,8 @@ class Bulyan(Aggregation):
     The median is a selected value, the lower one of two. In its last calls Krum has fewer than 2f + 3
     vectors, and scores them by at least the nearest one. Weights have no influence.
 
-    Source: El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", Sec. 4.
+    Source: El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", Bulyan
+    with Krum.
     """
 
     f: ByzantineVectors = 1

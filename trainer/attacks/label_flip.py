@@ -17,8 +17,8 @@ class LabelFlip(Attack):
     the one in the middle keeps its label.
 
     Source: Fang et al. 2020, "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning",
-    Sec. 4.1: label flipping attack; see also Tolpegin et al. 2020, "Data Poisoning Attacks Against
-    Federated Learning Systems".
+    the label flipping attack of the experiments; see also Tolpegin et al. 2020, "Data Poisoning Attacks
+    Against Federated Learning Systems".
     """
 
     needs_classes: ClassVar[bool] = True

@@ -27,7 +27,7 @@ class LittleIsEnough(Attack):
     they know those of the honest ranks.
 
     Source: Baruch et al. 2019, "A Little Is Enough: Circumventing Defenses for Distributed Learning",
-    Alg. 3.
+    the attack that prevents convergence.
     """
 
     knows_honest: ClassVar[bool] = True

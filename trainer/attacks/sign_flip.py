@@ -16,7 +16,7 @@ class SignFlip(Attack):
     """Send −`scale` times the own vector (Li et al. 2019).
 
     Source: Li et al. 2019, "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
-    from Heterogeneous Datasets", Sec. 5: sign-flipping attack.
+    from Heterogeneous Datasets", the sign-flipping attack of the experiments.
     """
 
     scale: float = Field(1.0, gt=0, le=1000, description="factor of the vector")

@@ -35,7 +35,7 @@ def test_labels_are_mirrored() -> None:
 
 
 def test_z_of_the_paper() -> None:
-    """Baruch et al. 2019, Sec. 3.2: of 50 workers 24 are corrupted, so that z is about 1.43."""
+    """Of 50 workers 24 are corrupted, and need 2 supporters: Φ(z) = 24/26."""
     attack = LittleIsEnough()
     assert attack.deviations(50, 24) == pytest.approx(1.43, abs=0.01)
     sent = attack.vector(OWN, knowledge())
