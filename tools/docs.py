@@ -34,13 +34,15 @@ from tools import strategy_api
 from trainer.core.registry import Component, ComponentRegistry, Registry
 from trainer.launch.launchers import LAUNCHERS
 from trainer.spec.link import Link
-from trainer.spec.registries import COMPRESSIONS, REGISTRIES, TRANSPORTS
+from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
 
 PROJECT = IMPORT_ROOT
 KINDS: dict[str, Registry[Any]] = {
     **REGISTRIES,
     "compression": COMPRESSIONS,
+    "aggregation": AGGREGATIONS,
+    "attack": ATTACKS,
     "transport": TRANSPORTS,
     "runtime": RUNTIMES,
 }

@@ -38,7 +38,8 @@ CLASSES = {
             "The algorithm": "train",
             "Roles of ranks": "replicas replica_of reports_samples sees_inputs",
             "Limits": "validation_error not_checkpointed shared_state",
-            "What a report compares with": "updates_use_global_batch micro_batch_count bubble step_bytes",
+            "What a report compares with": "updates_use_global_batch micro_batch_count bubble step_bytes "
+            "claimed_equal",
         },
     ),
     "Session": Described(
@@ -47,7 +48,9 @@ CLASSES = {
         {
             "Begin": "replica start",
             "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps",
-            "Averages of weights": "averaging_weight averaged evaluate_final_weights",
+            "Averages of weights": "averaging_weight aggregate averaged evaluate_final_weights",
+            "Aggregations of gradients": "takes_plain_mean sent_gradient aggregate_gradients "
+            "samples_in_step",
             "Runs that resume, and ranks that return": "steps_taken common_state",
             "Parameter servers": "is_server server_steps report_staleness",
         },

@@ -34,6 +34,7 @@ NOT_OF_SERIAL = (
     "on_loss",
     "restarts",
     "debug",
+    "byzantine",
 )
 
 

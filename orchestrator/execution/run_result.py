@@ -427,6 +427,12 @@ def flags(
         found.append(f"BatchNorm normalises over {over}: training is not equivalent to serial")
     if spec.strategy.caveat:
         found.append(spec.strategy.caveat)
+    if spec.byzantine_label:
+        found.append(spec.byzantine_label)
+    if without_effect := max((rank.aggregations_without_effect or 0 for rank in ranks), default=0):
+        found.append(
+            f"aggregations that changed nothing, because too few vectors counted: {without_effect}"
+        )
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
         found.append("replicas ended with different weights; the accuracy is rank 0's")
     reports_samples = spec.strategy.reports_samples

@@ -15,6 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import ComponentError, Imports, is_users, short_path
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
+from trainer.spec.byzantine import keys_of_byzantine
 from trainer.spec.checks import CHECK_ERROR_TYPES
 from trainer.spec.faults import keys_of_fault
 from trainer.spec.link import Links, keys_of_link
@@ -269,6 +270,8 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str, impo
         if name not in REGISTRIES:
             if name == "link":
                 return keys_of_link(*location[1:])
+            if name == "byzantine":
+                return keys_of_byzantine(values[name], *location[1:])
             return keys_of_fault(*location[2:]) if name == "faults" else []
         return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
 

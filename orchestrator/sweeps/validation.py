@@ -79,7 +79,7 @@ def _message(details: dict[str, Any], allowed: Sequence[str]) -> str:
             return str(message)
         case "value_error":
             message = str(details.get("ctx", {}).get("error", message))
-        case "dict_type":
+        case "dict_type" | "model_type":
             message = "Input should be a mapping, as in `key: value`"
         case "int_parsing":
             message = "Input should be a whole number"

@@ -206,7 +206,7 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
     own: an instance. form: what a spec contains, for a number of ranks. equals: `serial` or `all_reduce`;
     empty: what it declares. limit_s: seconds in which all laws must have been tried.
     """
-    equals = equals or own.equals or ""
+    equals = equals or own.claimed_equal or ""
     allowed = [ranks for ranks in RANKS if _possible(own, ranks)]
     tried = allowed[:TRAINED]
     trainings = Trainings(own, form, max((ranks.number for ranks in tried[:2]), default=1), SHARE * limit_s)

@@ -62,6 +62,12 @@ class Participation(BaseModel):
     def _drawn(self, ranks: int) -> int:
         return int((self.fraction or 0) * ranks + 0.5)
 
+    def fewest(self, ranks: int) -> int:
+        """The fewest of so many ranks that take part in a round."""
+        if self.schedule is None:
+            return self._drawn(ranks)
+        return min(len(present) for present in self.schedule)
+
     def draw(self, number: int, sizes: Sequence[int], rng: np.random.Generator) -> frozenset[int]:
         """The ranks of a round.
 

@@ -164,7 +164,7 @@ class ComponentRegistry(Registry[C]):
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise PydanticCustomError(
                 "component_form",
-                "a {kind} is written as its name or as a mapping with the key 'name'; known: {known}",
+                "write the {kind} as its name or as a mapping with the key 'name'; known: {known}",
                 {"kind": self.kind, "known": self.known},
             )
         parameters = {key: item for key, item in value.items() if key not in ("name", IMPORTED)}
@@ -187,6 +187,13 @@ class ComponentRegistry(Registry[C]):
     def dump(self, component: C, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The mapping form: `{"name": ..., parameter: value, ...}`."""
         return {"name": self.name_of(component), **component.form(exclude_defaults)}
+
+    def label(self, component: C, *, exclude_defaults: bool = False) -> str:
+        """`krum(f=2)`: the component with its parameters, which are plain values."""
+        form = self.dump(component, exclude_defaults=exclude_defaults)
+        name = form.pop("name")
+        written = ", ".join(f"{parameter}={value}" for parameter, value in form.items())
+        return f"{name}({written})" if written else str(name)
 
     def parameters(self, form: Any, *path: str | int) -> list[str]:
         """Keys allowed in a component's mapping form, or in that of the component inside it at `path`."""

@@ -28,6 +28,8 @@ class TrainResult(Record):
         activation_bytes: largest total of activations stored for the backward pass, in the first step.
         blocks: names of the model's blocks on this rank; None: all.
         bytes_to: payload of point-to-point sends, by receiving rank; None without any.
+        aggregations_without_effect: how often too few vectors counted for the aggregation of the strategy;
+            None: never.
         wait_s_by_rank: seconds in phase `wait`, by the rank that was waited for; None for one rank, or for
             too many to list.
     """
@@ -52,4 +54,5 @@ class TrainResult(Record):
     activation_bytes: Count | None = None
     blocks: list[Text] | None = None
     bytes_to: list[Count] | None = None
+    aggregations_without_effect: Count | None = None
     wait_s_by_rank: list[Amount] | None = None

@@ -22,6 +22,7 @@ SOURCE_OF: dict[str, Source] = {
     "participation": "order",
     "dropout": "order",
     "augment": "order",
+    "attack": "order",
 }
 FIXED_SEED = 0  # of the sources that the seed does not vary
 

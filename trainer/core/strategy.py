@@ -123,6 +123,11 @@ class Strategy(Component):
         return rank >= self.servers
 
     @property
+    def claimed_equal(self) -> Equal | None:
+        """`equals`, unless a parameter changes the mathematics."""
+        return self.equals
+
+    @property
     def not_checkpointed(self) -> str | None:
         """State beside replica and metrics, which a checkpoint would lack; or None."""
         return None

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from torch import Tensor
 
+from trainer.aggregation.base import Aggregation
 from trainer.core.strategy import Uneven, Weighting
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica
@@ -20,6 +21,7 @@ def rounds(
     local_steps: int,
     weighting: Weighting,
     uneven: Uneven,
+    aggregation: Aggregation,
     step: Callable[[Batch], None] | None = None,
 ) -> Iterator[Tensor]:
     """Train in rounds. The caller sets the weights with which the next round starts.
@@ -30,11 +32,11 @@ def rounds(
     Args:
         state: the common state of the strategy, whose `steps` are those of the present round.
         local_steps: the steps of a round.
-        weighting, uneven: see Strategy.
+        weighting, uneven, aggregation: parameters of the strategy.
         step: takes a local step; None: one of the run's optimizer.
 
     Yields:
-        The mean of the ranks' weights after each round, shape (parameters + buffers,).
+        What the ranks' weights become after each round, shape (parameters + buffers,).
     """
 
     def plain_step(batch: Batch) -> None:
@@ -43,12 +45,12 @@ def rounds(
 
     def mean() -> Tensor:
         weight = session.averaging_weight(weighting)
-        found = session.comm.weighted_mean(replica.weights(), weight)
+        found = session.aggregate(replica.weights(), weight, aggregation)
         session.averaged()
         return found
 
     take = step or plain_step
-    for epoch in session.epochs(evaluate="average", weighting=weighting):
+    for epoch in session.epochs(evaluate="average", weighting=weighting, aggregation=aggregation):
         for batch in session.synchronous_batches(epoch, uneven):
             if batch.samples:
                 take(batch)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from pydantic_core import PydanticCustomError
 
+from trainer.aggregation.mean import MeanAggregation
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval
 from trainer.data.base import image_error
@@ -17,7 +18,7 @@ from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
 from trainer.spec.node_speed import speeds_by_node
-from trainer.spec.registries import LOSSES, OPTIMIZERS, STRATEGIES, TRANSPORTS
+from trainer.spec.registries import AGGREGATIONS, ATTACKS, LOSSES, OPTIMIZERS, STRATEGIES, TRANSPORTS
 
 # Types of the errors: the fields to change.
 CHECK_ERROR_TYPES = (
@@ -42,6 +43,7 @@ CHECK_ERROR_TYPES = (
     "faults",
     "on_loss",
     "debug",
+    "byzantine",
 )
 
 MAX_CONTINUING = 128  # nodes of a run with `on_loss: continue`: events list its partition
@@ -172,6 +174,31 @@ def strategy(run: RunFields) -> CheckError:
             "reason": reason,
         },
     )
+
+
+def aggregation(run: RunFields) -> CheckError:
+    rule = run.aggregation
+    vectors = _vectors(run)
+    if rule is None or vectors >= rule.least:
+        return None
+    return PydanticCustomError(
+        "strategy",
+        "aggregation {rule} needs {least} vectors or more, and {ranks} give {vectors}; allowed: more "
+        "nodes{in_each}, or another aggregation",
+        {
+            "rule": AGGREGATIONS.label(rule),
+            "least": rule.least,
+            "ranks": _training_ranks(run),
+            "vectors": vectors,
+            "in_each": " in each round" if run.strategy.rounds else "",
+        },
+    )
+
+
+def _vectors(run: RunFields) -> int:
+    """The fewest vectors in an aggregation while every rank that takes part has samples."""
+    rounds = run.strategy.rounds
+    return rounds.participation.fewest(run.num_replicas) if rounds else run.num_replicas
 
 
 def synchronous_layers(run: RunFields) -> CheckError:
@@ -427,6 +454,48 @@ def on_loss(run: RunFields) -> CheckError:
     return PydanticCustomError("on_loss", "{wanted}: {reason}", {"wanted": run.on_loss, "reason": reason})
 
 
+def byzantine(run: RunFields) -> CheckError:
+    reason = _byzantine_problem(run) if run.byzantine else None
+    return PydanticCustomError("byzantine", "{reason}", {"reason": reason}) if reason else None
+
+
+def _byzantine_problem(run: RunFields) -> str | None:
+    """Why the run cannot have its Byzantine nodes, and what is allowed; or None."""
+    assert run.byzantine is not None  # noqa: S101  (checked by the caller)
+    try:
+        nodes = run.byzantine_nodes
+    except ValueError as error:
+        return f"nodes: {error}"
+    name, rule, attack = run.name_of("strategy"), run.aggregation, run.byzantine.attack
+    if rule is None:
+        allowed = [
+            other for other in STRATEGIES.entries if "aggregation" in STRATEGIES.load(other).model_fields
+        ]
+        return f"{name} has no aggregation to attack; allowed: null, or one of {', '.join(allowed)}"
+    serving = {run.node_of(rank) for rank in range(run.strategy.servers)}
+    if attacked := serving & {*nodes}:
+        return f"nodes: node {min(attacked)} is the server of {name}; allowed: the other nodes"
+    vectors, count = run.num_replicas, len(run.byzantine_ranks)
+    if count == vectors:
+        return f"nodes: all {run.nodes} nodes are Byzantine; allowed: at least one honest node"
+    if run.checkpoints and not run.strategy.synchronous:
+        return "a checkpoint does not contain the weights at the start of a round; allowed: no checkpoints"
+    fewest = _vectors(run)
+    tolerated = rule.tolerated(fewest)
+    if tolerated is not None and count > tolerated:
+        return (
+            f"nodes: {count} of {fewest} vectors can be Byzantine, and {AGGREGATIONS.label(rule)} stands "
+            f"{tolerated}; allowed: at most {tolerated}, or another aggregation"
+        )
+    if attack.needs_classes and (not run.loss.takes_classes or run.dataset.class_count < 2):
+        return (
+            f"attack: {ATTACKS.name_of(attack)} changes classes, and the targets of "
+            f"{run.name_of('dataset')} with loss {run.name_of('loss')} are none; allowed: other attacks"
+        )
+    problem = attack.validation_error(vectors, count)
+    return f"attack: {ATTACKS.label(attack)}: {problem}" if problem else None
+
+
 def debug(run: RunFields) -> CheckError:
     if not run.debug or run.on_loss == "stop":
         return None
@@ -447,6 +516,13 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
         return (
             "save_weights saves those of node 0, which can be lost; allowed: stop, or save_weights: false"
         )
+    if not isinstance(run.aggregation, MeanAggregation | None):
+        return (
+            f"aggregation is {AGGREGATIONS.name_of(run.aggregation)}, and a lost node takes a slice of all "
+            "vectors with it; allowed: stop, or aggregation: mean"
+        )
+    if run.byzantine:
+        return "byzantine nodes are given; allowed: stop, or byzantine: null"
     if run.processes_per_node > 1:
         return f"processes_per_node is {run.processes_per_node}; allowed: stop, or processes_per_node: 1"
     if not 2 <= run.nodes <= MAX_CONTINUING:
@@ -492,13 +568,14 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     loss,
     batch_size,
     strategy,
+    participation,
+    aggregation,
     synchronous_layers,
     optimizer,
     target_accuracy,
     patience,
     warm_up,
     samples,
-    participation,
     partitioner,
     augmentation,
     checkpoints,
@@ -506,6 +583,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     faults,
     on_loss,
     debug,
+    byzantine,
 )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainer.aggregation.base import Aggregation
 from trainer.core.event_schema import MAX_FAULTS
 from trainer.core.registry import ImportedComponent
 from trainer.core.rng import SOURCES, Source
@@ -20,10 +21,12 @@ from trainer.data.base import Dataset, Partitioner
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
+from trainer.spec.byzantine import Byzantine, ranges
 from trainer.spec.faults import Fault
 from trainer.spec.link import Links
 from trainer.spec.node_speed import NodeSpeed, normal_form, speeds_by_node
 from trainer.spec.registries import (
+    ATTACKS,
     AUGMENTATIONS,
     DATASETS,
     LOSSES,
@@ -199,6 +202,10 @@ class RunFields(BaseModel):
     on_loss: Literal["stop", "continue"] = Field(
         "stop", description="what the other nodes do when one is lost: stop, or continue without it"
     )
+    byzantine: Byzantine | None = Field(
+        None,
+        description="nodes that attack the aggregation of the strategy, and how they do it; null: none",
+    )
     save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
     trace: TraceMode = Field(
         "steps",
@@ -333,6 +340,31 @@ class RunFields(BaseModel):
         slowest = min(self.node_speeds)
         throttled = slowest < 1 and slowest * self.threads < 1
         return throttled or slowest * self.cpus < self.processes_per_node
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """The aggregation of the strategy; None if it has no such parameter."""
+        return getattr(self.strategy, "aggregation", None)
+
+    @property
+    def byzantine_nodes(self) -> list[int]:
+        """The numbers of the Byzantine nodes, ascending."""
+        return self.byzantine.numbers(self.nodes) if self.byzantine else []
+
+    @property
+    def byzantine_ranks(self) -> list[int]:
+        """The ranks on Byzantine nodes, ascending."""
+        nodes = self.byzantine_nodes
+        return [rank for rank in range(self.world_size) if self.node_of(rank) in nodes] if nodes else []
+
+    @property
+    def byzantine_label(self) -> str:
+        """`Byzantine nodes 3 and 5 to 7: sign_flip(scale=2.0)`; empty without any."""
+        if self.byzantine is None:
+            return ""
+        attack = ATTACKS.label(self.byzantine.attack, exclude_defaults=True)
+        nodes = self.byzantine_nodes
+        return f"Byzantine node{'s' if len(nodes) > 1 else ''} {ranges(nodes)}: {attack}"
 
     @property
     def ranks_are_threads(self) -> bool:

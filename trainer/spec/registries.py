@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.aggregation.base import Aggregation
+from trainer.attacks.base import Attack
 from trainer.comm.base import Communicator
 from trainer.compression.base import Compression
 from trainer.core.registry import ComponentRegistry, Registry
@@ -118,6 +120,29 @@ COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
         "top_k": "trainer.compression.top_k:TopK",
         "sign": "trainer.compression.sign:Sign",
         "power_sgd": "trainer.compression.power_sgd:PowerSgd",
+    },
+)
+
+AGGREGATIONS: ComponentRegistry[Aggregation] = ComponentRegistry(
+    "aggregation",
+    {
+        "mean": "trainer.aggregation.mean:MeanAggregation",
+        "median": "trainer.aggregation.median:Median",
+        "trimmed_mean": "trainer.aggregation.trimmed_mean:TrimmedMean",
+        "krum": "trainer.aggregation.krum:Krum",
+        "multi_krum": "trainer.aggregation.multi_krum:MultiKrum",
+        "bulyan": "trainer.aggregation.bulyan:Bulyan",
+        "geometric_median": "trainer.aggregation.geometric_median:GeometricMedian",
+    },
+)
+
+ATTACKS: ComponentRegistry[Attack] = ComponentRegistry(
+    "attack",
+    {
+        "sign_flip": "trainer.attacks.sign_flip:SignFlip",
+        "noise": "trainer.attacks.noise:Noise",
+        "label_flip": "trainer.attacks.label_flip:LabelFlip",
+        "little_is_enough": "trainer.attacks.little_is_enough:LittleIsEnough",
     },
 )
 

@@ -17,7 +17,7 @@ from trainer.spec.fields import (
     threads_per_rank,
     with_derived_defaults,
 )
-from trainer.spec.registries import REGISTRIES
+from trainer.spec.registries import ATTACKS, REGISTRIES
 
 __all__ = ["NODE_LIMITS", "THREAD_VARIABLES", "RunSpec", "with_derived_defaults"]
 
@@ -63,6 +63,10 @@ class RunSpec(RunFields):
                     fields[field] = [
                         fault.model_dump(mode="json", exclude_defaults=True) for fault in value
                     ]
+            elif field == "byzantine":
+                if self.byzantine:
+                    attack = ATTACKS.dump(self.byzantine.attack, exclude_defaults=True)
+                    fields[field] = {"nodes": self.byzantine_nodes, "attack": attack}
             elif field not in _NOT_IN_KEY and value != info.default:
                 fields[field] = value
         return fields

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,8 @@ class DiLoCo(Strategy):
         Δ = θ − Σ n_i θ_i / Σ n_i        v ← μ v + Δ        θ ← θ − η (Δ + μ v)
 
     weighting: with size, n_i is the number of samples that node i has trained on in the round, because
-    parts can be unequal (Sec. 6.1). With equal, n_i = 1, as in Alg. 1.
+    parts can be unequal (Sec. 6.1). With equal, n_i = 1, as in Alg. 1. aggregation: what takes the place
+    of the average of the θ_i, against Byzantine nodes.
 
     With η = 1 and μ = 0 this is `local_sgd`. One node is serial training only with these values; otherwise
     it is Lookahead with momentum. A round that the end of the run cuts short ends with an outer step; a
@@ -43,6 +45,7 @@ class DiLoCo(Strategy):
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
     participation: Participants = None
     weighting: Weighting = "size"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
     uneven: Uneven = "join"
 
     @property
@@ -62,7 +65,8 @@ class DiLoCo(Strategy):
         # The weights at the start of the round, and its steps.
         start = replica.weights()
         round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
-        for mean in rounds(session, replica, round_, self.local_steps, self.weighting, self.uneven):
+        chosen = self.local_steps, self.weighting, self.uneven, self.aggregation
+        for mean in rounds(session, replica, round_, *chosen):
             with session.clock.phase("compute"):
                 self.outer_step(round_.start[:n], mean[:n], round_.velocity)
                 round_.start[n:] = mean[n:]

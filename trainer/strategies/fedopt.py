@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,8 @@ class FedOpt(Strategy):
     the same server step, so none is the server.
 
     weighting: with size, Δ = Σ n_i (x_i − x) / Σ n_i for the n_i samples that node i has trained on in the
-    round. With equal, n_i = 1. Alg. 2 leaves the choice open (Sec. 3).
+    round. With equal, n_i = 1. Alg. 2 leaves the choice open (Sec. 3). aggregation: what takes the place
+    of the mean, against Byzantine nodes.
 
     The server's step moves parameters; buffers (BatchNorm statistics) become their average. A round that
     the target accuracy cuts short ends with the average that reached it.
@@ -60,6 +62,7 @@ class FedOpt(Strategy):
     tau: float = Field(0.001, gt=0, le=10, description="τ: adaptivity; a large one approaches momentum")
     participation: Participants = None
     weighting: Weighting = "size"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
     uneven: Uneven = "join"
 
     @property
@@ -79,7 +82,8 @@ class FedOpt(Strategy):
         x = replica.weights()
         m, v = x.new_zeros(n), x.new_full((n,), self.tau**2)
         round_ = session.common_state(x=x, m=m, v=v, steps=0)
-        for mean in rounds(session, replica, round_, self.local_steps, self.weighting, self.uneven):
+        chosen = self.local_steps, self.weighting, self.uneven, self.aggregation
+        for mean in rounds(session, replica, round_, *chosen):
             with session.clock.phase("compute"):
                 self.server_step(round_.x[:n], mean[:n], round_.m, round_.v)
                 round_.x[n:] = mean[n:]

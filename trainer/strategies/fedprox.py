@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from trainer.training.loader import Batch
@@ -28,7 +29,8 @@ class FedProx(Strategy):
 
     weighting: with size, node k counts with the samples that it has trained on in the round, as in
     FedAvg (McMahan et al. 2017). With equal all count the same, as in Alg. 2, which instead draws nodes
-    with more samples more often.
+    with more samples more often. aggregation: what takes the place of the average, against Byzantine
+    nodes.
 
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Alg. 2.
     """
@@ -40,6 +42,7 @@ class FedProx(Strategy):
     mu: float = Field(0.1, ge=0, le=1e3, description="μ: weight of the proximal term; 0 is local_sgd")
     participation: Participants = None
     weighting: Weighting = "size"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
     uneven: Uneven = "join"
 
     @property
@@ -65,7 +68,7 @@ class FedProx(Strategy):
                 replica.set_gradient(replica.gradient().add_(distance, alpha=self.mu))
             replica.step()
 
-        chosen = self.local_steps, self.weighting, self.uneven
+        chosen = self.local_steps, self.weighting, self.uneven, self.aggregation
         for mean in rounds(session, replica, round_, *chosen, proximal_step):
             round_.w = mean
             replica.set_weights(mean)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainer.aggregation.mean import MeanAggregation
 from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import (
     ALL_TRANSPORTS,
@@ -17,6 +18,7 @@ from trainer.core.strategy import (
     Uneven,
     Weighting,
 )
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
@@ -42,6 +44,8 @@ class LocalSGD(Strategy):
     optimizer_state: at an average each node keeps its momentum (as in most code), takes the average of
     all (Yu et al. 2019), or resets it.
 
+    aggregation: what takes the place of the average, against Byzantine nodes.
+
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Alg. 1.
     """
 
@@ -54,6 +58,7 @@ class LocalSGD(Strategy):
     )
     participation: Participants = None
     weighting: Weighting = "size"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
     optimizer_state: OptimizerState = "keep"
     init: Init = "broadcast"
     uneven: Uneven = "join"
@@ -76,13 +81,23 @@ class LocalSGD(Strategy):
     def updates_use_global_batch(self) -> bool:
         return self.local_steps == 1
 
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        if self.optimizer_state == "average" and not isinstance(self.aggregation, MeanAggregation):
+            return (
+                "optimizer_state is average, and the mean of the states stands no Byzantine node; allowed: "
+                "keep, reset, or aggregation: mean"
+            )
+        return None
+
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
         # A resumed run has taken some steps of the round before the checkpoint.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
         round_ = session.common_state(steps=steps)
-        for epoch in session.epochs(evaluate="average", weighting=self.weighting):
+        for epoch in session.epochs(
+            evaluate="average", weighting=self.weighting, aggregation=self.aggregation
+        ):
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.samples:
                     replica.backward(batch)
@@ -96,7 +111,7 @@ class LocalSGD(Strategy):
 
     def _average(self, session: Session, replica: Replica) -> None:
         n = session.averaging_weight(self.weighting)
-        replica.set_weights(session.comm.weighted_mean(replica.weights(), n))
+        replica.set_weights(session.aggregate(replica.weights(), n, self.aggregation))
         if self.optimizer_state == "reset":
             replica.reset_optimizer()
         elif self.optimizer_state == "average":

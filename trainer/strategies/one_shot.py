@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from trainer.core.participation import Participants, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Weighting
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -20,8 +23,10 @@ class OneShot(Strategy):
     `local_accuracy` in the result is the accuracy of the node's own model before averaging.
 
     weighting: equal is the paper's, whose nodes have equally many samples. size weights each node by the
-    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1). With
-    `participation` the whole run is one round: the nodes that are not in it never train.
+    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1).
+
+    participation: the whole run is one round; nodes that are not in it never train. aggregation: what takes
+    the place of the average, against Byzantine nodes.
 
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
@@ -34,6 +39,7 @@ class OneShot(Strategy):
     init: Init = "broadcast"
     weighting: Weighting = "equal"
     participation: Participants = None
+    aggregation: AggregationRule = Field("mean", validate_default=True)
 
     @property
     def rounds(self) -> Rounds | None:
@@ -51,5 +57,5 @@ class OneShot(Strategy):
                 replica.backward(batch)
                 replica.step()
         weight = session.averaging_weight(self.weighting)
-        replica.set_weights(session.comm.weighted_mean(replica.weights(), weight))
+        replica.set_weights(session.aggregate(replica.weights(), weight, self.aggregation))
         session.evaluate_final_weights()

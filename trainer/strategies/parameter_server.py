@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from pydantic import Field
+
+from trainer.aggregation.mean import MeanAggregation
 from trainer.core.strategy import ALL_TRANSPORTS, Equal, Strategy, Uneven
+from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +24,8 @@ class ParameterServer(Strategy):
     the step's samples, takes an optimizer step and broadcasts the weights. P workers do what P ranks of
     `all_reduce` do, with one more rank. For n bytes of gradient the server receives nP bytes and sends nP.
 
+    aggregation: what takes the place of the weighted sum, against Byzantine workers.
+
     Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", Alg. 1;
     synchronous steps as in Chen et al. 2016.
     """
@@ -30,6 +36,11 @@ class ParameterServer(Strategy):
     servers: ClassVar[int] = 1
 
     uneven: Uneven = "join"
+    aggregation: AggregationRule = Field("mean", validate_default=True)
+
+    @property
+    def claimed_equal(self) -> Equal | None:
+        return self.equals if isinstance(self.aggregation, MeanAggregation) else None
 
     def train(self, session: Session) -> None:
         replica = session.replica()
@@ -46,18 +57,30 @@ class ParameterServer(Strategy):
         zeros = torch.zeros(
             replica.parameter_count, device=session.comm.device
         )  # the server's own gradient
-        for _ in session.server_steps(range(session.synchronous_steps(epoch, self.uneven))):
-            gradients = cast("Tensor", session.comm.gather(zeros, root=0))  # None only on workers
+        plain = session.takes_plain_mean(self.aggregation)
+        for step in session.server_steps(range(session.synchronous_steps(epoch, self.uneven))):
+            own = zeros if plain else session.sent_gradient(zeros, samples=0)
+            gradients = cast("Tensor", session.comm.gather(own, root=0))  # None only on workers
             with session.clock.phase("compute"):
-                replica.set_gradient(gradients.sum(dim=0))
+                if plain:
+                    gradient = gradients.sum(dim=0)
+                else:
+                    samples = session.samples_in_step(epoch, step, self.uneven)
+                    gradient = session.aggregate_gradients(gradients[1:], samples, self.aggregation)
+                replica.set_gradient(gradient)
             replica.step()
             session.comm.broadcast(replica.flat_parameters(), root=0)
 
     def _work(self, session: Session, replica: Replica, epoch: int) -> None:
         parameters = replica.flat_parameters()
         for batch in session.synchronous_batches(epoch, self.uneven):
-            # The sum of the weighted gradients is the mean over the samples of the step.
-            replica.backward(batch, weight=batch.share)
-            session.comm.gather(replica.gradient(), root=0)
+            if session.takes_plain_mean(self.aggregation):
+                # The sum of the weighted gradients is the mean over the samples of the step.
+                replica.backward(batch, weight=batch.share)
+                gradient = replica.gradient()
+            else:
+                replica.backward(batch, weight=float(batch.samples > 0))
+                gradient = session.sent_gradient(replica.gradient(), batch.samples)
+            session.comm.gather(gradient, root=0)
             session.comm.broadcast(parameters, root=0)
             replica.set_flat_parameters(parameters)

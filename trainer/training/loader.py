@@ -175,6 +175,10 @@ class BatchLoader:
         """Number of `synchronous_batches`."""
         return self._split.partition(epoch).synchronous_steps(uneven)
 
+    def in_step(self, epoch: int, step: int, uneven: Uneven) -> list[int]:
+        """The samples of each part in a step, 1-based."""
+        return self._split.partition(epoch).in_step(step - 1, uneven)
+
     def samples_by_part(self, epoch: int, uneven: Uneven = "join") -> list[Indices]:
         """The samples that are trained on in `epoch`, with this policy for uneven parts."""
         if uneven == "join" and not self._split.participants:

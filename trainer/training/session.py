@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.aggregation.base import Aggregation
+from trainer.aggregation.mean import MeanAggregation
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
@@ -27,6 +29,7 @@ from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.core.tracer import Tracer
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.traces import untraced_reason
+from trainer.training.aggregator import Aggregator
 from trainer.training.checkpointing import BEGINNING, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
 from trainer.training.faults import FaultInjector
@@ -38,6 +41,7 @@ from trainer.training.metrics import StepProgress, TrainingMetrics
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
+MEAN = MeanAggregation()
 MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which must stay below 8 KiB
 
 
@@ -90,6 +94,7 @@ class Session:
         )
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
+        self._aggregator = Aggregator(comm, task.spec, task.rngs, data.classes, context.rank)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
         self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
@@ -219,6 +224,42 @@ class Session:
             return samples
         return 1 if self.spec.strategy.rounds is None else min(samples, 1)
 
+    def aggregate(self, weights: Tensor, weight: float, rule: Aggregation = MEAN) -> Tensor:
+        """What the weights of all ranks become, the same on every rank; every rank calls it.
+
+        Args:
+            weights: those of this rank, float32, shape (n,).
+            weight: see `averaging_weight`.
+            rule: the mean is that of `comm.weighted_mean`. Other rules leave out ranks of weight 0, and
+                those that have trained on no samples since the last call of `averaged`. If too few are
+                left, the ranks keep the weights of the last average.
+        """
+        trained = self._metrics.samples_since_average > 0
+        return self._aggregator.weights(weights, weight, trained, self.steps_taken, rule)
+
+    def takes_plain_mean(self, rule: Aggregation) -> bool:
+        """Whether gradients are averaged as they are: the rule is the mean, and no node is Byzantine."""
+        return self._aggregator.plain(rule)
+
+    def sent_gradient(self, gradient: Tensor, samples: int) -> Tensor:
+        """What this rank sends as its gradient, shape (n,). Every rank calls it in every step.
+
+        Args:
+            gradient: the mean over its samples of the step; 0 without samples.
+            samples: how many these are; 0 on a server.
+        """
+        return self._aggregator.gradient(gradient, samples, self.steps_taken)
+
+    def aggregate_gradients(self, gradients: Tensor, samples: Sequence[int], rule: Aggregation) -> Tensor:
+        """The gradient of shape (n,) that follows from those of the ranks.
+
+        Args:
+            gradients: what the ranks have sent, shape (ranks, n).
+            samples: the samples of each rank in the step, by which the rule weights; ranks with 0 do not
+                count.
+        """
+        return self._aggregator.of_gradients(gradients, samples, rule)
+
     def averaged(self) -> None:
         """Count the samples of `averaging_weight` from 0: the ranks have averaged their weights."""
         self._metrics.samples_since_average = 0
@@ -236,6 +277,7 @@ class Session:
         *,
         evaluate: Literal["replicas", "local", "average", "server"] = "replicas",
         weighting: Weighting = "equal",
+        aggregation: Aggregation = MEAN,
     ) -> Iterator[int]:
         """The run's epochs, 1-based, until the target accuracy is reached, if there is one.
 
@@ -246,9 +288,10 @@ class Session:
         Args:
             evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
                 hold; each evaluates its share of the test split. "local": each rank's own weights, on the
-                whole test split. "average": the (weighted) mean of all ranks' weights; then each rank
+                whole test split. "average": what `aggregate` makes of all ranks' weights; then each rank
                 continues with its own. "server": the server's weights, which all ranks receive.
             weighting: how the average is weighted, see `averaging_weight`.
+            aggregation: the rule of the average.
         """
         spec, replica = self.spec, self._replica
         target = Target(spec.target_accuracy, spec.patience)
@@ -277,7 +320,7 @@ class Session:
                 consensus: dict[str, float] = {}
                 if evaluate == "average":
                     own = replica.weights()
-                    mean = self.comm.weighted_mean(own, self.averaging_weight(weighting))
+                    mean = self.aggregate(own, self.averaging_weight(weighting), aggregation)
                     consensus["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
                 elif evaluate == "server":
@@ -359,6 +402,10 @@ class Session:
         """The number of `synchronous_batches` in this epoch, the same on all ranks."""
         return self._loader.synchronous_steps(epoch, uneven)
 
+    def samples_in_step(self, epoch: int, step: int, uneven: Uneven) -> Sequence[int]:
+        """The samples of each replica in a step of `synchronous_batches`. step: 1-based."""
+        return self._loader.in_step(epoch, step, uneven)
+
     def server_steps(self, steps: Iterable[object], marked: bool = True) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients.
 
@@ -416,6 +463,9 @@ class Session:
             if batch is None or indices is None:
                 break
             self._faults.before_step(metrics.steps)
+            if not metrics.samples_since_average:
+                self._aggregator.begin_round(replica)
+            batch = self._aggregator.trained_on(batch)
             metrics.epoch_indices.append(indices)
             metrics.samples_since_average += batch.samples
             if batch.round and batch.samples:
@@ -509,6 +559,7 @@ class Session:
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
+            aggregations_without_effect=self._aggregator.without_effect or None,
             wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
             if attributed and 1 < self.comm.size <= MAX_WAITS_LISTED
             else None,

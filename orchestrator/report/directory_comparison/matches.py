@@ -120,6 +120,7 @@ def _configurations(comparison: Comparison) -> list[_Configuration]:
             workloads.of(group.workload) if group.first.trains else "",
             group.first.location,
             group.first.faults_label,
+            group.first.run.byzantine_label,
         ]
         config = config_of(group.first)
         without = {

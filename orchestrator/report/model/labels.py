@@ -45,6 +45,7 @@ class Workload:
     enforced: bool = True  # whether the runtime enforced limits that are not the default
     link: str = ""  # the links that were requested between nodes; empty on one node, which has none
     loss: str = "nll"
+    byzantine: str = ""  # the nodes that attack, and how
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
@@ -69,6 +70,7 @@ class Workload:
             enforces_limits or all(getattr(run, name) == _default(name) for name in NODE_LIMITS),
             link_label(run),
             component_label(run, "loss"),
+            run.byzantine_label,
         )
 
     @property
@@ -87,7 +89,7 @@ class Workload:
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{loss}{threads}"
             f"{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}{self._location}"
-            f"{self._faults}{self._vary}"
+            f"{self._faults}{self._byzantine}{self._vary}"
         )
 
     @property
@@ -101,6 +103,10 @@ class Workload:
     @property
     def _faults(self) -> str:
         return f", with {self.faults}" if self.faults else ""
+
+    @property
+    def _byzantine(self) -> str:
+        return f", with {self.byzantine}" if self.byzantine else ""
 
     @property
     def _vary(self) -> str:

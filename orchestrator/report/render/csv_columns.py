@@ -187,6 +187,12 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     _field("checkpoint_steps", "steps", NO_CHECKPOINTS),
     CsvColumn("faults", lambda row: row.faults_label or None, "what was injected", empty="nothing was"),
     *_quantities("faults_injected"),
+    CsvColumn(
+        "byzantine",
+        lambda row: row.run.byzantine_label or None,
+        "the nodes that attack the aggregation, and how",
+        empty="all nodes are honest",
+    ),
     *map(_field, ("on_loss", "restarts")),
     *_quantities("restarted", "elapsed_s", "repeated_steps", "samples_lost"),
     CsvColumn(

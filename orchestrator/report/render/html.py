@@ -103,6 +103,7 @@ def _runs_of(finding: Finding) -> list[tuple[str, list[Row]]]:
             row.link_label,
             row.location,
             row.faults_label,
+            row.run.byzantine_label,
         ]
         rows_by_name.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(rows_by_name.items())

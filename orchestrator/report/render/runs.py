@@ -116,7 +116,13 @@ def _short(value: Any) -> Any:
 def _line(
     row: Row, comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]
 ) -> RunLine:
-    detail = [row.partitioner_label, row.link_label, row.location, row.faults_label]
+    detail = [
+        row.partitioner_label,
+        row.link_label,
+        row.location,
+        row.faults_label,
+        row.run.byzantine_label,
+    ]
     filters = filters_of([row])
     return RunLine(
         _section(row, comparison, filters),

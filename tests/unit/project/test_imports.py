@@ -22,14 +22,16 @@ TRAINER: dict[str, str] = {
     "losses": "core",
     "optimizers": "core comm data models",
     "compression": "core comm data models optimizers",
-    "spec": "core comm data models losses optimizers compression",
+    "aggregation": "core",
+    "attacks": "core",
+    "spec": "core comm data models losses optimizers compression aggregation attacks",
     "time_model": "core spec",
     "user_components": "core data models losses optimizers",
     "component_trials": "core comm data models losses optimizers compression spec user_components",
     "link_switch": "core spec",
-    "training": "core comm data models losses optimizers compression spec",
-    "parallel": "core comm data models losses optimizers compression spec training",
-    "strategies": "core comm data models losses optimizers compression spec training parallel",
+    "training": "core comm data models losses optimizers compression aggregation attacks spec",
+    "parallel": "core comm data models losses optimizers compression aggregation spec training",
+    "strategies": "core comm data models losses optimizers compression aggregation spec training parallel",
     "launch": (
         "core comm data models losses optimizers compression spec user_components training parallel "
         "strategies"
@@ -122,6 +124,7 @@ SHARED_MODULES = (
     "component_trials.messages",
     "launch.launchers",
     "models.split_points",
+    "spec.byzantine",
     "spec.checks",
     "spec.faults",
     "spec.link",

@@ -335,6 +335,15 @@ def test_threads_of_one_interpreter() -> None:
     assert flags({}, transport="memory") == []
 
 
+def test_byzantine_nodes_and_aggregations_without_effect() -> None:
+    strategy = {"name": "local_sgd", "aggregation": "trimmed_mean"}
+    byzantine = {"nodes": [2], "attack": "label_flip"}
+    found = flags({}, {"aggregations_without_effect": 3}, {}, strategy=strategy, byzantine=byzantine)
+    assert found[0] == "Byzantine node 2: label_flip"
+    assert found[1].endswith("too few vectors counted: 3")
+    assert flags({}, {}, {}, strategy=strategy) == []
+
+
 def test_caveat_of_the_strategy() -> None:
     run = RunSpec.model_validate({"strategy": "hogwild"})
     assert flags({}, {}, strategy="hogwild", transport="memory") == [run.strategy.caveat]

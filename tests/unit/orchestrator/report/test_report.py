@@ -177,6 +177,26 @@ def test_workload_label_names_non_default_node_limits() -> None:
     assert workload.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
 
 
+def test_byzantine_nodes_are_a_workload_of_their_own() -> None:
+    """Rules are compared under the same attack, and not with honest nodes."""
+    byzantine = {"nodes": [-1], "attack": {"name": "noise", "std": 2.0}}
+    krum, mean = {"name": "local_sgd", "aggregation": {"name": "krum", "f": 1}}, "local_sgd"
+    attacked = [a_run(strategy, nodes=5, byzantine=byzantine) for strategy in (krum, mean)]
+    comparison = a_comparison(SERIAL, a_run(mean, nodes=5), *attacked)
+    honest, other = comparison.workloads
+    assert other.label == f"{honest.label}, with Byzantine node 4: noise(std=2.0)"
+    assert [group.strategy_label for group in comparison.groups_in(other)] == [
+        "local_sgd aggregation=krum",
+        "local_sgd",
+    ]
+    assert [row.no_speedup for row in comparison.rows if row.run.byzantine] == [NO_SERIAL] * 2
+    assert [line["byzantine"] for line in csv_lines(comparison)] == [
+        "",
+        "",
+        *["Byzantine node 4: noise(std=2.0)"] * 2,
+    ]
+
+
 def test_cpu_quotas_count_only_where_they_are_enforced() -> None:
     def shared(**fields: Any) -> bool:
         (row,) = a_comparison(a_run("ddp", nodes=4, cores=2, **fields)).rows

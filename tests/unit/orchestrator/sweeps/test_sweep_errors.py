@@ -398,7 +398,7 @@ def test_bad_fault(path: Path, fault: str, message: str) -> None:
         ),
         (
             "{base: {strategy: {init: x}}}",
-            "blocks[0].base.strategy: {'init': 'x'}: a strategy is written as",
+            "blocks[0].base.strategy: {'init': 'x'}: write the strategy as",
         ),
         (
             "{base: {strategy: ddp, model: {name: mlp, hidden: [4, 0]}}}",
@@ -494,3 +494,22 @@ blocks:
     axes: {{nodes: [2, 4], seed: [0, 1]}}
 """
     assert message in load_error(path, text)
+
+
+@pytest.mark.parametrize(
+    ("byzantine", "message"),
+    [
+        (
+            "{nods: [0], attack: noise}",
+            ".nods: unknown key (did you mean 'nodes'?); allowed: nodes, attack",
+        ),
+        ("{nodes: [0], attack: nois}", ".attack: 'nois': unknown attack (did you mean 'noise'?)"),
+        ("{nodes: [0], attack: {name: noise, st: 1}}", ".attack.st: unknown key"),
+        ("{nodes: [9], attack: noise}", ": nodes: node 9 does not exist; allowed: 0 to 2"),
+        ("3", ": 3 is not allowed; it must be a mapping"),
+    ],
+)
+def test_bad_byzantine_nodes(path: Path, byzantine: str, message: str) -> None:
+    strategy = "{name: local_sgd, aggregation: median}"
+    text = f"name: s\nblocks: [{{base: {{strategy: {strategy}, nodes: 3, byzantine: {byzantine}}}}}]"
+    assert f"{path}: blocks[0].base.byzantine{message}" in load_error(path, text)

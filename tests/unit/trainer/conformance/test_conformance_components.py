@@ -17,16 +17,29 @@ from pydantic_core import PydanticCustomError
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from tests.unit.conftest import PROJECT
+from trainer.aggregation.base import Aggregation
 from trainer.comm.base import Communicator
 from trainer.compression.base import Compression
 from trainer.core.registry import Component
 from trainer.core.strategy import ALL_TRANSPORTS, CPU_TRANSPORTS
 from trainer.launch.environment import TOPOLOGIES
-from trainer.spec.registries import COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
+from trainer.spec.registries import (
+    AGGREGATIONS,
+    ATTACKS,
+    COMPRESSIONS,
+    REGISTRIES,
+    STRATEGIES,
+    TRANSPORTS,
+)
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.hybrid import Grid
 
-OF_COMPONENTS = {**REGISTRIES, "compression": COMPRESSIONS}
+OF_COMPONENTS = {
+    **REGISTRIES,
+    "compression": COMPRESSIONS,
+    "aggregation": AGGREGATIONS,
+    "attack": ATTACKS,
+}
 ALL = {**OF_COMPONENTS, "transport": TRANSPORTS, "runtime": RUNTIMES}
 ENTRIES = [(kind, name) for kind, registry in ALL.items() for name in registry.entries]
 COMPONENTS = [(kind, name) for kind, name in ENTRIES if kind in OF_COMPONENTS]
@@ -39,6 +52,7 @@ PARAMETERS = [
 SUFFIXES = {
     "augmentation": "Augmentation",
     "compression": "Compression",
+    "aggregation": "Aggregation",
     "transport": "Communicator",
     "runtime": "Runtime",
 }
@@ -68,6 +82,8 @@ def other_value(annotation: Any, default: Any) -> Any:
         return [*default, default[0]]
     if annotation is Compression:
         return {"name": "power_sgd", "rank": 3}
+    if annotation is Aggregation:
+        return {"name": "krum", "f": 2}
     return default  # for other types, only the default is tested
 
 
@@ -215,10 +231,9 @@ def modules_after(code: str) -> set[str]:
 
 LOAD_ALL = """
 from trainer.spec.registries import TRANSPORTS
-from trainer.spec.registries import COMPRESSIONS
-from trainer.spec.registries import REGISTRIES
+from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES
 from orchestrator.runtimes import RUNTIMES
-for registry in (*REGISTRIES.values(), COMPRESSIONS, TRANSPORTS, RUNTIMES):
+for registry in (*REGISTRIES.values(), AGGREGATIONS, ATTACKS, COMPRESSIONS, TRANSPORTS, RUNTIMES):
     for name in registry.entries:
         registry.load(name)
 """

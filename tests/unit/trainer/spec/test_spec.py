@@ -508,8 +508,8 @@ REQUIRED_WITH: dict[str, dict[str, Any]] = {
 
 def test_key_depends_on_all_other_fields() -> None:
     # checkpoint_steps, on_loss and link are in the key, too, but not of every run: see test_checkpoints.py,
-    # test_faults.py and test_link_spec.py.
-    others = {"timeout_s", "restarts", "trace", "checkpoint_steps", "on_loss", "link"}
+    # test_faults.py, test_link_spec.py and test_byzantine_spec.py.
+    others = {"timeout_s", "restarts", "trace", "checkpoint_steps", "on_loss", "link", "byzantine"}
     assert set(RunSpec.model_fields) - set(CHANGES) == others
     keys = {spec(**REQUIRED_WITH.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
     plain = {spec(**REQUIRED_WITH.get(field, {})).key for field in CHANGES}

@@ -13,7 +13,7 @@ from tests.support.virtual_training import VirtualTraining, train_virtually
 from trainer.comm.base import CommunicationError
 from trainer.conformance import threads
 from trainer.data.cache import DatasetCache
-from trainer.spec.registries import COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
+from trainer.spec.registries import AGGREGATIONS, COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.simulate import simulate
@@ -63,6 +63,14 @@ def cases() -> Iterator[Any]:
                 continue  # its ranks hold shards of layers
             fields = {"optimizer": optimizer, "lr": 0.01}
             yield pytest.param(strategy, 2, fields, id=f"{strategy}-{optimizer}", marks=pytest.mark.slow)
+    for rule in AGGREGATIONS.entries:
+        for strategy in ("local_sgd", "parameter_server"):
+            attacked = {
+                "partitioner": "quantity",
+                "byzantine": {"nodes": [-1], "attack": {"name": "little_is_enough", "z": 1.0}},
+            }
+            with_it = {"name": strategy, "aggregation": rule}
+            yield pytest.param(with_it, 8, attacked, id=f"{strategy}-{rule}-attacked")
     for compression in COMPRESSIONS.entries:
         with_it = {"name": "all_reduce", "compression": compression}
         yield pytest.param(with_it, 4, {}, id=f"all_reduce-{compression}")

@@ -1,0 +1,1 @@
+"""Attacks: what Byzantine nodes do, one file each."""
