@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -17,6 +18,15 @@ from trainer.data.augmentations.base import Augment
 from trainer.data.base import Array, Indices, Split
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import partition, partition_number
+
+
+class StepSizes(tuple[int, ...]):
+    """The samples of each part in a step."""
+
+    @cached_property
+    def total(self) -> int:
+        """Those of all parts. Every rank asks for it in every step."""
+        return sum(self)
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     part: int
-    in_step: Sequence[int]
+    in_step: StepSizes
     step: int
     steps: int
 
@@ -49,7 +59,7 @@ class Batch:
     @property
     def share(self) -> float:
         """This batch's fraction of the samples of all parts in this step, 0 … 1."""
-        return self.samples / sum(self.in_step)
+        return self.samples / self.in_step.total
 
 
 class Partition:
@@ -60,15 +70,17 @@ class Partition:
         self.parts, self._batch = parts, batch
         self.sizes = [len(part) for part in parts]
         self.steps = [ceil(size / batch) for size in self.sizes]
-        self._in_step: dict[tuple[int, Uneven], list[int]] = {}
+        self._in_step: dict[tuple[int, Uneven], StepSizes] = {}
 
-    def in_step(self, step: int, uneven: Uneven) -> list[int]:
+    def in_step(self, step: int, uneven: Uneven) -> StepSizes:
         """The samples of each part in a step, 0-based."""
         if (step, uneven) not in self._in_step:
             sizes, batch = self.sizes, self._batch
             if uneven != "join":
                 sizes = [min(sizes) if uneven == "drop" else max(sizes)] * len(sizes)
-            self._in_step[step, uneven] = [min(max(part - step * batch, 0), batch) for part in sizes]
+            self._in_step[step, uneven] = StepSizes(
+                min(max(part - step * batch, 0), batch) for part in sizes
+            )
         return self._in_step[step, uneven]
 
 
@@ -217,13 +229,10 @@ class BatchLoader:
         """
         size = self._spec.batch_per_replica
         order = _equalised(self.order(epoch), self.sizes(epoch), uneven)
-        steps = self.synchronous_steps(epoch, uneven)
+        steps, whole = self.synchronous_steps(epoch, uneven), self._split.partition(epoch)
         batch: Batch | None = None
         for step in range(skip, steps):
-            indices, in_step = (
-                order[step * size : (step + 1) * size],
-                self._split.partition(epoch).in_step(step, uneven),
-            )
+            indices, in_step = order[step * size : (step + 1) * size], whole.in_step(step, uneven)
             if batch is None or len(indices):
                 shown = indices if len(indices) else order[:1]
                 batch = self._gather(shown, in_step, epoch, step + 1, steps)
@@ -232,7 +241,7 @@ class BatchLoader:
                 batch = replace(batch, inputs=inputs, targets=targets, in_step=in_step, step=step + 1)
             yield batch, indices
 
-    def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
+    def _gather(self, indices: Indices, in_step: StepSizes, epoch: int, step: int, steps: int) -> Batch:
         split, device = self._split, self._split.device
         samples = torch.from_numpy(indices).to(device)
         if self._transformed:
