@@ -39,7 +39,9 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
         return f"{head}: {result.status.upper()} after {result.wall_s:.1f} s: {result.cause}{log}"
     accuracy = "" if result.accuracy is None else f", acc {result.accuracy:.1%}"
     simulated = " of simulated time" if result.runtime_info.simulates_time else ""
-    return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{simulated}{accuracy}"
+    took = f"{result.train_s or 0:.2f} s{simulated}"
+    did = f"trained {took}{accuracy}" if result.runtime_info.trains else f"{took}, not trained"
+    return f"{head}: ok in {result.wall_s:.1f} s, {did}"
 
 
 class PlainProgress:

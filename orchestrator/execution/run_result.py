@@ -126,7 +126,7 @@ def build_result(spec: RunSpec, execution: Execution, place: Place) -> RunResult
     ranks, unattributed = comparable_waits(ranks_of(events), place.info)
     certificate = certify(events, spec.strategy.servers)
     if status == "ok" and spec.strategy.trains:
-        cause = _uncertified(certificate, _last_epoch(spec, events))
+        cause = _uncertified(certificate, _last_epoch(spec, events)) if place.info.trains else None
         if spec.save_weights and not execution.weights_kept:
             cause = cause or "the final weights were not saved"
         for rank, reason in sorted(execution.untraced.items())[:1]:
@@ -421,11 +421,16 @@ def flags(
             "ranks were threads of one interpreter and slowed each other down: times do not compare, "
             "and each rank's memory is that of all ranks"
         )
+    elif not runtime.trains:
+        found.append(
+            "nothing was trained (compute: sampled): work cost what a few measured steps did, or what was "
+            "given, so there is no accuracy, no loss and no certificate"
+        )
     elif runtime.simulates_time and spec.world_size > 1:
         found.append("ranks were in one process: each rank's memory is that of all ranks")
-    if over := _normalised_over(spec):
+    if runtime.trains and (over := _normalised_over(spec)):
         found.append(f"BatchNorm normalises over {over}: training is not equivalent to serial")
-    if spec.strategy.caveat:
+    if runtime.trains and spec.strategy.caveat:
         found.append(spec.strategy.caveat)
     if spec.byzantine_label:
         found.append(spec.byzantine_label)

@@ -21,6 +21,8 @@ from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import Replay
 
+MAX_RECORDS = 1_000_000  # of which a timeline takes 250 MB
+
 
 def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows | NoClusterTime:
     """The stored windows of a run whose timeline is written; without them, both files are written.
@@ -33,6 +35,8 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
     traces = read_traces(paths.directory, result.run, result.runtime_info.simulates_time)
     if isinstance(traces, NoClusterTime):
         return traces
+    if (records := sum(len(trace.records) for trace in traces)) > MAX_RECORDS:
+        return NoClusterTime(f"its traces have {records:,} records; a timeline has at most {MAX_RECORDS:,}")
     replay = replay_traces(traces, result.run, cluster, intervals=True)
     if isinstance(replay, NoClusterTime):
         return replay

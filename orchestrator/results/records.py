@@ -31,6 +31,7 @@ class RuntimeInfo:
     warm: bool  # nodes stay up between runs
     remote: bool  # nodes are on other machines than the orchestrator
     simulates_time: bool = False  # times of training are those of a described cluster, not of this machine
+    trains: bool = True  # False: the computation of a step is skipped, so a result has times but no model
 
 
 class _Finite(Record):

@@ -163,7 +163,7 @@ class Runtime(ABC):
 
     def can_reuse(self, result: RunResult) -> bool:
         """Whether an earlier result of a run is what its nodes would give now, apart from the noise."""
-        return True
+        return result.runtime_info.trains
 
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:

@@ -289,6 +289,7 @@ def _ended(changed_ns: int, key: str, result: RunResult) -> _Ended:
     points = points_of((point.epoch, point.loss, point.accuracy) for point in result.epochs)
     last = points[-1] if points else None
     accuracy = result.accuracy if result.accuracy is not None else last and last.accuracy
+    unknown = "" if result.runtime_info.trains else "not trained"
     run = Run(
         key,
         result.status,
@@ -296,7 +297,7 @@ def _ended(changed_ns: int, key: str, result: RunResult) -> _Ended:
         log=(result.log or "").removesuffix(".log"),
         epoch=f"{last.epoch}/{result.run.epochs}" if last else "",
         loss=f"{last.loss:.3f}" if last and last.loss is not None else "",
-        accuracy="" if accuracy is None else f"{accuracy:.1%}",
+        accuracy=unknown if accuracy is None else f"{accuracy:.1%}",
         seconds=result.wall_s,
     )
     return _Ended(changed_ns, run, points, result.run.epochs)

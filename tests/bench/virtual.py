@@ -1,7 +1,8 @@
 """Virtual nodes: what 1,000 of them cost beside serial training on the same samples, and how much memory.
 
 All in one process and on one thread, in alternation. The averages of weights are timed apart, beside a copy
-of as many bytes: adding up weights is bound by the memory.
+of as many bytes: adding up weights is bound by the memory. At last, the cost of a step of sampled nodes,
+beyond what starts and ends a run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from trainer.comm.memory import total
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
 from trainer.training.memory import peak_memory_mb
+from trainer.virtual.options import VirtualOptions
 
 SAMPLES, NODES = 60_000, 1_000
 BATCHES = (10, 32)
 MEMORY_NODES = (100, 500)
+SAMPLED_NODES, SAMPLED_EPOCHS = 1_024, (1, 9)  # of 20 steps
 PARAMETERS = 51_902  # of lenet5 with images of 28 × 28 and 10 classes
 BASE: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 1000},
@@ -36,6 +39,7 @@ def main() -> None:
     speed()
     averages()
     memory()
+    sampled()
 
 
 def spec_of(nodes: int, **fields: Any) -> RunSpec:
@@ -95,3 +99,21 @@ def memory_mb(nodes: int) -> float:
     dataset = {**BASE["dataset"], "samples": 20 * nodes, "test_samples": 100}
     train_virtually(spec_of(nodes, dataset=dataset, batch_size=10))
     return peak_memory_mb() or 0.0
+
+
+def sampled() -> None:
+    """Print the CPU time of a rank's step without its computation, and of 1,000 steps of all ranks."""
+    datasets, seconds = DatasetCache(), []
+    dataset = {**BASE["dataset"], "samples": 20 * SAMPLED_NODES, "test_samples": 100}
+    chosen = {"save_weights": False, "transport": "gloo", "batch_size": 1, "dataset": dataset}
+    for epochs in SAMPLED_EPOCHS:
+        spec = spec_of(SAMPLED_NODES, strategy="all_reduce", epochs=epochs, **chosen)
+        started = time.process_time()
+        train_virtually(spec, VirtualOptions(compute="sampled"), datasets)
+        seconds.append(time.process_time() - started)
+    steps = 20 * (SAMPLED_EPOCHS[1] - SAMPLED_EPOCHS[0])
+    step_s = (seconds[1] - seconds[0]) / steps
+    print(
+        f"  {SAMPLED_NODES:,} sampled nodes, all_reduce: {step_s / SAMPLED_NODES * 1e6:.0f} µs per rank "
+        f"and step, {1000 * step_s:.0f} s for 1,000 steps"
+    )

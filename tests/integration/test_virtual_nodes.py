@@ -35,9 +35,9 @@ blocks:
 """
 
 
-def swept(directory: Path) -> dict[str, RunResult]:
+def swept(directory: Path, text: str = SWEEP) -> dict[str, RunResult]:
     file = directory / "virtual.yml"
-    file.write_text(SWEEP)
+    file.write_text(text)
     out = directory / "results"
     done = run_cli("sweep", str(file), "--runtime", "virtual", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -105,6 +105,25 @@ def test_the_same_sweep_again_has_the_same_bits_and_times(
             rank.weights_digest for rank in result.ranks
         ]
         assert [rank.train_s for rank in again[key].ranks] == [rank.train_s for rank in result.ranks]
+
+
+def test_a_sampled_sweep_has_the_same_times_and_says_that_nothing_was_trained(
+    results: tuple[Path, dict[str, RunResult]], tmp_path: Path
+) -> None:
+    _, trained = results
+    sampled = SWEEP.replace("virtual: {", "virtual: {compute: sampled, ")
+    found = swept(tmp_path, sampled)
+    for key, result in found.items():
+        assert result.status == "ok", result.cause
+        assert (result.accuracy, result.certificate, result.epochs) == (None, None, [])
+        assert [rank.train_s for rank in result.ranks] == [rank.train_s for rank in trained[key].ranks]
+    with open(tmp_path / "results" / "results.csv", encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert all("nothing was trained" in row["flags"] and not row["accuracy"] for row in rows)
+    # The same sweep with training repeats every run in the same directory.
+    repeated = swept(tmp_path)
+    assert {result.status for result in repeated.values()} == {"ok"}
+    assert all(result.accuracy is not None for result in repeated.values())
 
 
 def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,13 @@ from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.run import in_turns
+from trainer.virtual.sample import Sample
+from trainer.virtual.sampled import SampledSession
 
 
 @dataclass
 class VirtualTraining:
-    """The outcome of a training: weights of rank 0; the others by rank."""
+    """The outcome of a training: weights of rank 0, if it has saved them; the others by rank."""
 
     weights: npt.NDArray[np.float32]
     results: list[TrainResult]
@@ -50,22 +53,26 @@ def train_virtually(
     events = [RecordedEvents(rank) for rank in range(size)]
     outcomes: list[TrainResult | Exception | None] = [None] * size
     with tempfile.TemporaryDirectory() as name, threads_in_torch(1):
+        sample = None if options.trains else Sample(task, options.seconds_per_sample)
+        session_of = None if sample is None else partial(SampledSession, sample=sample)
 
         def train(comm: VirtualCommunicator) -> None:
             context = NodeContext(comm.rank, size, spec.transport, Path(), out_dir=Path(name))
             try:
-                outcomes[comm.rank] = train_rank(context, task, events[comm.rank], comm)
+                outcomes[comm.rank] = train_rank(
+                    context, task, events[comm.rank], comm, session_of=session_of
+                )
             except Exception as error:
                 outcomes[comm.rank] = error
                 comm.abort()
 
-        times = in_turns(train, cluster_of_run(spec), spec.transport, options)
+        times = in_turns(train, cluster_of_run(spec), spec.transport, options, sample)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
         results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
         traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"), key=_rank)]
-        weights = np.load(Path(name) / "weights.npy")
+        weights = np.load(Path(name) / "weights.npy") if options.trains else np.zeros(0, np.float32)
     return VirtualTraining(weights, results, [each.events for each in events], traces, times)
 
 

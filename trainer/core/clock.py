@@ -85,7 +85,10 @@ class Clock:
         return Span(self, name)
 
     def charge(self, samples: int) -> None:
-        """Take the cost of a step's samples as the CPU time of the work, on a clock that is given costs."""
+        """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs."""
+
+    def charge_update(self) -> None:
+        """Take the cost of a step of the optimizer as CPU time, on a clock that is given costs."""
 
     def now(self) -> tuple[float, float]:
         """Wall and CPU seconds."""

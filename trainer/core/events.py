@@ -325,6 +325,8 @@ def format_event(event: Event) -> str | None:
             # A server, or a rank with a part of the model, counts no samples of its own.
             did = f"trained {fields['samples']:,} samples" if fields["samples"] else "took part"
             text = f"{did} in {fields['train_s']:.2f} s, acc {fields['accuracy']:.1%}"
+        case "result" if fields["steps"]:
+            text = f"took {fields['steps']:,} steps in {fields['train_s']:.2f} s, not trained"
         case "checkpoint":
             text = (
                 f"checkpoint after {_place(fields)}, {fields['bytes']:,} bytes in {fields['seconds']:.2f} s"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from multiprocessing.synchronize import Barrier
 
+SessionOf = Callable[[NodeContext, Task, EventWriter, Communicator], Any]
 TEARDOWN_S = 10.0
 # Errors with self-explanatory messages; others are shown with their type.
 EXPLAINED = (
@@ -67,12 +68,14 @@ def run_rank(
     watchdog: Watchdog,
     connected: Callable[[], Communicator],
     shared: Any = None,
+    session_of: SessionOf | None = None,
 ) -> bool:
     """Train as one rank and report the result. Returns False after a failure, which it has reported.
 
     A run that has stopped at a checkpoint has no result, and has not failed.
 
-    connected: connects the rank to the others. Not called for a strategy that does not train.
+    connected: connects the rank to the others. Not called for a strategy that does not train. session_of:
+    see `train`.
     """
     watchdog.follow(context.rank)
     comm = stopped = None
@@ -80,7 +83,7 @@ def run_rank(
         comm = connected() if task.spec.strategy.trains else None
         if task.spec.debug and comm and comm.size > 1:
             comm = CheckedCommunicator(comm)
-        result = train(context, task, events, comm, shared)
+        result = train(context, task, events, comm, shared, session_of)
         events.write("result", **result.model_dump())
         if context.attempt is not None:
             _exit_together(context, events, watchdog, comm)
@@ -107,16 +110,25 @@ def run_rank(
 
 
 def train(
-    context: NodeContext, task: Task, events: EventWriter, comm: Communicator | None, shared: Any = None
+    context: NodeContext,
+    task: Task,
+    events: EventWriter,
+    comm: Communicator | None,
+    shared: Any = None,
+    session_of: SessionOf | None = None,
 ) -> TrainResult:
     """Run the strategy in a session of its own.
 
     The session must be gone before the communicator is closed: gloo can deadlock if it is destroyed while
     a DistributedDataParallel object lives.
+
+    session_of: makes the session of a rank that plays its training instead; None: it trains.
     """
     session: Any
     if comm is None:
         session = BareSession(context, events)
+    elif session_of is not None:
+        session = session_of(context, task, events, comm)
     else:
         from trainer.training.session import Session
 

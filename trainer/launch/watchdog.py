@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -92,10 +93,11 @@ class Watchdog:
 
     def _report_stop(self) -> None:
         """Write where each rank is to its events, then all stacks to the log."""
-        frames = sys._current_frames()
+        frames, ranks_of = sys._current_frames(), Counter(self._threads.values())
         for writer in self._writers:
             thread = self._threads.get(writer.rank, threading.main_thread().ident)
-            found = position_of(frames.get(thread or 0))
+            # A thread that many ranks share shows where one of them is.
+            found = position_of(frames.get(thread or 0)) if ranks_of[thread or 0] < 2 else None
             fields = {"position": found.model_dump(exclude_defaults=True)} if found else {}
             writer.write("terminated", cause="stopped by SIGTERM", **fields)
         for writer in self._writers[:1]:

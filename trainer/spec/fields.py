@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from trainer.aggregation.base import Aggregation
+from trainer.aggregation.mean import MeanAggregation
 from trainer.core.event_schema import MAX_FAULTS
 from trainer.core.registry import ImportedComponent
 from trainer.core.rng import SOURCES, Source
@@ -345,6 +346,11 @@ class RunFields(BaseModel):
     def aggregation(self) -> Aggregation | None:
         """The aggregation of the strategy; None if it has no such parameter."""
         return getattr(self.strategy, "aggregation", None)
+
+    @property
+    def aggregates_by_value(self) -> bool:
+        """Whether what an aggregation does depends on the values of the vectors."""
+        return self.byzantine is not None or not isinstance(self.aggregation, MeanAggregation | None)
 
     @property
     def byzantine_nodes(self) -> list[int]:

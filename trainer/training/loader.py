@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from trainer.data.augmentations.base import Augment
 from trainer.data.base import Array, Indices, Split
 from trainer.spec.run_spec import RunSpec
 from trainer.training.participants import Participants
-from trainer.training.partition import Partition, partition, partition_number
+from trainer.training.partition import Partition, StepSizes, partition, partition_number
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     part: int
-    in_step: Sequence[int]
+    in_step: StepSizes
     step: int
     steps: int
     round: Round | None = None
@@ -53,7 +53,7 @@ class Batch:
     @property
     def share(self) -> float:
         """This batch's fraction of the samples of all parts in this step, 0 … 1."""
-        return self.samples / sum(self.in_step)
+        return self.samples / self.in_step.total
 
 
 class PartitionedSplit:
@@ -175,9 +175,9 @@ class BatchLoader:
         """Number of `synchronous_batches`."""
         return self._split.partition(epoch).synchronous_steps(uneven)
 
-    def in_step(self, epoch: int, step: int, uneven: Uneven) -> list[int]:
+    def in_step(self, epoch: int, step: int, uneven: Uneven) -> StepSizes:
         """The samples of each part in a step, 1-based."""
-        return self._split.partition(epoch).in_step(step - 1, uneven)
+        return self._in_step(epoch, step - 1, uneven)[0]
 
     def samples_by_part(self, epoch: int, uneven: Uneven = "join") -> list[Indices]:
         """The samples that are trained on in `epoch`, with this policy for uneven parts."""
@@ -195,7 +195,7 @@ class BatchLoader:
             for rank, order in enumerate(orders)
         ]
 
-    def _in_step(self, epoch: int, step: int, uneven: Uneven) -> tuple[Sequence[int], Round | None]:
+    def _in_step(self, epoch: int, step: int, uneven: Uneven) -> tuple[StepSizes, Round | None]:
         """The samples of each part in a step, 0-based, and the round of the step."""
         participants = self._split.participants
         if participants is None:
@@ -248,7 +248,7 @@ class BatchLoader:
     def _gather(
         self,
         indices: Indices,
-        in_step: Sequence[int],
+        in_step: StepSizes,
         epoch: int,
         step: int,
         steps: int,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from trainer.core.participation import Round, Rounds
 from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
-from trainer.training.partition import Partition
+from trainer.training.partition import Partition, StepSizes
 
 
 class Participants:
@@ -19,7 +19,7 @@ class Participants:
         self._sizes = partition(1).sizes
         self._first_steps = {1: 0}  # of each epoch, counted from the start of the run
         self._drawn: dict[int, Round] = {}
-        self._in_step: dict[tuple[int, int], list[int]] = {}  # of the present epoch
+        self._in_step: dict[tuple[int, int], StepSizes] = {}  # of the present epoch
 
     def round(self, epoch: int, step: int, uneven: Uneven) -> Round:
         """The round of a step (0-based) of `epoch` (1-based)."""
@@ -36,14 +36,14 @@ class Participants:
             self._first_steps[epoch] = self._first_step(epoch - 1, uneven) + steps
         return self._first_steps[epoch]
 
-    def in_step(self, epoch: int, step: int, uneven: Uneven) -> Sequence[int]:
+    def in_step(self, epoch: int, step: int, uneven: Uneven) -> StepSizes:
         """The samples of each part in a step: 0 for the parts that do not take part in its round."""
         if (epoch, step) not in self._in_step:
             present = self.round(epoch, step, uneven).ranks
             samples = self._partition(epoch).in_step(step, uneven)
             if step == 0:
                 self._in_step.clear()
-            self._in_step[epoch, step] = [
+            self._in_step[epoch, step] = StepSizes(
                 each if part in present else 0 for part, each in enumerate(samples)
-            ]
+            )
         return self._in_step[epoch, step]

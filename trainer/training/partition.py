@@ -7,6 +7,7 @@ command `partitions` shows it without training.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -24,6 +25,15 @@ from trainer.data.certificate import (
 from trainer.spec.run_spec import RunSpec
 
 
+class StepSizes(tuple[int, ...]):
+    """The samples of each part in a step."""
+
+    @cached_property
+    def total(self) -> int:
+        """Those of all parts. Every rank asks for it in every step."""
+        return sum(self)
+
+
 class Partition:
     """The parts of an epoch's samples, and their batches."""
 
@@ -32,19 +42,21 @@ class Partition:
         self.parts, self._batch = parts, batch
         self.sizes = [len(part) for part in parts]
         self.steps = [ceil(size / batch) for size in self.sizes]
-        self._in_step: dict[tuple[int, Uneven], list[int]] = {}
+        self._in_step: dict[tuple[int, Uneven], StepSizes] = {}
 
     def synchronous_steps(self, uneven: Uneven) -> int:
         """The steps of an epoch in which every part takes equally many."""
         return min(self.steps) if uneven == "drop" else max(self.steps)
 
-    def in_step(self, step: int, uneven: Uneven) -> list[int]:
+    def in_step(self, step: int, uneven: Uneven) -> StepSizes:
         """The samples of each part in a step, 0-based."""
         if (step, uneven) not in self._in_step:
             sizes, batch = self.sizes, self._batch
             if uneven != "join":
                 sizes = [min(sizes) if uneven == "drop" else max(sizes)] * len(sizes)
-            self._in_step[step, uneven] = [min(max(part - step * batch, 0), batch) for part in sizes]
+            self._in_step[step, uneven] = StepSizes(
+                min(max(part - step * batch, 0), batch) for part in sizes
+            )
         return self._in_step[step, uneven]
 
 

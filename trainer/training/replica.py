@@ -115,6 +115,7 @@ class Replica:
         """Take one step of the optimizer with the present gradient."""
         with self._clock.phase("compute"):
             self._optimizer.step()
+            self._clock.charge_update()
 
     def scaled_step(self, scale: float) -> None:
         """Like `step`, with `scale` times the learning rate."""

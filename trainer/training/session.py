@@ -76,22 +76,11 @@ class Session:
         self.comm, self.clock, self.shared = comm, comm.clock, shared
         self.task, self.spec = task, task.spec
         self._context, self._events = context, events
-        data, device, parts, strategy = task.data, comm.device, task.spec.num_replicas, task.spec.strategy
+        data, parts, strategy = task.data, task.spec.num_replicas, task.spec.strategy
         self._replica_number = strategy.replica_of(context.rank, context.size)
         self._reports_samples = strategy.reports_samples(context.rank, context.size)
         self.peers: Communicator | None = None if strategy.partitions_model else comm
-        sees = strategy.sees_inputs(context.rank, context.size)
-        augment = task.spec.augmentation.build(data.scale, device) if sees else None
-        self._loader = BatchLoader(
-            data.train,
-            task.spec,
-            task.rngs,
-            self._replica_number,
-            parts,
-            augment,
-            sees,
-            task.split(device),
-        )
+        self._loader = self._batch_loader()
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
         self._aggregator = Aggregator(comm, task.spec, task.rngs, data.classes, context.rank)
@@ -108,6 +97,13 @@ class Session:
         self._uncovered = self._returned  # the partitions of the epochs before it returned
         self._joining: list[int] = []  # ranks that have returned before the present epoch
         self._common = SimpleNamespace()  # the strategy's state, which such a rank receives
+
+    def _batch_loader(self) -> BatchLoader:
+        task, spec, device = self.task, self.spec, self.comm.device
+        sees = spec.strategy.sees_inputs(self.rank, self.size)
+        augment = spec.augmentation.build(task.data.scale, device) if sees else None
+        number, parts, shared = self._replica_number, spec.num_replicas, task.split(device)
+        return BatchLoader(task.data.train, spec, task.rngs, number, parts, augment, sees, shared)
 
     def replica(self, weights_seed: int = 0) -> Replica:
         """Build this rank's copy of the model, with its optimizer.
@@ -313,41 +309,53 @@ class Session:
             if evaluate in ("replicas", "server"):
                 self._average_buffers()
             self.comm.barrier()
-            train_s = self.clock.train_s
-            self._metrics.measure_peak_memory()
-            loss = None if self.is_server or replica.loss is None else replica.loss.item()
-            with self.clock.phase("evaluate"):
-                consensus: dict[str, float] = {}
-                if evaluate == "average":
-                    own = replica.weights()
-                    mean = self.aggregate(own, self.averaging_weight(weighting), aggregation)
-                    consensus["consensus_distance"] = self._rms((own - mean).norm())
-                    replica.set_weights(mean)
-                elif evaluate == "server":
-                    self._broadcast_weights()
-                accuracy, test_loss = self._metrics.evaluated = self.evaluate(
-                    replica, alone=evaluate == "local"
-                )
-                if evaluate == "average":
-                    replica.set_weights(own)
-                reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
-                self._metrics.report(
-                    "epoch",
-                    epoch=epoch,
-                    epochs=spec.epochs,
-                    train_s=train_s,
-                    loss=loss,
-                    accuracy=accuracy,
-                    test_loss=test_loss,
-                    lr=lr,
-                    target_reached=reached,
-                    **consensus,
-                )
-                replica.loss = None  # the next epoch's, if this rank trains in it
-                self.comm.barrier()
-            if reached:
+            if self._evaluate_epoch(epoch, lr, target, evaluate, weighting, aggregation):
                 return
             self._checkpointer.after_epoch(epoch, replica)
+
+    def _evaluate_epoch(
+        self,
+        epoch: int,
+        lr: float,
+        target: Target,
+        evaluate: str,
+        weighting: Weighting,
+        aggregation: Aggregation,
+    ) -> bool:
+        """Evaluate after an epoch and report it. Returns whether the target accuracy is reached."""
+        replica, train_s = self._replica, self.clock.train_s
+        self._metrics.measure_peak_memory()
+        loss = None if self.is_server or replica.loss is None else replica.loss.item()
+        with self.clock.phase("evaluate"):
+            consensus: dict[str, float] = {}
+            if evaluate == "average":
+                own = replica.weights()
+                mean = self.aggregate(own, self.averaging_weight(weighting), aggregation)
+                consensus["consensus_distance"] = self._rms((own - mean).norm())
+                replica.set_weights(mean)
+            elif evaluate == "server":
+                self._broadcast_weights()
+            accuracy, test_loss = self._metrics.evaluated = self.evaluate(
+                replica, alone=evaluate == "local"
+            )
+            if evaluate == "average":
+                replica.set_weights(own)
+            reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
+            self._metrics.report(
+                "epoch",
+                epoch=epoch,
+                epochs=self.spec.epochs,
+                train_s=train_s,
+                loss=loss,
+                accuracy=accuracy,
+                test_loss=test_loss,
+                lr=lr,
+                target_reached=reached,
+                **consensus,
+            )
+            replica.loss = None  # the next epoch's, if this rank trains in it
+            self.comm.barrier()
+        return reached
 
     def _share_position(self, epoch: int) -> int:
         """Let a rank that has returned take over the epoch, the weights and the state of the others.
@@ -528,16 +536,7 @@ class Session:
         # CPU time means nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
             self.clock.book_cpu_contention()
-        accuracy, test_loss = metrics.evaluated
-        local_accuracy = None
-        if self._evaluates_final_weights:
-            local_accuracy = accuracy
-            accuracy, test_loss = self.evaluate(replica, alone=False)
         state_bytes = replica.state_bytes  # before full_weights receives other ranks' partitions
-        full_weights = replica.full_weights()
-        weights = None if full_weights is None else full_weights.cpu().numpy()
-        if weights is not None and spec.save_weights and self.rank == 0 and self._context.out_dir:
-            np.save(self._context.out_dir / "weights.npy", weights)
         return TrainResult(
             steps=metrics.steps,
             samples=metrics.samples,
@@ -545,12 +544,6 @@ class Session:
             work_cpu_s=None if spec.on_gpu else self.clock.work_cpu_s,
             seconds=self.clock.booked,
             bytes_sent=self.comm.bytes_sent,
-            accuracy=accuracy,
-            test_loss=test_loss,
-            test_samples=self.evaluate.samples,
-            chance_accuracy=self.evaluate.chance,
-            local_accuracy=local_accuracy,
-            weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameter_count,
             peak_memory_mb=metrics.peak_memory_mb,
             staleness_mean=fmean(self._staleness) if self._staleness else None,
@@ -563,4 +556,28 @@ class Session:
             wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
             if attributed and 1 < self.comm.size <= MAX_WAITS_LISTED
             else None,
+            **self._learned(),
         )
+
+    def _learned(self) -> dict[str, Any]:
+        """The fields of the result that say what the model has learned. Saves the final weights."""
+        spec, replica = self.spec, self._replica
+        accuracy, test_loss = self._metrics.evaluated
+        local_accuracy = None
+        if self._evaluates_final_weights:
+            local_accuracy = accuracy
+            accuracy, test_loss = self.evaluate(replica, alone=False)
+        full_weights = replica.full_weights()
+        weights = None if full_weights is None else full_weights.cpu().numpy()
+        if weights is not None and spec.save_weights and self.rank == 0 and self._context.out_dir:
+            np.save(self._context.out_dir / "weights.npy", weights)
+        return {
+            "accuracy": accuracy,
+            "test_loss": test_loss,
+            "test_samples": self.evaluate.samples,
+            "chance_accuracy": self.evaluate.chance,
+            "local_accuracy": local_accuracy,
+            "weights_digest": None
+            if weights is None
+            else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
+        }

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 from trainer.core.clock import WORK, Clock, Phase
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """CPU seconds of a training step on a core of speed 1.
+
+    Attributes:
+        gradient_s: those of the forward and backward pass of a batch, by its number of samples.
+        update_s: those of a step of the optimizer.
+    """
+
+    gradient_s: Callable[[int], float]
+    update_s: float = 0.0
+
+    @classmethod
+    def per_sample(cls, seconds: float) -> Self:
+        """Costs that are proportional to the samples of the step."""
+        return cls(lambda samples: samples * seconds)
 
 
 class VirtualClock(Clock):
@@ -19,17 +39,17 @@ class VirtualClock(Clock):
         resumed: whether the rank continues from a checkpoint.
     """
 
-    def __init__(self, speed: float, seconds_per_sample: float | None = None) -> None:
+    def __init__(self, speed: float, costs: StepCosts | None = None) -> None:
         """
         Args:
             speed: of the node's core; 1.0: a core of this machine.
-            seconds_per_sample: what a sample of a step costs on a core of speed 1; None: the CPU time that
-                it took, with all other work of the rank.
+            costs: what a step costs, where no other work costs anything; None: the CPU time that it took,
+                with all other work of the rank.
         """
         super().__init__(wall=lambda: self.now_s, cpu=lambda: self._cpu_since)
         self.now_s = 0.0
-        self._speed, self._seconds_per_sample = speed, seconds_per_sample
-        self._charged_s = self._spent_since = 0.0
+        self._speed, self._costs = speed, costs
+        self._charged_s = self._spent_since_s = 0.0
         self.resumed = False
         self._unplayed = dict.fromkeys(WORK, 0.0)
 
@@ -40,28 +60,48 @@ class VirtualClock(Clock):
     @property
     def charged_s(self) -> float | None:
         """The CPU seconds that were charged; None on a clock that measures."""
-        return None if self._seconds_per_sample is None else self._charged_s
+        return None if self._costs is None else self._charged_s
 
     def charge(self, samples: int) -> None:
-        if self._seconds_per_sample is not None:
-            self._charged_s += samples * self._seconds_per_sample
+        if self._costs is not None:
+            self._spend(self._costs.gradient_s(samples))
+
+    def charge_update(self) -> None:
+        if self._costs is not None:
+            self._spend(self._costs.update_s)
+
+    def _spend(self, cpu_s: float) -> None:
+        """Book work of phase `compute`, whatever the present phase is."""
+        if not self.counting:
+            return
+        took_s = cpu_s / self._speed
+        self.now_s += took_s
+        self._since += took_s
+        self.seconds["compute"] += took_s
+        self.cpu_seconds["compute"] += cpu_s
+        self._unplayed["compute"] += cpu_s
+        self._cpu_since += cpu_s
+        self._charged_s += cpu_s
+        if (tracer := self.tracer) is not None and tracer.full:
+            tracer.work_until(self.now_s)
 
     def take_work(self) -> tuple[Phase, float]:
         """The CPU seconds of work since the last call, and the phase that has most of them."""
         work = self._unplayed
         phase = max(WORK, key=work.__getitem__)
         seconds = sum(work.values())
-        self._unplayed = dict.fromkeys(WORK, 0.0)
+        for each in WORK:
+            work[each] = 0.0
         return phase, seconds
 
     def book_cpu_contention(self) -> None:
         """Each virtual node has a core to itself."""
 
     def _switch(self, to: Phase | None) -> float:
-        spent = time.thread_time() if self._seconds_per_sample is None else self._charged_s
+        spent_s = time.thread_time() if self._costs is None else 0.0
         if (phase := self._phase) is not None:
-            if phase in WORK:
-                cpu_s = spent - self._spent_since
+            if self._costs is None and phase in WORK:
+                cpu_s = spent_s - self._spent_since_s
                 self._cpu_since += cpu_s
                 self.now_s += cpu_s / self._speed
                 self.cpu_seconds[phase] += cpu_s
@@ -69,5 +109,5 @@ class VirtualClock(Clock):
             self.seconds[phase] += self.now_s - self._since
             if (tracer := self.tracer) is not None and tracer.full:
                 tracer.work_until(self.now_s)
-        self._phase, self._since, self._spent_since = to, self.now_s, spent
+        self._phase, self._since, self._spent_since_s = to, self.now_s, spent_s
         return self.now_s

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
 
 
+def nothing(_: Sequence[Tensor]) -> None:
+    """What comes out of a collective that moves no data."""
+
+
 class Call(NamedTuple):
     """How a rank calls a collective. nbytes, peer: see Kind."""
 
@@ -95,12 +99,12 @@ class VirtualCommunicator(Communicator):
         raise NotImplementedError("virtual ranks are connected by `run_virtual`")
 
     def close(self) -> None:
-        """Raises CommunicationError if a cost per sample was given, and no rank has paid any."""
+        """Raises CommunicationError if costs replace CPU time, and no rank has paid any."""
         charged = [rank.clock.charged_s for rank in self._shared.simulation.ranks]
         if not any(cost is None or cost > 0 for cost in charged):
             raise CommunicationError(
-                "virtual.seconds_per_sample has no effect, because the strategy does not compute gradients "
-                "with replica.backward; leave it out"
+                "virtual.seconds_per_sample and virtual.compute: sampled are for strategies that compute "
+                "gradients with replica.backward, and this one does not; leave them out"
             )
 
     def abort(self) -> None:
@@ -145,7 +149,8 @@ class VirtualCommunicator(Communicator):
         self._collectives += 1
         meetings = self._shared.meetings
         call = Call(kind, nbytes, peer)
-        meeting = meetings.setdefault(number, Meeting(call, [None] * self.size))
+        if (meeting := meetings.get(number)) is None:
+            meeting = meetings[number] = Meeting(call, [None] * self.size)
         if call != meeting.call:
             raise CommunicationError(
                 f"rank {self.run_ranks[self.rank]} calls {call}, where others call {meeting.call}"
@@ -188,11 +193,11 @@ class VirtualCommunicator(Communicator):
         buffer.copy_(sent)
 
     def _barrier(self) -> None:
-        self._meet(Kind.BARRIER, 0, None, lambda _: None)
+        self._meet(Kind.BARRIER, 0, None, nothing)
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         self._shared.mailbox(self.rank, to).append(buffer.clone())
-        self._meet(Kind.SHIFT, buffer.nbytes, None, lambda _: None, (to - self.rank) % self.size)
+        self._meet(Kind.SHIFT, buffer.nbytes, None, nothing, (to - self.rank) % self.size)
         return self._shared.mailbox(source, self.rank).popleft()
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
@@ -227,4 +232,4 @@ class VirtualCommunicator(Communicator):
         subgroups = self._shared.subgroups
         if key not in subgroups:
             subgroups[key] = VirtualGroup.of(self._shared.simulation, ranks)
-        return VirtualCommunicator(groups[number].index(self.rank), self.clock, subgroups[key])
+        return type(self)(groups[number].index(self.rank), self.clock, subgroups[key])

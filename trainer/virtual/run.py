@@ -10,17 +10,19 @@ from functools import partial
 
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.launch.ranks import attempt_fields, run_rank
+from trainer.launch.ranks import attempt_fields, report_failure, run_rank
 from trainer.launch.watchdog import Watchdog
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
-from trainer.virtual.clock import VirtualClock
+from trainer.virtual.clock import StepCosts, VirtualClock
 from trainer.virtual.communicator import VirtualCommunicator, VirtualGroup
 from trainer.virtual.options import MEASURED, VirtualOptions
+from trainer.virtual.sample import Sample
+from trainer.virtual.sampled import SampledCommunicator, SampledSession
 from trainer.virtual.simulation import VirtualSimulation
-from trainer.virtual.turns import VirtualRank
+from trainer.virtual.turns import LightRank, VirtualRank
 
 FILES_PER_RANK = 2
 
@@ -28,19 +30,27 @@ FILES_PER_RANK = 2
 def run_virtual(
     context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None, options: VirtualOptions
 ) -> bool:
-    """Train all ranks of a run; True if all of them succeeded."""
+    """Train all ranks of a run, or play their exchanges; True if all of them succeeded."""
+    try:
+        sample = None if options.trains else Sample(task, options.seconds_per_sample)
+    except Exception as error:
+        report_failure(events, error)
+        return False
+    session_of = None if sample is None else partial(SampledSession, sample=sample)
     _allow_files(FILES_PER_RANK * context.size)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 
     def train(comm: VirtualCommunicator) -> None:
         own = replace(context, rank=comm.rank)
-        succeeded[comm.rank] = run_rank(own, task, writers[comm.rank], watchdog, lambda: comm)
+        succeeded[comm.rank] = run_rank(
+            own, task, writers[comm.rank], watchdog, lambda: comm, session_of=session_of
+        )
 
     with Watchdog(writers, orchestrator) as watchdog:
         for writer in writers:
             writer.write("start", pid=os.getpid(), **attempt_fields(context))
-        in_turns(train, cluster_of_run(task.spec), task.spec.transport, options)
+        in_turns(train, cluster_of_run(task.spec), task.spec.transport, options, sample)
     return all(succeeded)
 
 
@@ -57,22 +67,25 @@ def in_turns(
     cluster: Cluster,
     transport: str,
     options: VirtualOptions = MEASURED,
+    sample: Sample | None = None,
 ) -> Sequence[RankReplay]:
     """Run `body` on every rank of a cluster, one at a time, in the order of their clocks.
 
     Args:
         body: gets the rank's communicator. It catches its own errors, and then calls `comm.abort()`.
         transport: whose algorithms the collectives have.
+        sample: the replica whose costs the ranks pay; None: they compute.
 
     Returns:
         The times of each rank.
     """
-    clocks = [
-        VirtualClock(cluster.speed_of(rank), options.seconds_per_sample) for rank in range(cluster.size)
-    ]
-    ranks = [VirtualRank(clock) for clock in clocks]
+    costs = sample.costs if sample else None
+    if costs is None and options.seconds_per_sample is not None:
+        costs = StepCosts.per_sample(options.seconds_per_sample)
+    kind, connected = (LightRank, SampledCommunicator) if sample else (VirtualRank, VirtualCommunicator)
+    ranks = [kind(VirtualClock(cluster.speed_of(rank), costs)) for rank in range(cluster.size)]
     simulation = VirtualSimulation(ranks, cluster, transport)
     shared = VirtualGroup.of(simulation, range(cluster.size))
     for number, rank in enumerate(ranks):
-        rank.start(partial(body, VirtualCommunicator(number, rank.clock, shared)))
+        rank.start(partial(body, connected(number, rank.clock, shared)))
     return simulation.run()

@@ -82,7 +82,7 @@ class VirtualSimulation(Simulation):
     def waits_s(self, rank: int) -> list[float]:
         """Seconds that a rank has waited for each rank, without requests to servers."""
         served = self._served_s[rank]
-        return [seconds - served[cause] for cause, seconds in enumerate(self._ranks[rank].wait_s)]
+        return [seconds - served.get(cause, 0.0) for cause, seconds in enumerate(self._ranks[rank].wait_s)]
 
     def in_server_s(self, rank: int) -> float:
         """The seconds that the last request of a rank spent in its server."""

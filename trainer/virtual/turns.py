@@ -1,14 +1,18 @@
-"""Ranks as threads that take turns: one runs at a time, until it pauses in an exchange."""
+"""Ranks that take turns: one runs at a time, until it pauses in an exchange."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trainer.comm.base import CommunicationError
 from trainer.core.trace import WORK_PHASES, Kind
 from trainer.time_model.program import Entry
 from trainer.virtual.clock import VirtualClock
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
 
 
 class VirtualRank:
@@ -49,8 +53,7 @@ class VirtualRank:
     def resume(self, now_s: float) -> list[Entry]:
         """Let the rank run from a time on. Returns what it has done: work, then the exchange it is in."""
         self.clock.now_s = max(self.clock.now_s, now_s)  # the sums differ in their rounding
-        self._resumed.release()
-        self._paused.acquire()
+        self._enter()
         program, self._program = self._program, []
         return program
 
@@ -61,12 +64,48 @@ class VirtualRank:
         """
         self._post_work()
         self._program.append(exchange)
-        self._paused.release()
-        self._resumed.acquire()
+        self._leave()
         if self.lost is not None:
             raise CommunicationError(self.lost)
+
+    def _enter(self) -> None:
+        """Let the rank run until it pauses or ends."""
+        self._resumed.release()
+        self._paused.acquire()
+
+    def _leave(self) -> None:
+        """Pause the rank, until it is entered again."""
+        self._paused.release()
+        self._resumed.acquire()
 
     def _post_work(self) -> None:
         phase, cpu_s = self.clock.take_work()
         if cpu_s > 0:
             self._program.append((int(Kind.WORK), 0, WORK_PHASES.index(phase), 0, cpu_s, 0.0, 0.0))
+
+
+class LightRank(VirtualRank):
+    """A rank that computes no gradients, and so needs no thread of its own: a coroutine.
+
+    A change between two coroutines takes 1 µs, one between two threads 25 µs.
+    """
+
+    _greenlet: greenlet
+
+    def start(self, body: Callable[[], object]) -> None:
+        from greenlet import greenlet
+
+        def run() -> None:
+            body()
+            self.ended = True
+            self._post_work()
+
+        self._greenlet = greenlet(run)
+
+    def _enter(self) -> None:
+        self._greenlet.switch()
+
+    def _leave(self) -> None:
+        simulation = self._greenlet.parent
+        assert simulation is not None  # noqa: S101  (for the type checker)
+        simulation.switch()

@@ -77,19 +77,25 @@ def _seeds(group: Group) -> str | None:
     return listed([str(seed) for seed in seeds])
 
 
-def _initial_weights(group: Group) -> str:
+def _initial_weights(group: Group) -> str | None:
+    if group.first.is_sampled:
+        return None
     independent = getattr(group.first.run.strategy, "init", "broadcast") == "independent"
     return "each rank's own" if independent and group.shape.ranks > 1 else "rank 0's"
 
 
-def _evaluated_model(group: Group) -> str:
-    """What the accuracy of a run is measured on."""
+def _evaluated_model(group: Group) -> str | None:
+    """What the accuracy of a run is measured on; None without one."""
+    if group.first.is_sampled:
+        return None
     differ = any(row.replicas_equal is False for row in group.ok_rows)
     return "rank 0's replica, which differs from others" if differ else "the final model"
 
 
-def _evaluated_after_epochs(group: Group) -> str:
-    """What the accuracy after an epoch is measured on."""
+def _evaluated_after_epochs(group: Group) -> str | None:
+    """What the accuracy after an epoch is measured on; None without one."""
+    if group.first.is_sampled:
+        return None
     strategy, rows = group.first.run.strategy, group.ok_rows
     if not strategy.evaluates_together and group.shape.ranks > 1:
         return "shared model, by each rank" if strategy.shares_model else "each rank's own model"

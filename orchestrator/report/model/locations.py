@@ -15,9 +15,10 @@ MAX_VALUES = 3  # of a limit; more than these are written as a range
 
 
 def location_names(results: Sequence[RunResult]) -> list[str]:
-    """A name for the location of each result; empty if all have the same one.
+    """A name for the location of each result; empty if all have the same one, and have trained.
 
-    `runtime docker`, or `image 4c3e83f9` (the beginning of its sources' hash) if there are several images.
+    `runtime docker`, or `image 4c3e83f9` (the beginning of its sources' hash) if there are several images,
+    and `not trained` where steps were charged instead of computed.
     """
     runtimes = {result.runtime for result in results}
     images = {image for result in results if (image := _image(result))}
@@ -27,6 +28,7 @@ def location_names(results: Sequence[RunResult]) -> list[str]:
         parts = [f"runtime {result.runtime}"] if len(runtimes) > 1 else []
         if len(images) > 1 and (image := _image(result)):
             parts.append(" ".join(filter(None, ["image", image[0] if len(tags) > 1 else "", image[1][:8]])))
+        parts += [] if result.runtime_info.trains else ["not trained"]
         names.append(", ".join(parts))
     return names
 

@@ -108,8 +108,13 @@ class Row:
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains a model at all; fault injection does not."""
+        """Whether the run has steps of training to compare; fault injection does not."""
         return self.run.strategy.trains
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its steps were charged and not computed, so that it has times and no model."""
+        return not self.result.runtime_info.trains
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
@@ -241,7 +246,8 @@ class Row:
         """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
         one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
-        return self._measured.replicas_equal if self._measured and self.trains and not one else None
+        compares = self.trains and not self.is_sampled and not one
+        return self._measured.replicas_equal if self._measured and compares else None
 
     @cached_property
     def node_samples(self) -> list[int]:

@@ -230,7 +230,8 @@ def _links_requested(groups: Sequence[Group]) -> bool:
 
 
 def _stopped_early(groups: Sequence[Group]) -> bool:
-    return any(last_epoch(row) != row.run.epochs for group in groups for row in group.ok_rows)
+    last = ((last_epoch(row), row.run.epochs) for group in groups for row in group.ok_rows)
+    return any(epoch not in (None, planned) for epoch, planned in last)
 
 
 def _time_to_target(group: Group) -> Cell:

@@ -126,11 +126,19 @@ def _of_virtual_nodes(rows: Sequence[Row]) -> str:
     software = f"{UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} between nodes"
     prices = {row.result.environment.get("seconds_per_sample") for row in rows}
     given = [f"{price:g} s" for price in sorted(price for price in prices if price)]
-    measured = "the CPU time that it needed on a core of its own" if None in prices else ""
+    sampled = any(row.is_sampled for row in rows)
+    measured = ""
+    if None in prices:
+        measured = (
+            "the median CPU time of the same step on this machine"
+            if sampled
+            else "the CPU time that it needed on a core of its own"
+        )
     work = listed([*filter(None, [measured, f"{listed(given, 'or')} per sample" if given else ""])], "or")
     links = "the links that the runs request" if any(row.run.has_links for row in rows) else "ideal links"
     return (
-        f"Nodes are virtual, so times are cluster times: work takes {work}, and exchanges take what the "
+        f"{'Nodes are virtual and train nothing' if sampled else 'Nodes are virtual'}, so times are "
+        f"cluster times: work takes {work}, and exchanges take what the "
         f"time model gives them on {links}. The software of a message takes {software}. Their error is "
         "unknown, because no real nodes ran. The intervals of differences contain an error of "
         f"{percent(MAX_ERROR)}."

@@ -80,7 +80,7 @@ def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding
     """The caveats that a strategy's definition declares."""
     caveats: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.rows:
-        if row.ok and row.run.strategy.caveat:
+        if row.ok and not row.is_sampled and row.run.strategy.caveat:
             caveats.setdefault((row.strategy, row.run.strategy.caveat), []).append(row)
     for (strategy, caveat), rows in caveats.items():
         yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})

@@ -110,7 +110,8 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
                 "rank"
             )
         if virtual := any(row.is_virtual for row in comparison.rows):
-            parts.append("cluster time of virtual nodes")
+            sampled = any(row.is_sampled for row in comparison.rows)
+            parts.append(f"cluster time of virtual nodes{' that train nothing' if sampled else ''}")
         if unchecked := sorted({ranks for _, rows in errors for ranks in unchecked_ranks(rows)}):
             ok = False
             parts.append(

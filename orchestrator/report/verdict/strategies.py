@@ -71,6 +71,8 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
 def _nothing(view: WorkloadView) -> str:
     if not view.candidates:
         return "There is nothing to choose from: only serial has results."
+    if any(group.first.is_sampled for group in view.candidates):
+        return "There is nothing to choose from: nothing was trained, so there is no accuracy."
     return (
         "There is nothing to choose from: no configuration on several nodes finished every run, learned, "
         "and has a time that compares."

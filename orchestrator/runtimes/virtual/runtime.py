@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel
 
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.results.store import RunPaths
@@ -18,7 +21,7 @@ from trainer.virtual.options import VIRTUAL, VirtualOptions
 
 
 class VirtualRuntime(Runtime):
-    """Nodes whose training is real and whose time is simulated."""
+    """Nodes whose time is simulated, and whose training is real unless its computation is sampled."""
 
     info = RuntimeInfo(
         enforces_limits=False,
@@ -35,14 +38,22 @@ class VirtualRuntime(Runtime):
         super().__init__(cold, shared_network)
         self._local = LocalRuntime(cold, shared_network=True)  # there is no network
 
+    def configure(self, options: BaseModel) -> None:
+        super().configure(options)
+        self.info = replace(type(self).info, trains=self._virtual.trains)
+
+    @property
+    def _virtual(self) -> VirtualOptions:
+        return cast("VirtualOptions", self.options)
+
     def unavailable_reason(self) -> str | None:
         return self._local.unavailable_reason()
 
     def node_kind(self) -> str:
-        return "virtual nodes"
+        return "virtual nodes" if self.info.trains else "virtual nodes that train nothing"
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
-        strategy, options = spec.strategy, cast("VirtualOptions", self.options)
+        strategy, options = spec.strategy, self._virtual
         if not strategy.virtual or strategy.forks:
             instead = f"; strategy {strategy.equivalent} can" if strategy.equivalent else ""
             return f"strategy {spec.name_of('strategy')} cannot run on virtual nodes{instead}"
@@ -71,10 +82,10 @@ class VirtualRuntime(Runtime):
                 "virtual.seconds_per_sample is the cost of the whole model, and "
                 f"{spec.name_of('strategy')} cuts it over ranks; leave it out"
             )
-        return None
+        return None if options.trains else _needs_training(spec)
 
     def environment(self) -> dict[str, Any]:
-        return self.options.model_dump(exclude_none=True)
+        return self.options.model_dump(exclude_defaults=True)
 
     def can_reuse(self, result: RunResult) -> bool:
         """Whether a result has the costs that are given now."""
@@ -89,7 +100,7 @@ class VirtualRuntime(Runtime):
     ) -> LaunchPlan:
         warm = self.kind(spec) is not None
         cluster, command = self._local.cluster_and_command(warm)
-        variables = {VIRTUAL: cast("VirtualOptions", self.options).model_dump_json(exclude_defaults=True)}
+        variables = {VIRTUAL: self._virtual.model_dump_json(exclude_defaults=True)}
         if spec.checkpoints:  # separate from those of local processes, whose times do not compare
             variables["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "virtual").resolve())
         nodes = in_one_process(spec, paths, data_dir, paths.live, command, variables)
@@ -103,6 +114,23 @@ class VirtualRuntime(Runtime):
 
     def clean(self) -> int:
         return self._local.clean()
+
+
+def _needs_training(spec: RunSpec) -> str | None:
+    """Why the computation of a run cannot be skipped, and what to change; None if it can."""
+    names = ("target_accuracy", "save_weights", "checkpoint_epochs", "checkpoint_steps")
+    for name in names:
+        if value := getattr(spec, name):
+            return f"virtual.compute is sampled, which trains nothing, but {name} is {value}; leave it out"
+    if spec.aggregates_by_value:
+        what = "byzantine nodes attack" if spec.byzantine else "aggregation combines"
+        return f"virtual.compute is sampled, but {what} the values of vectors; allowed: full"
+    skipped = "virtual.compute is sampled, which skips a whole step of the model"
+    if spec.strategy.partitions_model:
+        return f"{skipped}, but {spec.name_of('strategy')} cuts it over ranks; allowed: full"
+    if spec.model.has_synchronous_layers:
+        return f"{skipped}, but layers of {spec.name_of('model')} exchange data in it; allowed: full"
+    return None
 
 
 def _has_latency(spec: RunSpec) -> bool:

@@ -118,6 +118,15 @@ def test_a_run_without_a_trace_has_failed_and_its_node_is_named(processes: int, 
     assert "it was not saved" in str(result.cause)
 
 
+def test_a_run_that_trains_nothing_is_ok_without_a_certificate_and_is_flagged() -> None:
+    played = [each for each in trained({}, {}) if each.kind not in ("partition", "coverage", "epoch")]
+    runtime = replace(RUNTIMES.load("virtual").info, trains=False)
+    result = row(played, runtime="virtual", runtime_info=runtime)
+    assert (result.status, result.certificate) == ("ok", None)
+    assert ["nothing was trained" in flag for flag in result.flags] == [True]
+    assert row(played, runtime="virtual").status == "failed"
+
+
 def test_ranks_are_sorted() -> None:
     events = trained({"steps": 7}, {"steps": 8})
     assert row(events[::-1]).ranks == row(events).ranks

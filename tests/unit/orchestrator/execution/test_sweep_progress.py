@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 from orchestrator.execution import progress as display
 from orchestrator.execution.position import TimeLeft, clock_time
 from orchestrator.execution.progress import LiveProgress, PlainProgress, progress_on, result_line
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
@@ -68,6 +70,11 @@ def test_time_left_moves_within_a_run() -> None:
     [
         (run_result(), False, "[2/9] KEY: ok in 4.0 s, trained 2.00 s, acc 90.0%"),
         (run_result(ranks=[]), False, "[2/9] KEY: ok in 4.0 s, trained 0.00 s"),
+        (
+            run_result(ranks=[], runtime_info=replace(VirtualRuntime.info, trains=False)),
+            False,
+            "[2/9] KEY: ok in 4.0 s, 0.00 s of simulated time, not trained",
+        ),
         (run_result(), True, "[2/9] KEY: already done"),
         (run_result("failed"), False, "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"),
         (run_result("timeout"), False, "[2/9] KEY: TIMEOUT after 4.0 s: node 0: it broke"),

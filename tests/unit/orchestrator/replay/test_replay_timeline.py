@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.replay import timeline_files
 from orchestrator.replay.recorded import recorded
 from orchestrator.replay.run import NoClusterTime
 from orchestrator.replay.timeline import CLUSTER, FIRST_THREAD, MOST_INTERVALS, WALL, timeline
@@ -350,6 +351,15 @@ def test_a_timeline_that_is_up_to_date_is_not_written_again(tmp_path: Path) -> N
     assert windows_of(paths, result, cluster) == first
     other = cluster.model_copy(update={"overhead_s": 0.1})
     assert isinstance(windows_of(paths, result, other), NoClusterTime)
+
+
+def test_a_run_with_too_many_records_has_no_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, result, cluster = a_recorded_run(tmp_path)
+    monkeypatch.setattr(timeline_files, "MAX_RECORDS", 3)
+    assert isinstance(windows_of(paths, result, cluster), NoClusterTime)
+    assert not paths.timeline.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,30 @@ def test_runs_of_two_images_are_kept_apart() -> None:
         "image shardyard-trainer 4c3e83f9",
         "image mine 4c3e83f9",
     ]
+
+
+def played(run: RunResult, **fields: Any) -> RunResult:
+    """The run without training: what virtual nodes with `compute: sampled` leave."""
+    nothing = {"accuracy": None, "test_loss": None, "weights_digest": None}
+    changes = {
+        "runtime_info": replace(run.runtime_info, trains=False),
+        "ranks": [rank.model_copy(update=nothing) for rank in run.ranks],
+        "epochs": [],
+        "certificate": None,
+    }
+    return run.model_copy(update=changes)
+
+
+def test_runs_that_train_nothing_are_named_so_and_kept_apart() -> None:
+    seeds = range(5)
+    alone = a_comparison(*(played(a_run("ddp", nodes=2, seed=seed)) for seed in seeds))
+    (workload,) = alone.workloads
+    assert workload.label.endswith(", not trained")
+    assert alone.rows[0].replicas_equal is None
+    trained = [a_run("ddp", nodes=2, seed=seed) for seed in seeds]
+    both = a_comparison(*trained, *(played(a_run("ddp", nodes=2, seed=seed)) for seed in range(5, 10)))
+    assert [len(group.rows) for group in both.groups] == [5, 5]
+    assert len(both.workloads) == 2
 
 
 def test_a_location_is_named_only_if_there_are_several() -> None:

@@ -355,7 +355,7 @@ def test_internal_events_are_not_shown(kind: str) -> None:
 
 
 def test_result_without_training_is_not_shown() -> None:
-    assert format_event(event("result", **rank_fields(accuracy=None))) is None
+    assert format_event(event("result", **rank_fields(accuracy=None, steps=0))) is None
 
 
 def test_combined_digest_depends_on_the_parts_and_their_order() -> None:

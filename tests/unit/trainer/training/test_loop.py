@@ -24,6 +24,7 @@ from trainer.launch.ranks import connect, train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
 from trainer.training.loader import Batch
+from trainer.training.partition import StepSizes
 from trainer.training.session import Replica, Session
 from trainer.training.task import Task
 
@@ -43,7 +44,7 @@ def replica(of: Task | None = None) -> Replica:
 
 def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
     images = torch.from_numpy(of.data.train.inputs[samples])
-    return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 0, [len(images)], 1, 1)
+    return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 0, StepSizes([len(images)]), 1, 1)
 
 
 def textbook(model: nn.Module) -> Tensor:

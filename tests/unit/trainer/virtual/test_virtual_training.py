@@ -12,6 +12,7 @@ import torch
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from trainer.comm.base import CommunicationError
 from trainer.conformance import threads
+from trainer.core.trace import WORK_PHASES
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import AGGREGATIONS, COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
@@ -125,9 +126,11 @@ def test_the_time_is_that_of_a_replay_of_the_traces(
     training = train_virtually(spec, datasets=datasets)
     assert replayed(spec, training) == pytest.approx([rank.end_s for rank in training.times], rel=1e-9)
     assert training.results[0].seconds["cpu_contention"] == 0
-    for result in training.results:
+    for result, times in zip(training.results, training.times, strict=True):
         phases = {name: value for name, value in result.seconds.items() if name != "evaluate"}
         assert sum(phases.values()) == pytest.approx(result.train_s, abs=1e-5)
+        worked = sum(phases[name] for name in WORK_PHASES)
+        assert worked == pytest.approx(sum(times.work_s), abs=1e-5)
 
 
 @pytest.mark.parametrize("staleness", [None, 0, 2])
@@ -290,4 +293,4 @@ def test_a_price_that_nobody_pays_is_an_error() -> None:
 
     in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo", PRICED)
     assert errors.keys() == {0, 1}
-    assert "seconds_per_sample has no effect" in errors[0]
+    assert "virtual.seconds_per_sample" in errors[0]

@@ -79,6 +79,30 @@ def test_a_price_per_sample_is_that_of_a_whole_model() -> None:
     assert runtime.unsupported_reason(run()) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "pipeline"}, "pipeline cuts it over ranks; allowed: full"),
+        ({"model": {"name": "wide_resnet", "norm": "sync_batch"}}, "layers of wide_resnet .*allowed: full"),
+        (
+            {"strategy": {"name": "local_sgd", "aggregation": "median"}},
+            "aggregation combines .*allowed: full",
+        ),
+        ({"target_accuracy": 0.9}, r"target_accuracy is 0\.9; leave it out"),
+        ({"save_weights": True}, "save_weights is True; leave it out"),
+        ({"checkpoint_epochs": 1}, "checkpoint_epochs is 1; leave it out"),
+    ],
+)
+def test_what_needs_a_trained_model_is_refused_where_nothing_is_trained(
+    fields: dict[str, Any], reason: str
+) -> None:
+    runtime = VirtualRuntime()
+    assert runtime.unsupported_reason(run(**fields)) is None
+    runtime.configure(VirtualOptions(compute="sampled"))
+    assert re.search(reason, str(runtime.unsupported_reason(run(**fields))))
+    assert runtime.unsupported_reason(run()) is None
+
+
 def test_asynchronous_strategies_need_a_latency_and_nothing_else() -> None:
     link = {"latency_ms": 5, "bandwidth_mbit": 100}
     assert VirtualRuntime().unsupported_reason(run("async_parameter_server", link=link)) is None
@@ -109,3 +133,14 @@ def test_a_result_with_another_price_is_not_reused() -> None:
     assert not runtime.can_reuse(result)
     priced = {**result.environment, **runtime.environment()}
     assert runtime.can_reuse(result.model_copy(update={"environment": priced}))
+
+
+def test_a_result_without_training_is_only_reused_where_nothing_is_trained() -> None:
+    sampled, full, trained = VirtualRuntime(), VirtualRuntime(), a_run("all_reduce", nodes=2)
+    sampled.configure(VirtualOptions(compute="sampled"))
+    assert not sampled.can_reuse(trained)
+    changes = {"environment": sampled.environment(), "runtime_info": sampled.info}
+    played = trained.model_copy(update=changes)
+    assert sampled.can_reuse(played)
+    assert not full.can_reuse(played)
+    assert not LocalRuntime().can_reuse(played)

@@ -1,0 +1,187 @@
+"""Training whose computation is skipped: its replicas have shapes and costs, but no values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainer.aggregation.base import Aggregation
+from trainer.comm.base import Communicator, Op
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
+from trainer.core.participation import Round
+from trainer.core.rng import RngFactory
+from trainer.core.strategy import Uneven, Weighting
+from trainer.core.trace import Kind
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
+from trainer.training.lr_schedule import Target
+from trainer.training.partition import StepSizes
+from trainer.training.replica import Replica
+from trainer.training.session import Session
+from trainer.training.task import Task
+from trainer.virtual.communicator import VirtualCommunicator, nothing
+from trainer.virtual.sample import Sample
+
+
+class SampledCommunicator(VirtualCommunicator):
+    """Exchanges of tensors without values: they take time, and nothing is added up."""
+
+    device = "meta"
+
+    def all_reduce(self, buffer: Tensor, op: Op) -> None:
+        super().all_reduce(buffer, "sum")  # a mean has the same exchange
+
+    def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
+        if self.size > 1:
+            self.all_reduce(values.new_empty(len(values) + 1), "sum")
+        return values
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        self._meet(Kind.ALL_REDUCE, buffer.nbytes, None, nothing)
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        self._meet(Kind.ALL_GATHER, buffer.nbytes, None, nothing)
+        return buffer.new_empty(self.size, len(buffer))
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        self._meet(Kind.BROADCAST, buffer.nbytes, None, nothing, root)
+
+
+class SampledReplica(Replica):
+    """A replica on torch's device `meta`. It pays for steps that it does not compute.
+
+    Its flat tensors have the lengths of real ones. Each is shared, because it has no values.
+    """
+
+    def __init__(self, sample: Sample, task: Task, clock: Clock) -> None:
+        super().__init__(sample.model, task, clock)
+        self.loss = None
+        self._sample = sample
+        self._has_gradient = self._has_optimizer_state = False
+        buffers = sum(buffer.numel() for buffer in self._statistics)
+        lengths = self.parameter_count, buffers, self.parameter_count + buffers, sample.optimizer_state
+        self._flat = [torch.empty(length, device="meta") for length in lengths]
+
+    def backward(self, batch: Batch, weight: float = 1.0) -> None:
+        samples = batch.targets.shape[0]
+        self._clock.charge(samples)
+        if not self._has_gradient:  # in the first step
+            self._has_gradient = True
+            self.activation_bytes = self._sample.gradient(samples).activation_bytes
+
+    def step(self) -> None:
+        self._clock.charge_update()
+        self._has_optimizer_state = True
+
+    @property
+    def state_bytes(self) -> dict[str, int]:
+        holds = {"gradient": self._has_gradient, "optimizer": self._has_optimizer_state}
+        return {
+            kind: size if holds.get(kind, True) else 0 for kind, size in self._sample.state_bytes.items()
+        }
+
+    def gradient(self) -> Tensor:
+        return self._flat[0]
+
+    def set_gradient(self, flat: Tensor) -> None:
+        self._has_gradient = True
+
+    def optimizer_state(self) -> Tensor:
+        return self._flat[3] if self._has_optimizer_state else self._flat[3][:0]
+
+    def set_optimizer_state(self, flat: Tensor) -> None: ...
+
+    def reset_optimizer(self) -> None:
+        self._has_optimizer_state = False
+
+    def flat_parameters(self) -> Tensor:
+        return self._flat[0]
+
+    def set_flat_parameters(self, flat: Tensor) -> None: ...
+
+    def flat_buffers(self) -> Tensor:
+        return self._flat[1]
+
+    def set_flat_buffers(self, flat: Tensor) -> None: ...
+
+    def weights(self) -> Tensor:
+        return self._flat[2]
+
+    def set_weights(self, flat: Tensor) -> None: ...
+
+
+class SampledLoader(BatchLoader):
+    """Batches with as many samples as real ones, and without their values."""
+
+    def __init__(self, split: PartitionedSplit, spec: RunSpec, rngs: RngFactory, rank: int) -> None:
+        super().__init__(split.train, spec, rngs, rank, split.size, sees_inputs=False, shared=split)
+        self._tensors: dict[int, list[Tensor]] = {}  # by number of samples: inputs and targets
+
+    def _order(self, epoch: int, rank: int) -> npt.NDArray[np.int64]:
+        return np.arange(self.sizes(epoch)[rank])
+
+    def _gather(
+        self,
+        indices: npt.NDArray[np.int64],
+        in_step: StepSizes,
+        epoch: int,
+        step: int,
+        steps: int,
+        round_: Round | None,
+    ) -> Batch:
+        samples, split = len(indices), self._split
+        if samples not in self._tensors:
+            like = torch.from_numpy(split.train.inputs[:0]), split.targets
+            self._tensors[samples] = [
+                each.new_empty((samples, *each.shape[1:]), device="meta") for each in like
+            ]
+        inputs, targets = self._tensors[samples]
+        return Batch(inputs, targets, self._rank, in_step, step, steps, round_)
+
+
+class SampledSession(Session):
+    """One rank's part in the exchanges of a training. Nothing is trained, evaluated or certified."""
+
+    def __init__(
+        self, context: NodeContext, task: Task, events: EventWriter, comm: Communicator, *, sample: Sample
+    ) -> None:
+        super().__init__(context, task, events, comm)
+        self._sample = sample
+
+    def _batch_loader(self) -> BatchLoader:
+        return SampledLoader(self.task.split("cpu"), self.spec, self.task.rngs, self._replica_number)
+
+    def replica(self, weights_seed: int = 0) -> Replica:
+        return SampledReplica(self._sample, self.task, self.clock)
+
+    def _timed(
+        self, epoch: int, batches: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
+    ) -> Iterator[Batch]:
+        metrics, reports_samples = self._metrics, self._reports_samples
+        for batch, indices in batches:
+            metrics.samples_since_average += batch.samples
+            yield batch
+            metrics.steps += 1
+            self._mark(Kind.STEP)
+            metrics.samples += len(indices) if reports_samples else 0
+
+    def _evaluate_epoch(
+        self,
+        epoch: int,
+        lr: float,
+        target: Target,
+        evaluate: str,
+        weighting: Weighting,
+        aggregation: Aggregation,
+    ) -> bool:
+        return False
+
+    def _learned(self) -> dict[str, Any]:
+        return {}
