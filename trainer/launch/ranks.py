@@ -27,7 +27,7 @@ from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
 from trainer.training.faults import FaultError
-from trainer.training.limits import LinkError, QuotaError, wait_for_links
+from trainer.training.limits import LinkError, MemoryShortage, QuotaError, wait_for_links
 from trainer.training.stopping import Stopped
 from trainer.training.task import Task
 from trainer.user_components.source import ImportFailure, place_of
@@ -49,6 +49,7 @@ EXPLAINED = (
     FaultError,
     ImportFailure,
     MismatchError,
+    MemoryShortage,
 )
 
 

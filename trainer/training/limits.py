@@ -22,6 +22,10 @@ class LinkError(Exception):
     """The node was not connected to the other nodes in time."""
 
 
+class MemoryShortage(Exception):
+    """The ranks do not fit into the memory of the machine; the message has the figures."""
+
+
 def wait_for_links(context: NodeContext) -> None:
     """Wait until packets to the other nodes pass the switch of the run's links, if it has any.
 

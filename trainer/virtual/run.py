@@ -18,6 +18,7 @@ from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
 from trainer.virtual.clock import StepCosts, VirtualClock
 from trainer.virtual.communicator import VirtualCommunicator, VirtualGroup
+from trainer.virtual.memory import check_memory
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.sample import Sample
 from trainer.virtual.sampled import SampledCommunicator, SampledSession
@@ -33,6 +34,8 @@ def run_virtual(
     """Train all ranks of a run, or play their exchanges; True if all of them succeeded."""
     try:
         sample = None if options.trains else Sample(task, options.seconds_per_sample)
+        if sample is None:
+            check_memory(task)
     except Exception as error:
         report_failure(events, error)
         return False

@@ -1,0 +1,41 @@
+"""Virtual ranks that do not fit into memory are refused before they start, with the figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.unit.training import SMALL
+from trainer.spec.run_spec import RunSpec
+from trainer.training.limits import MemoryShortage
+from trainer.training.task import Task
+from trainer.virtual.memory import RANK_BYTES, check_memory
+
+WEIGHTS = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10)
+MODEL = {"name": "mlp", "hidden": [1000]}
+
+
+def check(monkeypatch: pytest.MonkeyPatch, available: int, **fields: Any) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    run = {**SMALL, "model": MODEL, "strategy": "all_reduce", "transport": "gloo", "nodes": 10, **fields}
+    check_memory(Task(RunSpec.model_validate(run), Path()))
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 3), ("momentum", 4)])
+def test_ranks_need_weights_gradient_optimizer_state_and_a_copy(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, copies: int
+) -> None:
+    needed = 10 * (copies * WEIGHTS + RANK_BYTES)
+    check(monkeypatch, needed, optimizer=optimizer)
+    with pytest.raises(MemoryShortage) as raised:
+        check(monkeypatch, needed - 1, optimizer=optimizer)
+    assert re.search(r"10 virtual ranks .* at most 9 ranks", str(raised.value))
+
+
+def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, 0, strategy="tensor_parallel", nodes=2)

@@ -1,0 +1,35 @@
+"""The memory that virtual ranks need at least, and what this machine has."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from trainer.core.clock import Clock
+from trainer.training.limits import MemoryShortage
+from trainer.training.replica import Replica
+from trainer.training.task import Task
+
+RANK_BYTES = 2**20  # of a rank beside its replica: mostly what libraries keep for each thread
+
+
+def check_memory(task: Task) -> None:
+    """Raise MemoryShortage if the replicas of a run do not fit into the memory that is available.
+
+    A replica holds weights, gradient and optimizer state. In an exchange there is a copy of its weights.
+    Ranks that share a replica are not checked.
+    """
+    if task.spec.strategy.partitions_model:
+        return
+    replica = Replica(task.build_model(0), task, Clock())
+    replica.set_gradient(torch.zeros(replica.parameter_count))
+    replica.step()
+    held = replica.state_bytes
+    each = sum(held.values()) + held["weights"] + RANK_BYTES
+    available, ranks = psutil.virtual_memory().available, task.spec.world_size
+    if ranks * each > available:
+        raise MemoryShortage(
+            f"{ranks:,} virtual ranks need at least {ranks * each / 2**30:.1f} GiB of memory, "
+            f"{each / 2**20:.1f} MiB each, and {available / 2**30:.1f} GiB are available; allowed: at most "
+            f"{available // each:,} ranks, or a smaller model"
+        )
