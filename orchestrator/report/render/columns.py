@@ -405,6 +405,7 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
+    *_both("staleness", "Staleness", STALENESS),
 )
 
 
