@@ -19,6 +19,7 @@ from orchestrator.commands.run import directory_of, load_run
 from orchestrator.commands.sweep import (
     INTERRUPTED,
     HowToRun,
+    RuntimeSelection,
     SelectedRuntime,
     memory_warning,
     run_sweep,
@@ -223,7 +224,7 @@ def sweep(
         nodes: node counts that replace those of the file.
         repeat: runs of each configuration, with consecutive seeds.
         fields: values of fields in all runs, as with `--set`: `{"epochs": 3, "model.dropout": 0.2}`.
-        runtime: where nodes run; default: SHARDYARD_RUNTIME, or the first that is available.
+        runtime: where nodes run; default: SHARDYARD_RUNTIME, that of the file, or the first one available.
         data_dir: directory of the datasets, downloaded if missing; default: SHARDYARD_DATA, or data.
         progress: print a line per run. Without, runs that memory may not suffice for are a UserWarning.
 
@@ -235,7 +236,7 @@ def sweep(
         StorageError: a file cannot be written.
         KeyboardInterrupt: the sweep was interrupted; the same call resumes it.
     """
-    selected = _selected(runtime)
+    selection = RuntimeSelection(_runtime(runtime))
     given = isinstance(source, Mapping)
     path, text = (Path("sweep"), _json("source", source)) if given else (find_sweep(str(source)), None)
     loaded = load_sweep(
@@ -243,11 +244,12 @@ def sweep(
         _sets(fields or {}),
         ",".join(map(str, nodes)) if nodes is not None else None,
         repeat=repeat,
-        cores=selected.shared_cores,
+        cores=selection.shared_cores,
         text=text,
-        imports=selected.imports(Path() if given else import_directory(path), _data_dir(data_dir)),
+        imports=selection.imports(Path() if given else import_directory(path), _data_dir(data_dir)),
     )
-    return _run(loaded, Path(out or Path("results") / loaded.spec.name), selected, data_dir, progress)
+    directory = Path(out or Path("results") / loaded.spec.name)
+    return _run(loaded, directory, selection.of(loaded.spec), data_dir, progress)
 
 
 def run(
@@ -275,7 +277,7 @@ def run(
     Raises:
         The errors of `sweep`.
     """
-    selected = _selected(runtime)
+    selected = select_runtime(_runtime(runtime))
     written = strategy if isinstance(strategy, str) else _json("strategy", strategy)
     count = json.loads(_json("nodes", nodes))  # a number of numpy as one of Python
     imports = selected.imports(Path(), _data_dir(data_dir))
@@ -291,9 +293,9 @@ def _data_dir(given: str | os.PathLike[str] | None) -> Path:
     return Path(given or os.environ.get("SHARDYARD_DATA") or "data")
 
 
-def _selected(runtime: str | None) -> SelectedRuntime:
-    """The runtime, as the command line selects it."""
-    return select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
+def _runtime(given: str | None) -> str | None:
+    """The name of the runtime, as on the command line."""
+    return given or os.environ.get("SHARDYARD_RUNTIME")
 
 
 def _run(

@@ -11,7 +11,6 @@ import errno
 import os
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from orchestrator import __version__
 from orchestrator.commands.sweep import (
     INTERRUPTED,
     HowToRun,
+    RuntimeSelection,
     SelectedRuntime,
     print_plan,
     print_unequal,
@@ -86,7 +86,8 @@ Runtime = Annotated[
     str | None,
     typer.Option(
         envvar="SHARDYARD_RUNTIME",
-        help=f"Where nodes run: {' or '.join(RUNTIMES.entries)}. Default: the first one available.",
+        help=f"Where nodes run: {' or '.join(RUNTIMES.entries)}. Default: that of the sweep file, or the "
+        "first one available.",
     ),
 ]
 Nodes = Annotated[str | None, typer.Option(help="Node counts that replace the file's, e.g. 1,2,4.")]
@@ -204,24 +205,23 @@ def sweep(
     Interrupted? Run the same command to resume."""
     if port and not watch:
         raise InputError(f"--port {port}: needs --watch")
-    select = cache(lambda: select_runtime(runtime, cold, shared_network))
+    selection = RuntimeSelection(runtime, cold, shared_network)
     path = find_sweep(file)
     loaded = load_sweep(
         path,
         sets or (),
         nodes,
         repeat=repeat,
-        cores=lambda spec: select().shared_cores(spec),
-        imports=Imports(
-            import_directory(path), data_dir, lambda each: select().runtime.inspection_sandbox(each)
-        ),
+        cores=selection.shared_cores,
+        imports=selection.imports(import_directory(path), data_dir),
         until_decided=until_decided,
         budget=budget,
         tolerance=tolerance,
     )
     directory = out or Path("results") / loaded.spec.name
     how = HowToRun(fail_fast, not no_warm_up_run, strict, port if watch else None)
-    raise typer.Exit(Command(select(), data_dir, how, dry_run, verbose).execute(loaded, directory))
+    command = Command(selection.of(loaded.spec), data_dir, how, dry_run, verbose)
+    raise typer.Exit(command.execute(loaded, directory))
 
 
 @dataclass(frozen=True)
@@ -332,23 +332,23 @@ def lab(
     With --all, the other labs run although one is refused; the causes are printed at the end."""
     from orchestrator.commands.labs import load_lab, names_wanted
 
-    selected = select_runtime(runtime, cold, shared_network)
+    selection = RuntimeSelection(runtime, cold, shared_network)
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     wanted: list[Sweep] = []
-    imports = selected.imports(Path(), data_dir)
+    imports = selection.imports(Path(), data_dir)
     refused: dict[str, InputError] = {}
     for name in names_wanted(names, all_labs):
         try:
-            wanted.append(load_lab(name, sets or (), nodes, quick, repeat, selected.shared_cores, imports))
+            wanted.append(load_lab(name, sets or (), nodes, quick, repeat, selection.shared_cores, imports))
         except InputError as error:
             if not all_labs:
                 raise
             refused[name] = error
     codes = [FAILED] if refused else []
     how = HowToRun(fail_fast, not no_warm_up_run, strict)
-    command = Command(selected, data_dir, how, dry_run, verbose)
     for loaded in wanted if not (fail_fast and refused) else ():
         results = directory / loaded.spec.name
+        command = Command(selection.of(loaded.spec), data_dir, how, dry_run, verbose)
         try:
             codes.append(command.execute(loaded, results))
         except InputError as error:

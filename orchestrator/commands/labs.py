@@ -43,7 +43,7 @@ def load_lab(
     quick: bool = False,
     repeat: int | None = None,
     cores: Callable[[SweepSpec], float] | None = None,
-    imports: Imports | None = None,
+    imports: Callable[[SweepSpec], Imports] | None = None,
 ) -> Sweep:
     """The lab's sweep. Arguments are as in `load_sweep`."""
     return load_sweep(LABS / f"{name}.yml", sets, nodes, quick, repeat, cores, imports=imports)

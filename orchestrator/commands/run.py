@@ -55,7 +55,8 @@ def load_run(
         nodes: None: the fewest on which the strategy runs, and at least 2 unless it runs on one alone.
         sets: `key=value`, as in `load_sweep`. Those that a serial run can have hold for it, too.
         compare: also run the serial reference.
-        cores, imports: see `load_sweep`.
+        cores: see `load_sweep`.
+        imports: finds users' components; None: tries them in processes of this machine.
         places: what messages call strategy and nodes; None: the names on the command line.
 
     Raises:
@@ -103,7 +104,9 @@ def _loaded(
     places: Mapping[str, str],
 ) -> Sweep:
     text = _text("run", blocks)
-    return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports, places=places)
+    return load_sweep(
+        COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=lambda _: imports, places=places
+    )
 
 
 def _named(sweep: Sweep, name: str, blocks: list[dict[str, Any]]) -> Sweep:

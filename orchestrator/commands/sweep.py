@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -59,6 +60,32 @@ class SelectedRuntime:
                 f"{' or '.join(enforcing)}, or a number"
             )
         return self.runtime.cores()
+
+
+class RuntimeSelection:
+    """The runtime of each sweep of a command: that of the option, else that of the file, else a default."""
+
+    def __init__(self, option: str | None, cold: bool = False, shared_network: bool = False) -> None:
+        """
+        Args:
+            option: the name after --runtime; None without it.
+            cold, shared_network: as of the runtime.
+        """
+        self._select = cache(lambda of_file: select_runtime(option, cold, shared_network, of_file))
+
+    def of(self, spec: SweepSpec) -> SelectedRuntime:
+        """The runtime of a sweep file. Raises InputError if it is not available."""
+        return self._select(spec.runtime)
+
+    def shared_cores(self, spec: SweepSpec) -> float:
+        """The cores that quotas can divide. Raises InputError, as `SelectedRuntime.shared_cores` does."""
+        return self.of(spec).shared_cores(spec)
+
+    def imports(self, directory: Path, data_dir: Path) -> Callable[[SweepSpec], Imports]:
+        """What finds users' components in `directory`; it selects a runtime when it meets the first."""
+        return lambda spec: Imports(
+            directory, data_dir, lambda inspection: self.of(spec).runtime.inspection_sandbox(inspection)
+        )
 
 
 @dataclass(frozen=True)
@@ -216,17 +243,25 @@ def print_unequal(unequal: Sequence[str], console: Console) -> bool:
     return bool(unequal)
 
 
-def select_runtime(name: str | None, cold: bool = False, shared_network: bool = False) -> SelectedRuntime:
-    """The runtime of this name; None: the first of the registry that is available. Raises InputError."""
+def select_runtime(
+    option: str | None, cold: bool = False, shared_network: bool = False, of_file: str | None = None
+) -> SelectedRuntime:
+    """The runtime of this name, else the one of a sweep file, else the first one available.
+
+    Raises:
+        InputError: it is unknown or not available.
+    """
+    name = of_file if option is None else option
     if name is None:
         return _first_available(cold, shared_network)
+    where = f"the sweep file has runtime: {name}" if option is None else f"--runtime {name}"
     try:
         runtime = RUNTIMES.load(name)(cold, shared_network)
     except PydanticCustomError as error:
-        raise InputError(f"--runtime {name}: {error}") from error
+        raise InputError(f"{where}: {error}") from error
     if reason := runtime.unavailable_reason():
-        raise InputError(f"--runtime {name}: {reason}")
-    return SelectedRuntime(name, runtime, f"--runtime {name}")
+        raise InputError(f"{where}: {reason}")
+    return SelectedRuntime(name, runtime, where)
 
 
 def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:

@@ -36,6 +36,9 @@ class Published(BaseModel):
     )
     steps_per_epoch: int | None = Field(None, ge=1, description="optimizer steps per rank and epoch")
     coverage: float | None = Field(None, ge=0, le=1, description="share of the training set that is used")
+    staleness: float | None = Field(
+        None, ge=0, description="updates by other workers between the pull and the push of a gradient, mean"
+    )
     derived: list[str] = Field(
         default=[], description="the figures that the source does not state but that follow from its code"
     )

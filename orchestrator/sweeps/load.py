@@ -74,6 +74,12 @@ class SweepSpec(BaseModel):
     )
     description: str = ""
     lab: Lab | None = Field(None, description="the published experiment that the sweep reproduces")
+    runtime: str | None = Field(
+        None,
+        description="where nodes run, unless --runtime or SHARDYARD_RUNTIME names another runtime; null: "
+        "the first one available",
+        json_schema_extra={"enum": [*RUNTIME_CLASSES, None]},
+    )
     base: Values = Field(default={}, description="fields of every run")
     repeat: int | None = Field(
         None,
@@ -113,6 +119,13 @@ class SweepSpec(BaseModel):
                 "Input should be 1 to 64 lower-case letters, digits, - and _, the first a letter or digit"
             )
         return name
+
+    @field_validator("runtime")
+    @classmethod
+    def _check_runtime(cls, runtime: str | None) -> str | None:
+        if runtime is not None and runtime not in RUNTIME_CLASSES:
+            raise ValueError(f"Input should be {' or '.join(RUNTIME_CLASSES)}")
+        return runtime
 
     def options_of(self, runtime: str) -> BaseModel | None:
         """The options of a runtime; None if the file has none."""
@@ -164,7 +177,7 @@ def load_sweep(
     repeat: int | None = None,
     cores: Callable[[SweepSpec], float] | None = None,
     text: str | None = None,
-    imports: Imports | None = None,
+    imports: Callable[[SweepSpec], Imports] | None = None,
     places: Mapping[str, str] | None = None,
     until_decided: bool | None = None,
     budget: str | None = None,
@@ -180,7 +193,8 @@ def load_sweep(
         cores: returns the cores that nodes share with the options of a file, for `cpus: equal`; raises
             InputError if nodes have no quotas.
         text: the text of a sweep that is in no file; messages name it by `path`.
-        imports: finds users' components; None: tries them in processes of this machine.
+        imports: returns what finds users' components of a file; None: tries them in processes of this
+            machine.
         places: where the user has written the fields of a sweep that is in no file.
         until_decided, budget: replace the file's; None: the file's.
         tolerance: `accuracy=0.5pt,time=10%`, which replaces the file's.
@@ -188,7 +202,6 @@ def load_sweep(
     Raises:
         InputError: names file, key, value and what is allowed.
     """
-    imports = imports or Imports(import_directory(path))
     content, text = read_yaml(path) if text is None else (parse_yaml(text, str(path)), text)
     if not isinstance(content, dict):
         keys = ", ".join(with_options(RUNTIME_CLASSES).model_fields)
@@ -198,9 +211,10 @@ def load_sweep(
     except ValidationError as error:
         lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
         raise InputError("\n".join(lines)) from error
+    found = imports(spec) if imports else Imports(import_directory(path))
     if spec.requirements is not None:
-        imports.requirements = import_directory(path).absolute() / spec.requirements
-        read_requirements(imports.requirements)
+        found.requirements = import_directory(path).absolute() / spec.requirements
+        read_requirements(found.requirements)
     all_fields = [_fields_of_block(spec, number, path) for number in range(len(spec.blocks))]
     if places is not None:
         for block_fields in all_fields:
@@ -231,7 +245,7 @@ def load_sweep(
 
     def expanded_blocks(every_skip_matches: bool = False) -> list[list[RunSpec]]:
         return [
-            [] if out else list(expand(block_fields, imports, every_skip_matches=every_skip_matches))
+            [] if out else list(expand(block_fields, found, every_skip_matches=every_skip_matches))
             for block_fields, out in zip(all_fields, left_out, strict=True)
         ]
 
@@ -244,8 +258,8 @@ def load_sweep(
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
     _check_questions(spec, None if overrides else runs, path)
-    imports.close()
-    if spec.requirements is not None and imports.code is None:
+    found.close()
+    if spec.requirements is not None and found.code is None:
         raise InputError(
             f"{path}: requirements: {spec.requirements!r} has no effect without an import path"
         )
@@ -264,7 +278,7 @@ def load_sweep(
         runs,
         _named(spec.blocks, expanded),
         share,
-        imports,
+        found,
         staged,
         budget_s,
         tolerances,

@@ -36,8 +36,8 @@ class AsyncParameterServer(Strategy):
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
-        "gradients are applied in order of arrival: with several workers equal seeds do not give "
-        "equal weights"
+        "gradients are applied in order of arrival: with several workers equal seeds give equal weights "
+        "only if gradients arrive in the same order"
     )
 
     max_staleness: int | None = Field(

@@ -57,6 +57,7 @@ KINDS = {
     "target_some_seeds": Kind("Target accuracy", "scale"),
     "target_never": Kind("Target accuracy", "scale"),
     "fastest": Kind("Speed", "scale"),
+    "many_nodes": Kind("Many nodes", "scale"),
     "more_nodes": Kind("More nodes", "scale"),
     "slower_than_serial": Kind("Speed", "scale"),
     "transports": Kind("Transport", "time"),

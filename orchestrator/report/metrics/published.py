@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.labels import as_written
 from orchestrator.report.model.locations import describe_nodes
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.sweeps.expand import matches
@@ -35,7 +36,7 @@ class PublishedLine:
         fields = dict(self.published.runs)
         nodes = fields.pop("nodes", None)
         parts = [formats.count(nodes, "node")] if isinstance(nodes, int) else []
-        return ", ".join([*parts, *(f"{name} {_as_text(value)}" for name, value in fields.items())])
+        return ", ".join([*parts, *(f"{name} {as_written(value)}" for name, value in fields.items())])
 
     def mean(self, metric: Metric, geometric: bool = False) -> float | None:
         """Mean over the seeds of our configuration; that of times is geometric."""
@@ -136,11 +137,3 @@ def overrides(comparison: Comparison) -> list[str]:
 def _mean(group: Group | None, metric: Metric, geometric: bool = False) -> float | None:
     spread = group.over(metric, geometric) if group else None
     return spread.mean if spread else None
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(
-            [str(value.get("name", "")), *(f"{k}={v}" for k, v in value.items() if k != "name")]
-        )
-    return str(value)

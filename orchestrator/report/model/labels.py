@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
 from trainer.core.registry import IMPORTED
+from trainer.spec.link import Links
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
@@ -249,6 +250,8 @@ def parameters(run: RunSpec, field: str) -> dict[str, str]:
 
 def as_written(value: object) -> str:
     """A value in YAML syntax; a component as `top_k(ratio=0.1)`."""
+    if isinstance(value, Links):
+        value = value.canonical
     if isinstance(value, dict) and "name" not in value:
         return f"{{{', '.join(f'{name}: {as_written(item)}' for name, item in value.items())}}}"
     if isinstance(value, dict):

@@ -408,6 +408,7 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("rounds_to_target", "Rounds to target", ROUNDS_TO_TARGET),
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
+    *_both("staleness", "Staleness", STALENESS),
 )
 
 

@@ -210,7 +210,7 @@ def _all_reached(ablation: Ablation, group: Group) -> bool:
 
 def _step_name(step: AblationStep) -> str:
     """`equal nodes (all_reduce, gloo)`: the block, and which of its runs."""
-    which = [str(value) for field, value in step.runs.items() if field != "nodes"]
+    which = [as_written(value) for field, value in step.runs.items() if field != "nodes"]
     return step.block + (f" ({', '.join(which)})" if which else "")
 
 

@@ -161,7 +161,7 @@ def exchange_share(group: Group) -> str:
 
 def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """What more nodes gain: from the fewest to the most, and at which number a strategy stops to gain."""
-    lines = list(_by_line(view))
+    lines = list(by_line(view))
     steps_of = [[(more, fewer) for fewer, more in pairwise(groups)] for groups in lines]
     compared = claims.pairs(TRAIN_S, [pair for steps in steps_of for pair in steps])
     wholes = claims.pairs(TRAIN_S, [(groups[-1], groups[0]) for groups in lines])
@@ -211,7 +211,7 @@ def _worth(steps: Sequence[Compared], whole: Compared) -> str:
     return f"{text}."
 
 
-def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
+def by_line(view: WorkloadView) -> Iterator[list[Group]]:
     """The groups that differ only in their number of nodes, the fewest first; at least two."""
     lines: dict[tuple[str, str, str, int], list[Group]] = {}
     for group in timed(view.line_groups):
@@ -226,7 +226,7 @@ def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
 TOPIC = Topic(
     rules=(more_nodes, fastest, slower_than_serial),
     figures=(
-        over_nodes(TIMES, "scale", "Grey line: serial. Shaded: nodes share cores."),
+        over_nodes(TIMES, "scale", "Grey line: serial. Shaded: nodes share cores.", shows=("many_nodes",)),
         over_nodes(
             SPEEDUPS,
             "scale",

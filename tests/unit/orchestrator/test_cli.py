@@ -177,6 +177,23 @@ def test_requested_runtime_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -
     )
 
 
+@pytest.mark.parametrize(("option", "selected"), [(None, "virtual"), ("local", "local")])
+def test_the_file_names_the_runtime_unless_an_option_does(option: str | None, selected: str) -> None:
+    text = "name: s\nruntime: virtual\nblocks: [{base: {strategy: serial}}]"
+    spec = load_sweep(Path("s.yml"), text=text).spec
+    assert run_sweep.RuntimeSelection(option).of(spec).name == selected
+
+
+def test_a_runtime_of_the_file_that_is_not_available_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(VirtualRuntime, "unavailable_reason", lambda self: "needs Linux")
+    file = tmp_path / "s.yml"
+    file.write_text("name: s\nruntime: virtual\nblocks: [{base: {strategy: serial}}]")
+    done = CliRunner(env={"SHARDYARD_RUNTIME": None}).invoke(cli.app, ["sweep", str(file)])
+    assert str(done.exception) == "the sweep file has runtime: virtual: needs Linux"
+
+
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_docker_without_an_engine_is_one_message_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str

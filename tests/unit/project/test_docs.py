@@ -205,6 +205,7 @@ def figures(entry: Published) -> list[str]:
         (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
         (entry.rounds_to_target, str),
         (entry.steps_per_epoch, str),
+        (entry.staleness, lambda value: f"{value:g}"),
     ]
     return [write(value) for value, write in formats if value is not None]
 

@@ -231,6 +231,13 @@ def over_links() -> tuple[list[RunResult], list[ClusterTime]]:
     return results, clusters
 
 
+def on_many_nodes() -> list[RunResult]:
+    fields: dict[str, Any] = {"lr": 0.9, "cores": 64}
+    few = repeated("all_reduce", around(8.2, 0.1), nodes=2, transport="gloo", **fields)
+    many = repeated("all_reduce", around(1.3, 0.1), nodes=32, transport="gloo", accuracy=0.7, **fields)
+    return [*repeated("serial", around(16.0, 0.1), **fields), *few, *many]
+
+
 def golden_comparison() -> Comparison:
     """Every kind of finding, every column of every table, and every figure."""
     one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
@@ -256,6 +263,7 @@ def golden_comparison() -> Comparison:
         fixed,
         *in_containers(),
         *with_defects(),
+        *on_many_nodes(),
     ]
     published = [
         {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469, "coverage": 1.0},

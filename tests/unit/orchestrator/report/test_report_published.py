@@ -109,6 +109,16 @@ def test_published_and_measured_numbers_are_side_by_side() -> None:
     assert [four[key] for key in speedups] == ["4.00", "2.00", "4.00"]
 
 
+def test_published_staleness_is_beside_the_mean_over_gradients() -> None:
+    run = a_run("async_parameter_server", nodes=3, staleness=[(1.0, 2), (2.0, 3)], link={"latency_ms": 5})
+    entry = {"runs": {"nodes": 3, "link": {"latency_ms": 5}}, "staleness": 1}
+    block = BlockRecord.model_validate({"name": "theirs", "keys": [run.key], "published": [entry]})
+    record = a_record([run], lab=Lab.model_validate({**LAB, "ablations": []}), blocks=[block])
+    (line,) = table(compare(record, [(run.key, run)]))
+    assert (line["staleness_published"], line["staleness_measured"]) == ("1.00", "1.50")
+    assert line["runs"] == "3 nodes, link {latency_ms: 5}"
+
+
 def test_derived_figure_is_marked() -> None:
     entry = {"runs": {"nodes": 1}, "accuracy": 0.9, "coverage": 0.5, "derived": ["coverage"]}
     block = BlockRecord.model_validate({"name": "theirs", "keys": [ALONE.key], "published": [entry]})

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from orchestrator import cli
 from orchestrator.commands import labs
+from orchestrator.commands.sweep import SelectedRuntime
 from orchestrator.errors import InputError
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.shipped import IMPORT_ROOT
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.load import Sweep, load_sweep
@@ -277,13 +279,13 @@ class Labs:
         self.ran: list[tuple[str, bool]] = []
         self.refusals: dict[str, InputError] = {}
         self.code = 0
-        self._directory = directory
+        self.directory = directory
         monkeypatch.setattr(labs, "LABS", directory)
         monkeypatch.setattr(cli, "run_sweep", self._run)
 
     def add(self, name: str, text: str = "") -> None:
         text = text or "blocks: [{base: {strategy: serial}}]"
-        (self._directory / f"{name}.yml").write_text(f"name: {name}\n{text}\n")
+        (self.directory / f"{name}.yml").write_text(f"name: {name}\n{text}\n")
 
     def _run(self, loaded: Sweep, *options: Any) -> int:
         if error := self.refusals.get(loaded.spec.name):
@@ -292,7 +294,7 @@ class Labs:
         return self.code
 
     def run(self, *arguments: str) -> Any:
-        out = ["--out", str(self._directory / "results")]
+        out = ["--out", str(self.directory / "results")]
         return CliRunner().invoke(cli.app, ["lab", "--runtime", "local", *out, *arguments])
 
 
@@ -334,6 +336,25 @@ def test_fail_fast_stops_at_the_first_refused_lab(three: Labs) -> None:
     done = three.run("--all", "--fail-fast")
     assert [name for name, _ in three.ran] == ["a"]
     assert (done.exit_code, done.stderr.splitlines()) == (1, ["error: lab b: refused"])
+
+
+def test_each_lab_runs_on_the_runtime_that_its_file_names(
+    three: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.add("b", "runtime: virtual\nblocks: [{base: {strategy: serial}}]")
+    used: list[str] = []
+
+    def run(loaded: Sweep, paths: Any, selected: SelectedRuntime, *_: Any) -> int:
+        used.append(selected.name)
+        return 0
+
+    monkeypatch.setattr(cli, "run_sweep", run)
+    monkeypatch.setattr(DockerRuntime, "unavailable_reason", lambda self: "no engine answers")
+    runner = CliRunner(env={"SHARDYARD_RUNTIME": None})
+    out = ["--out", str(three.directory / "results")]
+    assert runner.invoke(cli.app, ["lab", "a", "b", *out]).exit_code == 0
+    assert runner.invoke(cli.app, ["lab", "b", "--runtime", "local", *out]).exit_code == 0
+    assert used == ["local", "virtual", "local"]
 
 
 @pytest.mark.parametrize("strict", [False, True])

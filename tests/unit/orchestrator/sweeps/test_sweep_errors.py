@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 KEYS = (
-    "name, description, lab, base, repeat, until_decided, budget, tolerance, questions, quick, "
+    "name, description, lab, runtime, base, repeat, until_decided, budget, tolerance, questions, quick, "
     "requirements, blocks, slurm, swarm"
 )
 NO_MAPPING = f": must be a mapping with the keys {KEYS}"
@@ -166,6 +166,10 @@ def test_long_values_are_shortened(path: Path) -> None:
             ],
         ),
         ("name: s\ndescription: 3\nblocks: [{}]", ["description: 3 is not allowed"]),
+        (
+            "name: s\nruntime: nomad\nblocks: [{}]",
+            ["runtime: 'nomad' is not allowed; it must be docker or local"],
+        ),
         ("name: 3\nblocks: 4\nfoo: 5", ["name: 3", "blocks: 4", "foo: unknown key"]),  # all errors at once
     ],
 )

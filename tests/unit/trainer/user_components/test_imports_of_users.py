@@ -88,7 +88,7 @@ def load(imports: Imports) -> Load:
         text = yaml.safe_dump({"name": "s", "blocks": [{"base": {**BASE, **fields}}]})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(imports, "close", lambda: None)  # a sweep closes it once it is loaded
-            return load_sweep(Path("s.yml"), text=text, imports=imports).runs[0]
+            return load_sweep(Path("s.yml"), text=text, imports=lambda _: imports).runs[0]
 
     return loaded
 
@@ -342,7 +342,7 @@ def test_skip_and_published_figures_select_users_components(imports: Imports) ->
         "published": [published],
     }
     content = {"name": "s", "blocks": [block]}
-    (run,) = load_sweep(Path("s.yml"), text=yaml.safe_dump(content), imports=imports).runs
+    (run,) = load_sweep(Path("s.yml"), text=yaml.safe_dump(content), imports=lambda _: imports).runs
     assert run.name_of("model") == "mine.py:Net"
 
 

@@ -1,0 +1,133 @@
+"""Many nodes: until how many of them time falls, and what that costs in accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from orchestrator.report.figures.axes import LOG_FROM
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.compared import Compared
+from orchestrator.report.formats import listed, percent, seconds
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.topics.speed import by_line, timed_serial
+from orchestrator.report.topics.topic import Topic
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A strategy on several numbers of nodes, the fewest first.
+
+    Attributes:
+        steps: the time on each number of nodes but the first, compared with that on the number before.
+        times, accuracies: those on each number of nodes, compared with the reference.
+    """
+
+    groups: Sequence[Group]
+    steps: Sequence[Compared]
+    times: Sequence[Compared]
+    accuracies: Sequence[Compared]
+
+    @property
+    def compared(self) -> list[Compared]:
+        return [*self.steps, *self.times, *self.accuracies]
+
+    @property
+    def falls_until(self) -> Group | None:
+        """The largest group that is faster than the one before, unless that is within the tolerance."""
+        faster = [step.left for step in self.steps if step.left_is_better and not step.within_tolerance]
+        return faster[-1] if faster else None
+
+    @property
+    def kept_until(self) -> Group | None:
+        """The largest group that is faster than the reference and keeps its accuracy; None if none is."""
+        kept = [
+            time.left
+            for time, accuracy in zip(self.times, self.accuracies, strict=True)
+            if time.left_is_better and accuracy.keeps
+        ]
+        return kept[-1] if kept else None
+
+    def against(self, group: Group) -> tuple[Compared, Compared]:
+        """Time and accuracy of a group, compared with the reference."""
+        at = next(at for at, time in enumerate(self.times) if time.left is group)
+        return self.times[at], self.accuracies[at]
+
+
+def many_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Until how many nodes each strategy becomes faster, and its accuracy there.
+
+    The reference is serial, or without it the fewest nodes of the strategy.
+    """
+    lines = [groups for groups in by_line(view) if _spans_many(groups)]
+    serial = timed_serial(view, [group for groups in lines for group in groups])
+    found = [line for groups in lines if (line := _compare(groups, serial or groups[0], claims))]
+    if not found:
+        return
+    against = "serial" if serial else "the fewest nodes"
+    parts = [_at_end(view, line, line.falls_until or line.groups[-1], against) for line in found]
+    start = "In cluster time, t" if view.clock == "cluster" else "T"
+    yield Finding(
+        "many_nodes",
+        f"{start}he largest number of nodes that saves time over the next smaller one: "
+        f"{_by_count(view, [(line, line.falls_until) for line in found])}. The largest that is faster than "
+        f"{against} without a loss of accuracy above the tolerance: "
+        f"{_by_count(view, [(line, line.kept_until) for line in found])}. {' '.join(parts)}",
+        evidence([serial, *(group for line in found for group in line.groups)]),
+        {
+            "reference": "serial" if serial else "fewest",
+            "strategies": [_data(view, line) for line in found],
+            "compared": compared_data(each for line in found for each in line.compared),
+        },
+    )
+
+
+def _spans_many(groups: Sequence[Group]) -> bool:
+    """Whether node counts are so far apart that figures have a logarithmic axis for them."""
+    return groups[-1].shape.ranks >= LOG_FROM * groups[0].shape.ranks
+
+
+def _compare(groups: Sequence[Group], reference: Group, claims: Claims) -> _Line | None:
+    """The comparisons of a line; None if one has too few seeds or no accuracy."""
+    others = [(group, reference) for group in groups if group is not reference]
+    steps = claims.pairs(TRAIN_S, [(more, fewer) for fewer, more in pairwise(groups)])
+    line = _Line(groups, steps, claims.pairs(TRAIN_S, others), claims.pairs(ACCURACY, others))
+    complete = len(line.times) == len(line.accuracies) == len(others)
+    return line if complete and all(each.verdict != "too_few_seeds" for each in line.compared) else None
+
+
+def _by_count(view: WorkloadView, ends: Sequence[tuple[_Line, Group | None]]) -> str:
+    """`64 nodes with one_shot over mpi; 16 nodes with all_reduce over mpi; none with gossip over mpi`."""
+    names: dict[str, list[str]] = {}
+    for line, end in sorted(ends, key=lambda each: -each[1].shape.ranks if each[1] else 0):
+        count = end.shape.label if end else "none"
+        names.setdefault(count, []).append(view.name(line.groups[0]))
+    return "; ".join(f"{count} with {listed(of)}" for count, of in names.items())
+
+
+def _at_end(view: WorkloadView, line: _Line, end: Group, against: str) -> str:
+    """`all_reduce over mpi on 64 nodes: 0.28 s, 0.02 times as long as serial, …; accuracy 53.6%, …`"""
+    text = f"{view.name_on(end)}: {seconds(TRAIN_S.mean_of(end))}"
+    accuracy = percent(ACCURACY.mean_of(end))
+    if not any(each.left is end for each in line.times):  # it is the reference
+        return f"{text}, {accuracy}."
+    time, loss = line.against(end)
+    return f"{text}, {time.written} as {against}; {accuracy}, {loss.written}."
+
+
+def _data(view: WorkloadView, line: _Line) -> dict[str, Any]:
+    falls, kept = line.falls_until, line.kept_until
+    return {
+        "strategy": view.name(line.groups[0]),
+        "ranks": [group.shape.ranks for group in line.groups],
+        "falls_until": falls.shape.ranks if falls else None,
+        "kept_until": kept.shape.ranks if kept else None,
+    }
+
+
+TOPIC = Topic(rules=(many_nodes,))
