@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.results.records import RunResult
+from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import a_comparison, a_run, around, finding_of, findings_of, repeated
 
 
@@ -21,20 +22,21 @@ def line(strategy: str, times: dict[int, float], accuracies: dict[int, float]) -
 
 SERIAL = repeated("serial", around(16, 0.1), accuracy=0.9, cores=64)
 FALLING = line("one_shot", {2: 8.0, 8: 2.0, 32: 1.0}, {2: 0.9, 8: 0.89, 32: 0.5})
-LEVEL = line("all_reduce", {2: 8.0, 8: 4.0, 32: 3.9}, {2: 0.9, 8: 0.9, 32: 0.9})
+LEVEL = line("all_reduce", {2: 8.0, 8: 4.0, 32: 3.2}, {2: 0.9, 8: 0.9, 32: 0.9})
 RISING = line("gossip", {2: 20.0, 8: 24.0, 32: 28.0}, {2: 0.9, 8: 0.9, 32: 0.9})
 
 
 def ends(*runs: RunResult) -> dict[str, tuple[Any, Any]]:
     """Of each strategy: until how many nodes it becomes faster, and keeps its accuracy."""
-    data = finding_of(a_comparison(*runs), "many_nodes").data
+    comparison = a_comparison(*runs, tolerance=Tolerances(time="40%"))
+    data = finding_of(comparison, "many_nodes").data
     return {each["strategy"]: (each["falls_until"], each["kept_until"]) for each in data["strategies"]}
 
 
 def test_the_last_numbers_of_nodes_that_save_time_and_keep_the_accuracy_of_serial() -> None:
     assert ends(*SERIAL, *FALLING, *LEVEL, *RISING) == {
         "one_shot over gloo": (32, 2),  # −1 point at 8 nodes may be more than the tolerance
-        "all_reduce over gloo": (8, 32),  # 2.5 % are within the tolerance
+        "all_reduce over gloo": (8, 32),  # from 8 to 32 nodes it saves 20 %, within the tolerance
         "gossip over gloo": (None, None),
     }
 
