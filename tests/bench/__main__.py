@@ -22,6 +22,7 @@ from tests.bench import (
     step,
     traffic,
     virtual,
+    virtual_error,
 )
 
 PARTS = {
@@ -44,6 +45,7 @@ PARTS = {
 ON_REQUEST = {
     "flower": flower.main,  # installs another package
     "allocation": engines.many,  # takes minutes
+    "virtual_error": virtual_error.main,  # takes ten minutes
     "sessions": sessions.main,  # rests between its runs
 }
 

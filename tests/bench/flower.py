@@ -1,4 +1,7 @@
-"""Flower's simulation with two clients beside a cold run on two nodes. On request: it installs Flower."""
+"""Flower's simulation beside ours. On request: it installs Flower.
+
+With two clients beside a cold run on two nodes, and with 1,000 beside virtual nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from pathlib import Path
 
 from tests.bench.overhead import overhead
 from tests.bench.runs import runs_on
+from trainer.spec.run_spec import RunSpec
 
 REPEATS = 3
-PACKAGE = "flwr[simulation]==1.41.0"
+PACKAGE = "flwr[simulation]==1.42.0"
+CLIENTS, SAMPLES, BATCH = 1_000, 60, 10  # samples of each client
 # One round of federated averaging by two clients, which train the model of overhead.py with torch.
 SCRIPT = """
 import time
@@ -66,6 +71,61 @@ def server(context: Context):
 
 run_simulation(ServerApp(server_fn=server), ClientApp(client_fn=client), num_supernodes=2)
 """
+# One round of all clients: an epoch of LeNet-5 on images of 28 × 28, and the average of their weights.
+MANY = """
+import torch
+from torch import nn
+from flwr.client import ClientApp, NumPyClient
+from flwr.common import Context, ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+
+def model():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 10), nn.LogSoftmax(1),
+    )
+
+
+class Client(NumPyClient):
+    def fit(self, parameters, config):
+        torch.set_num_threads(1)
+        net = model()
+        net.load_state_dict(dict(zip(net.state_dict(), map(torch.tensor, parameters))))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        images, labels = torch.randn(SAMPLES, 1, 28, 28), torch.randint(10, (SAMPLES,))
+        for batch, target in zip(images.split(BATCH), labels.split(BATCH)):
+            optimizer.zero_grad()
+            nn.functional.nll_loss(net(batch), target).backward()
+            optimizer.step()
+        return [value.numpy() for value in net.state_dict().values()], SAMPLES, {}
+
+
+def client(context: Context):
+    return Client().to_client()
+
+
+def server(context: Context):
+    initial = ndarrays_to_parameters([value.numpy() for value in model().state_dict().values()])
+    strategy = FedAvg(
+        fraction_evaluate=0.0,
+        min_fit_clients=CLIENTS,
+        min_available_clients=CLIENTS,
+        initial_parameters=initial,
+    )
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=1))
+
+
+run_simulation(
+    ServerApp(server_fn=server),
+    ClientApp(client_fn=client),
+    num_supernodes=CLIENTS,
+    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+)
+"""
 
 
 def main() -> None:
@@ -77,9 +137,34 @@ def main() -> None:
         for _ in range(REPEATS):
             flower.append(seconds(python, script))
             cold.append(overhead(execute, ("all_reduce", "gloo"), 2))
+        many(Path(directory), python)
     theirs, ours = statistics.median(flower), statistics.median(cold)
     print(f"two nodes, s, median of {REPEATS}: Flower's simulation {theirs:.2f}, its training included")
     print(f"cold all_reduce over gloo without its training: {ours:.2f}; ratio {ours / theirs:.2f}")
+
+
+def many(directory: Path, python: Path) -> None:
+    """Print the wall time of a round of 1,000 clients, beyond that of a few."""
+    theirs = []
+    for clients in (1, CLIENTS):
+        script = directory / f"clients-{clients}.py"
+        script.write_text(f"CLIENTS, SAMPLES, BATCH = {clients}, {SAMPLES}, {BATCH}\n{MANY}")
+        theirs.append(seconds(python, script))
+    with runs_on("virtual", cold=True) as execute:
+        ours = [execute(round_of(clients)).wall_s for clients in (2, CLIENTS)]
+    print(
+        f"a round of {CLIENTS:,} clients, s: Flower's simulation {theirs[1]:.1f}, of which {theirs[0]:.1f} "
+        f"with 1 client; virtual nodes {ours[1]:.1f}, of which {ours[0]:.1f} with 2; ratio of the rest "
+        f"{(theirs[1] - theirs[0]) / (ours[1] - ours[0]):.1f}"
+    )
+
+
+def round_of(clients: int) -> RunSpec:
+    """The same round on virtual nodes, with one average at its end."""
+    dataset = {"name": "synthetic", "samples": clients * SAMPLES, "test_samples": 100}
+    strategy = {"name": "local_sgd", "local_steps": None}
+    fields = {"strategy": strategy, "dataset": dataset, "model": "lenet5", "batch_size": BATCH}
+    return RunSpec.model_validate({**fields, "epochs": 1, "nodes": clients, "transport": "gloo"})
 
 
 def installed(directory: Path) -> Path:
