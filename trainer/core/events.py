@@ -143,10 +143,12 @@ def _end_last_line(path: Path) -> None:
 class _Position:
     """How far a reader has read one file.
 
-    time: the time of the last event. latest: the latest time of all events so far.
+    size: that of the file when it was read. time: the time of the last event. latest: the latest time of
+    all events so far.
     """
 
     offset: int = 0
+    size: int = -1
     time: float = field(default_factory=time.time)
     latest: float = 0.0
     damaged: int = 0
@@ -208,8 +210,9 @@ class EventReader:
         return [event for _, event in sorted(events, key=lambda each: each[0])]
 
     def _new_of(self, path: Path, rank: int, position: _Position) -> Iterator[Event]:
-        if position.given_up:
+        if position.given_up or (size := _size(path)) == position.size:  # most files, if there are many
             return
+        position.size = size
         try:
             opened = open_below(path.parent, path.name)
         except RefusedFile as error:
@@ -244,6 +247,14 @@ class EventReader:
                 f"{MAX_BYTES} bytes in one line" if len(rest) >= MAX_BYTES else f"{self._max_bytes} bytes"
             )
             yield _damaged(rank, position.time, f"events: more than {limit}", rest)
+
+
+def _size(path: Path) -> int:
+    """The size of a file, without following a link; -1 if it is gone."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return -1
 
 
 def check_attempt(event: Event, restarts: int) -> None:
