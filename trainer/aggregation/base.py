@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Total = Callable[["Tensor"], "Tensor"]
 
-ByzantineVectors = Annotated[int, Field(ge=0, le=1024, description="f: Byzantine vectors that it stands")]
+ByzantineVectors = Annotated[
+    int, Field(ge=0, le=1024, description="f: Byzantine vectors that it tolerates")
+]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GeometricMedian(Aggregation):
-    """Take the point v with the smallest Σ n_i ‖v − x_i‖ (Pillutla et al. 2022). It stands f < n/2.
+    """Take the point v with the smallest Σ n_i ‖v − x_i‖ (Pillutla et al. 2022). f < n/2.
 
     The smoothed Weiszfeld algorithm takes R = `iterations` steps, which approximate it:
 
@@ -22,7 +22,7 @@ class GeometricMedian(Aggregation):
 
     It starts at the `median` of each coordinate. A step never increases the sum of distances, so that v
     stays near the honest vectors for any R; from the mean it would need many steps to leave far Byzantine
-    ones. Weighted, it stands Byzantine vectors with less than half of the weight.
+    ones. Weighted, it tolerates Byzantine vectors with less than half of the weight.
 
     Source: Pillutla et al. 2022, "Robust Aggregation for Federated Learning", the smoothed Weiszfeld
     algorithm; Weiszfeld 1937, "Sur le point pour lequel la somme des distances de n points donnés est

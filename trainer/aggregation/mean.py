@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MeanAggregation(Aggregation):
-    """Take the mean, Σ n_i x_i / Σ n_i. It stands no Byzantine vector.
+    """Take the mean, Σ n_i x_i / Σ n_i. f = 0.
 
     A strategy takes it in an exchange of its own, such as an all-reduce.
     """

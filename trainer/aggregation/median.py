@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class Median(Aggregation):
-    """Take the median of each coordinate (Yin et al. 2018). It stands f < n/2.
+    """Take the median of each coordinate (Yin et al. 2018). f < n/2.
 
     With equal weights it is the plain median: the middle value, or the mean of the two in the middle. With
-    unequal weights it is the weighted median x, below which lies at most half of the weight, and above
-    which as well:
+    unequal weights it is the weighted median x, with at most half of the weight below x and at most half
+    above x:
 
         Σ_{x_i < x} n_i ≤ ½ Σ n_i        Σ_{x_i > x} n_i ≤ ½ Σ n_i
 
-    If two neighbouring values fulfil this, it is their mean. Weighted, it stands Byzantine vectors with
+    If two neighbouring values fulfil this, it is their mean. Weighted, it tolerates Byzantine vectors with
     less than half of the weight.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MultiKrum(Aggregation):
-    """Take the mean of the m vectors with the smallest scores of `krum` (Blanchard et al. 2017).
+    """Take the mean of the m vectors with the best scores of `krum` (Blanchard et al. 2017). n ≥ 2f + 3.
 
     n ≥ 2f + 3 as for `krum`, and m ≤ n − f − 2, so that some more vectors than the Byzantine ones are left
     out. With m = 1 it is `krum`. The scores do not depend on weights; the mean is weighted.

@@ -1,4 +1,4 @@
-"""A little is enough: a vector that is wrong, and closer to the mean than some honest ones."""
+"""A little is enough: a vector that is wrong, within the spread of the honest ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LittleIsEnough(Attack):
-    """Send μ − z σ, which is as close to the mean as honest vectors are (Baruch et al. 2019).
+    """Send μ − z σ: for small z, within the spread of the honest vectors (Baruch et al. 2019).
 
     μ and σ are mean and standard deviation of each coordinate over the honest vectors. All Byzantine ranks
     send the same vector. With z = null it is that of the paper: of n vectors m are Byzantine, and they need

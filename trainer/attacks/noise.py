@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Noise(Attack):
-    """Send Gaussian noise of mean 0 in place of the own vector (Blanchard et al. 2017).
+    """Send Gaussian noise with mean 0 instead of its own vector (Blanchard et al. 2017).
 
     The vector is N(0, `std`²) in each coordinate. The paper's standard deviation is 200, for gradients.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SignFlip(Attack):
-    """Send −`scale` times the own vector (Li et al. 2019).
+    """Send −`scale` times its own vector (Li et al. 2019).
 
     Source: Li et al. 2019, "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
     from Heterogeneous Datasets", the sign-flipping attack of the experiments.

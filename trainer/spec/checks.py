@@ -484,8 +484,8 @@ def _byzantine_problem(run: RunFields) -> str | None:
     tolerated = rule.tolerated(fewest)
     if tolerated is not None and count > tolerated:
         return (
-            f"nodes: {count} of {fewest} vectors can be Byzantine, and {AGGREGATIONS.label(rule)} stands "
-            f"{tolerated}; allowed: at most {tolerated}, or another aggregation"
+            f"nodes: {count} of {fewest} vectors can be Byzantine, and {AGGREGATIONS.label(rule)} "
+            f"tolerates {tolerated}; allowed: at most {tolerated}, or another aggregation"
         )
     if attack.needs_classes and (not run.loss.takes_classes or run.dataset.class_count < 2):
         return (

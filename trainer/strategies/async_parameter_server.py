@@ -19,7 +19,7 @@ class AsyncParameterServer(Strategy):
     Rank 0 is the server. A worker pulls the weights, computes a gradient and pushes it; the server takes an
     optimizer step with each gradient on arrival, at the run's lr. P workers together take as many steps as
     `serial`, with stale gradients. Staleness is the number of updates by others between pull and push:
-    about P − 1 where all workers are equally fast.
+    about P − 1 if links are fast and updates are spread evenly over time, and (P − 1)/2 in lock step.
 
     max_staleness s bounds it (stale synchronous parallel, Ho et al. 2013): no worker starts a step more
     than s ahead of the slowest worker, so staleness is at most (P − 1)(2s + 1). s = 0 is lock step, but

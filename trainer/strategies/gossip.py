@@ -37,11 +37,11 @@ class Gossip(Strategy):
     p_i = P n_i / n for n_i of the n samples of the step. W keeps the mean over nodes, so in each step that
     mean moves by −lr · Σ (n_i / n) g_i, as in `all_reduce`. This is Alg. 1 for the losses P (n_i / n) f_i,
     whose mean over nodes is the loss over all samples. With p_i = 1 a node without samples left shortens
-    that step. p_i scales the learning rate, so it applies to every optimizer. It is P for the last node
-    that has samples left, whose own steps can be too long then.
+    that step. p_i scales the learning rate, so it applies to every optimizer. If only one node
+    has samples left, its p_i is P, and its steps can be too long.
 
-    participation: a round is a step. A node that is not in it neither steps nor averages, and its weight
-    W_ij counts for the neighbour itself, so W stays doubly stochastic on the ring and the complete graph.
+    participation: a round is a step. An absent node keeps its weights. In place of the weights of an absent
+    neighbour, a node takes its own, so W stays doubly stochastic on the ring and the complete graph.
 
     order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the
     complete graph it is `local_sgd` with H = 1. After each epoch the average of the replicas is evaluated,

@@ -84,8 +84,8 @@ class LocalSGD(Strategy):
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         if self.optimizer_state == "average" and not isinstance(self.aggregation, MeanAggregation):
             return (
-                "optimizer_state is average, and the mean of the states stands no Byzantine node; allowed: "
-                "keep, reset, or aggregation: mean"
+                "optimizer_state is average, and the mean of the states tolerates no Byzantine node; "
+                "allowed: keep, reset, or aggregation: mean"
             )
         return None
 
