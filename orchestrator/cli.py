@@ -348,8 +348,8 @@ def lab(
     how = HowToRun(fail_fast, not no_warm_up_run, strict)
     for loaded in wanted if not (fail_fast and refused) else ():
         results = directory / loaded.spec.name
-        command = Command(selection.of(loaded.spec), data_dir, how, dry_run, verbose)
         try:
+            command = Command(selection.of(loaded.spec), data_dir, how, dry_run, verbose)
             codes.append(command.execute(loaded, results))
         except InputError as error:
             if not all_labs:

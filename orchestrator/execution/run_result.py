@@ -436,7 +436,8 @@ def flags(
         found.append(spec.byzantine_label)
     if without_effect := max((rank.aggregations_without_effect or 0 for rank in ranks), default=0):
         found.append(
-            f"aggregations that changed nothing, because too few vectors counted: {without_effect}"
+            "aggregations of too few vectors, which kept the weights or gave a gradient of 0: "
+            f"{without_effect}"
         )
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
         found.append("replicas ended with different weights; the accuracy is rank 0's")

@@ -98,6 +98,8 @@ class Costs:
             if fits_cores(result) and not _has_shaped_links(result):
                 own, loaded = described(result, software, requested=False), not has_cores(result)
                 calibration.add(key, _strategy(result), _place(result), traces, own, loaded)
+            if result.run.strategy.rounds:  # a step costs nothing where its rank is absent
+                continue
             steps = step_cpu_s(traces, whole_batches(result))
             if has_cores(result):
                 work.add_undisturbed(key, work_of_step(result), steps)

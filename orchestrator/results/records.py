@@ -203,10 +203,14 @@ class RunResult(_Finite):
     def path_cpu_s(self) -> float | None:
         """CPU seconds on the critical path, which more cores cannot shorten; None on GPUs.
 
+        None also where some ranks are absent in each round: then the path changes from rank to rank.
+
         With pipeline stages of CPU time w_s and M micro-batches per step: (Σ w_s + (M − 1) · max w_s) / M.
         If all w_s are equal, this is the formula of the pipeline bubble. Otherwise: `work_cpu_s`.
         """
         strategy = self.run.strategy
+        if strategy.rounds:
+            return None
         if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
             return self.work_cpu_s
         stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]

@@ -17,6 +17,7 @@ from trainer.data.base import Partitioner
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
+from trainer.strategies.local_sgd import LocalSGD
 
 
 def good(samples: int = 60, classes: int = 3, scale: float = 1.0):
@@ -51,6 +52,10 @@ class Langevin(torch.optim.SGD):
             for weight in group["params"]:
                 weight.data += self.noise * torch.randn_like(weight)
         self.noise = 0.01
+
+
+class InRounds(LocalSGD):
+    pass
 
 
 class Ragged(Dataset):

@@ -43,6 +43,11 @@ class Attack(Component):
     # It changes labels, so the targets must be classes.
     needs_classes: ClassVar[bool] = False
 
+    @property
+    def counts_vectors(self) -> bool:
+        """Whether it depends on the number of vectors in an aggregation."""
+        return False
+
     def validation_error(self, vectors: int, byzantine: int) -> str | None:
         """Return why so many Byzantine ones of so many vectors do not attack like this, or None."""
         return None

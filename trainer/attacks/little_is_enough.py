@@ -36,6 +36,10 @@ class LittleIsEnough(Attack):
         None, gt=0, le=1000, description="standard deviations from the mean; null: those of the paper"
     )
 
+    @property
+    def counts_vectors(self) -> bool:
+        return self.z is None
+
     def validation_error(self, vectors: int, byzantine: int) -> str | None:
         z = self.deviations(vectors, byzantine)
         if 0 < z < inf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -47,7 +48,7 @@ class Participation(BaseModel):
     def error(self, ranks: int) -> str | None:
         """Why it does not fit a run of so many ranks, or None."""
         if self.fraction is not None and not self._drawn(ranks):
-            least = 0.5 / ranks
+            least = ceil(5000 / ranks) / 10_000
             return f"fraction {self.fraction:g} of {ranks} ranks is nobody; allowed: at least {least:g}"
         for number, present in enumerate(self.schedule or ()):
             if not present:
@@ -94,17 +95,18 @@ Participants = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(BaseModel):
     """The rounds of a strategy in which not every rank takes part. steps: of a round; None: one round."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     participation: Participation
-    steps: int | None
+    steps: int | None = Field(ge=1)
 
     @classmethod
     def of(cls, participation: Participation | None, steps: int | None) -> Rounds | None:
         """None if every rank takes part in every round."""
-        return None if participation is None else cls(participation, steps)
+        return None if participation is None else cls(participation=participation, steps=steps)
 
 
 @dataclass(frozen=True)

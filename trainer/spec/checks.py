@@ -178,7 +178,7 @@ def strategy(run: RunFields) -> CheckError:
 
 def aggregation(run: RunFields) -> CheckError:
     rule = run.aggregation
-    vectors = _vectors(run)
+    vectors = run.replicas_in_step
     if rule is None or vectors >= rule.least:
         return None
     return PydanticCustomError(
@@ -193,12 +193,6 @@ def aggregation(run: RunFields) -> CheckError:
             "in_each": " in each round" if run.strategy.rounds else "",
         },
     )
-
-
-def _vectors(run: RunFields) -> int:
-    """The fewest vectors in an aggregation while every rank that takes part has samples."""
-    rounds = run.strategy.rounds
-    return rounds.participation.fewest(run.num_replicas) if rounds else run.num_replicas
 
 
 def synchronous_layers(run: RunFields) -> CheckError:
@@ -480,17 +474,23 @@ def _byzantine_problem(run: RunFields) -> str | None:
         return f"nodes: all {run.nodes} nodes are Byzantine; allowed: at least one honest node"
     if run.checkpoints and not run.strategy.synchronous:
         return "a checkpoint does not contain the weights at the start of a round; allowed: no checkpoints"
-    fewest = _vectors(run)
+    fewest = run.replicas_in_step
     tolerated = rule.tolerated(fewest)
     if tolerated is not None and count > tolerated:
         return (
-            f"nodes: {count} of {fewest} vectors can be Byzantine, and {AGGREGATIONS.label(rule)} "
-            f"tolerates {tolerated}; allowed: at most {tolerated}, or another aggregation"
+            f"nodes: {min(count, fewest)} of {fewest} vectors can be Byzantine, and "
+            f"{AGGREGATIONS.label(rule)} tolerates {tolerated}; allowed: at most {tolerated}, or another "
+            "aggregation"
         )
     if attack.needs_classes and (not run.loss.takes_classes or run.dataset.class_count < 2):
         return (
             f"attack: {ATTACKS.name_of(attack)} changes classes, and the targets of "
             f"{run.name_of('dataset')} with loss {run.name_of('loss')} are none; allowed: other attacks"
+        )
+    if run.strategy.rounds and attack.counts_vectors:
+        return (
+            f"attack: {ATTACKS.label(attack)} depends on the number of vectors, which participation "
+            "changes; allowed: a stated z"
         )
     problem = attack.validation_error(vectors, count)
     return f"attack: {ATTACKS.label(attack)}: {problem}" if problem else None
@@ -548,6 +548,11 @@ def participation(run: RunFields) -> CheckError:
     if rounds is None:
         return None
     reason = rounds.participation.error(run.num_replicas)
+    if reason is None and run.lr_scaling != "none":
+        reason = (
+            f"not possible with lr_scaling: {run.lr_scaling}, which is for the batches of all ranks; "
+            "allowed: null, or lr_scaling: none"
+        )
     if reason is None and run.on_loss != "stop":
         reason = f"not possible with on_loss: {run.on_loss}; allowed: null, or on_loss: stop"
     if reason is None:

@@ -261,6 +261,12 @@ class RunFields(BaseModel):
         return self.strategy.replicas(self.world_size)
 
     @property
+    def replicas_in_step(self) -> int:
+        """The number of replicas that take part in a step; the fewest if rounds differ in it."""
+        rounds = self.strategy.rounds
+        return rounds.participation.fewest(self.num_replicas) if rounds else self.num_replicas
+
+    @property
     def batch_per_replica(self) -> int:
         """Samples per step of each replica."""
         return self.batch_size // self.num_replicas if self.batch_per == "run" else self.batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -41,7 +41,8 @@ class Gossip(Strategy):
     has samples left, its p_i is P, and its steps can be too long.
 
     participation: a round is a step. An absent node keeps its weights. In place of the weights of an absent
-    neighbour, a node takes its own, so W stays doubly stochastic on the ring and the complete graph.
+    neighbour, a node takes its own, so W stays doubly stochastic on the ring and the complete graph. P and
+    n in p_i are then those of the nodes that take part.
 
     order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the
     complete graph it is `local_sgd` with H = 1. After each epoch the average of the replicas is evaluated,
@@ -83,7 +84,7 @@ class Gossip(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
-        for epoch in session.epochs(evaluate="average"):
+        for epoch in session.epochs(evaluate="average", weighting=None):
             for batch in session.synchronous_batches(epoch, self.uneven):
                 distances = neighbours(self.graph, session.comm.size)
                 if batch.samples:
@@ -91,12 +92,13 @@ class Gossip(Strategy):
                 if self.order == "mix_then_step":
                     mix(replica, session.comm, distances, batch.round)
                 if batch.samples:
-                    replica.scaled_step(self.step_scale(batch, session.comm.parent_ranks))
+                    nodes = batch.round.ranks if batch.round else session.comm.parent_ranks
+                    replica.scaled_step(self.step_scale(batch, nodes))
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances, batch.round)
         replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
 
-    def step_scale(self, batch: Batch, nodes: Sequence[int]) -> float:
+    def step_scale(self, batch: Batch, nodes: Collection[int]) -> float:
         """p_i: the node's share of the samples of a step of these nodes, times their number."""
         if self.weighting == "equal":
             return 1.0

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from trainer.aggregation.base import Aggregation, Total, whole
 from trainer.aggregation.mean import MeanAggregation
 from trainer.attacks.base import Knowledge
-from trainer.comm.base import Communicator
+from trainer.comm.base import CommunicationError, Communicator
 from trainer.core.rng import RngFactory
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch
@@ -100,6 +100,8 @@ class Aggregator:
         """Apply a rule to the rows that count. Without enough of them, nothing changes."""
         counts = weights > 0
         with self._comm.clock.phase("compute") as span:
+            if len(rows) < rule.least:
+                raise CommunicationError(f"the aggregation needs {rule.least} vectors, not {len(rows)}")
             if counts.sum() < rule.least:
                 self.without_effect += span.counted
                 # The row of a rank without samples: weights of the last aggregation, or a gradient of 0.

@@ -9,6 +9,8 @@ from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
 from trainer.training.partition import Partition, StepSizes
 
+KEPT = 64  # rounds; each can be drawn again
+
 
 class Participants:
     """Draws the rounds of a run, for all ranks of a process. Every rank of a run gets the same ones."""
@@ -25,15 +27,19 @@ class Participants:
         """The round of a step (0-based) of `epoch` (1-based)."""
         length = self._rounds.steps
         number = 0 if length is None else (self._first_step(epoch, uneven) + step) // length
-        if number not in self._drawn:
+        found = self._drawn.get(number)
+        if found is None:
+            if len(self._drawn) == KEPT:
+                self._drawn.clear()
             rng = self._rngs.generator("participation", number)
-            self._drawn[number] = Round(number, self._rounds.participation.draw(number, self._sizes, rng))
-        return self._drawn[number]
+            found = Round(number, self._rounds.participation.draw(number, self._sizes, rng))
+            self._drawn[number] = found
+        return found
 
     def _first_step(self, epoch: int, uneven: Uneven) -> int:
-        if epoch not in self._first_steps:
-            steps = self._partition(epoch - 1).synchronous_steps(uneven)
-            self._first_steps[epoch] = self._first_step(epoch - 1, uneven) + steps
+        for before in range(max(self._first_steps), epoch):
+            steps = self._partition(before).synchronous_steps(uneven)
+            self._first_steps[before + 1] = self._first_steps[before] + steps
         return self._first_steps[epoch]
 
     def in_step(self, epoch: int, step: int, uneven: Uneven) -> StepSizes:

@@ -207,14 +207,16 @@ class Session:
         self.comm.broadcast(weights, root=0)
         self._replica.set_weights(weights)
 
-    def averaging_weight(self, weighting: Weighting) -> int:
+    def averaging_weight(self, weighting: Weighting | None) -> int:
         """The weight of this rank in an average over ranks.
 
         Args:
             weighting: "size" returns the number of samples that this rank has trained on since the last
                 call of `averaged`, with repetitions. "equal" returns 1, but 0 for a rank without samples in
-                a run where not every rank takes part in each round.
+                a run where not every rank takes part in each round. None always returns 1.
         """
+        if weighting is None:
+            return 1
         samples = self._metrics.samples_since_average
         if weighting == "size":
             return samples
@@ -272,7 +274,7 @@ class Session:
         self,
         *,
         evaluate: Literal["replicas", "local", "average", "server"] = "replicas",
-        weighting: Weighting = "equal",
+        weighting: Weighting | None = "equal",
         aggregation: Aggregation = MEAN,
     ) -> Iterator[int]:
         """The run's epochs, 1-based, until the target accuracy is reached, if there is one.
@@ -319,7 +321,7 @@ class Session:
         lr: float,
         target: Target,
         evaluate: str,
-        weighting: Weighting,
+        weighting: Weighting | None,
         aggregation: Aggregation,
     ) -> bool:
         """Evaluate after an epoch and report it. Returns whether the target accuracy is reached."""
@@ -565,7 +567,7 @@ class Session:
         accuracy, test_loss = self._metrics.evaluated
         local_accuracy = None
         if self._evaluates_final_weights:
-            local_accuracy = accuracy
+            local_accuracy = accuracy if self._metrics.samples else None  # of a model that has trained
             accuracy, test_loss = self.evaluate(replica, alone=False)
         full_weights = replica.full_weights()
         weights = None if full_weights is None else full_weights.cpu().numpy()

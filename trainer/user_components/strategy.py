@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from trainer.core.participation import Rounds
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Strategy
 from trainer.user_components.signature import configured
@@ -55,6 +56,7 @@ class StrategyFacts(Source):
     micro_batch_count: int = Field(ge=1, le=2**20)
     not_checkpointed: str | None
     bubble: float | None
+    rounds: Rounds | None = None
 
 
 class ImportedStrategy(ImportedComponent, Strategy):
@@ -88,6 +90,10 @@ class ImportedStrategy(ImportedComponent, Strategy):
 
     def sees_inputs(self, rank: int, ranks: int) -> bool:
         return self.imported.sees_inputs[rank]
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.imported.rounds
 
     @property
     def updates_use_global_batch(self) -> bool:
@@ -138,6 +144,9 @@ def facts(
     possible = ranks >= own.min_nodes and (own.max_nodes is None or ranks <= own.max_nodes)
     if possible and (reason := own.validation_error(model, ranks, batch_size)):
         raise ImportFailure(reason)
+    aggregation = getattr(own, "aggregation", None)
+    if aggregation is not None and aggregation.tolerated(ranks) is not None:
+        raise ImportFailure("a strategy of your own takes the mean; allowed: aggregation: mean")
     everyone = range(ranks)
     return StrategyFacts(
         **dict(source),
@@ -150,4 +159,5 @@ def facts(
         micro_batch_count=own.micro_batch_count,
         not_checkpointed=own.not_checkpointed,
         bubble=own.bubble(ranks),
+        rounds=own.rounds,
     )

@@ -178,7 +178,7 @@ class SampledSession(Session):
         lr: float,
         target: Target,
         evaluate: str,
-        weighting: Weighting,
+        weighting: Weighting | None,
         aggregation: Aggregation,
     ) -> bool:
         return False

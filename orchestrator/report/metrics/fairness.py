@@ -43,8 +43,8 @@ def samples_per_epoch(row: Row) -> float | None:
 
 
 def global_batch(run: RunSpec) -> int:
-    """Samples that all replicas take in a step."""
-    return run.batch_per_replica * run.num_replicas
+    """Samples that all replicas take in a step; the fewest if rounds differ in their replicas."""
+    return run.batch_per_replica * run.replicas_in_step
 
 
 def scales_beyond_the_rule(run: RunSpec) -> bool:

@@ -138,7 +138,8 @@ def partition_summary_of(row: Row) -> PartitionSummary | None:
 def representatives(groups: Sequence[Group]) -> list[Row]:
     """One certified run for each number of data-parallel ranks and each partitioner.
 
-    Runs with the whole model on every rank, without servers, and with the lowest seed are preferred. Rows
+    Runs in which all ranks train in each round, with the whole model on every rank, without servers, and
+    with the lowest seed are preferred. Rows
     come in the order of ranks, then of the sweep. Ranks that share one replica count once. A single rank
     trains on everything, and is left out unless nothing else was run.
     """
@@ -169,5 +170,6 @@ def _replicas(row: Row) -> int:
     return row.run.num_replicas if row.run.strategy.partitions_model else row.shape.ranks
 
 
-def _order(row: Row) -> tuple[bool, int, int]:
-    return row.run.strategy.partitions_model, row.run.strategy.servers, row.seed
+def _order(row: Row) -> tuple[bool, bool, int, int]:
+    strategy = row.run.strategy
+    return strategy.rounds is not None, strategy.partitions_model, strategy.servers, row.seed

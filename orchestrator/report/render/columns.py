@@ -238,7 +238,11 @@ def _time_to_target(group: Group) -> Cell:
     """The mean over the seeds that reached the target, with their number if not all did."""
     if group.first.run.target_accuracy is None or not group.ok:
         return Cell(ABSENT)
-    cell = _with_range(TIME_TO_TARGET_S.over(group), seconds)
+    return _of_seeds_at_target(TIME_TO_TARGET_S, group)
+
+
+def _of_seeds_at_target(quantity: Quantity, group: Group) -> Cell:
+    cell = _with_range(quantity.over(group), quantity.write)
     reached, number = seeds_at_target(group)
     if not reached:
         return Cell(NOT_REACHED)
@@ -374,6 +378,14 @@ def _both(name: str, title: str, quantity: Quantity) -> tuple[Column[PublishedLi
     return _published(name, title, quantity.write), measured
 
 
+def _rounds_to_target(line: PublishedLine) -> Cell:
+    if line.published.rounds_to_target is None:
+        return Cell(ABSENT)
+    if line.measured is None:
+        return Cell("not run")
+    return _of_seeds_at_target(ROUNDS_TO_TARGET, line.measured)
+
+
 def _ratio(key: str, title: str, of: Callable[[PublishedLine], float | None]) -> Column[PublishedLine]:
     return Column(key, title, lambda line: Cell(formats.ratio(of(line))))
 
@@ -405,7 +417,8 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
     _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
-    *_both("rounds_to_target", "Rounds to target", ROUNDS_TO_TARGET),
+    _published("rounds_to_target", ROUNDS_TO_TARGET.title, ROUNDS_TO_TARGET.write),
+    Column("rounds_to_target_measured", f"{ROUNDS_TO_TARGET.title}, measured", _rounds_to_target),
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
     *_both("staleness", "Staleness", STALENESS),

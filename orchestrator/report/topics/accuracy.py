@@ -150,7 +150,11 @@ def _same_start(group: Group) -> bool:
 def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The accuracy of the averaged model against that of the nodes' local models."""
     groups = [
-        group for group in view.line_groups if group in view.candidates and AVERAGING_GAIN.sample(group)
+        group
+        for group in view.line_groups
+        if group in view.candidates
+        and AVERAGING_GAIN.sample(group)
+        and not group.first.run.aggregates_by_value  # which is no average
     ]
     for gain in claims.with_zero(AVERAGING_GAIN, groups):
         group = gain.left

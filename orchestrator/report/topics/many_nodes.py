@@ -74,9 +74,9 @@ def many_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     start = "In cluster time, t" if view.clock == "cluster" else "T"
     yield Finding(
         "many_nodes",
-        f"{start}he largest number of nodes that saves time over the next smaller one: "
-        f"{_by_count(view, [(line, line.falls_until) for line in found])}. The largest that is faster than "
-        f"{against} without a loss of accuracy above the tolerance: "
+        f"{start}he largest number of nodes that is shown to save time over the next smaller one: "
+        f"{_by_count(view, [(line, line.falls_until) for line in found])}. The largest that is shown to be "
+        f"faster than {against} without a loss of accuracy above the tolerance: "
         f"{_by_count(view, [(line, line.kept_until) for line in found])}. {' '.join(parts)}",
         evidence([serial, *(group for line in found for group in line.groups)]),
         {

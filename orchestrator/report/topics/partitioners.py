@@ -149,6 +149,7 @@ def _both_held(one: str, mine: Sequence[Group], other: str, theirs: Sequence[Gro
 
 def _held(groups: Sequence[Group]) -> str:
     """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
+    groups = [group for group in groups if group.first.run.strategy.rounds is None] or groups
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
     skew = Spread.of(JS_MEAN.of(row) for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None:
@@ -178,7 +179,8 @@ def _measured(pair: Compared) -> tuple[float, float] | None:
 
 def _sizes(groups: Sequence[Group]) -> list[str]:
     """`1,660 to 23,845 samples per rank`; nothing if the parts are of about equal size."""
-    rows = [row for group in groups for row in group.ok_rows]
+    # Where some ranks are absent, the samples of an epoch say nothing about the parts.
+    rows = [row for group in groups for row in group.ok_rows if row.run.strategy.rounds is None]
     samples = [part.samples for row in rows for part in row.parts]
     if not samples or max(samples) <= UNEQUAL * min(samples):
         return []

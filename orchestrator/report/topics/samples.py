@@ -58,7 +58,11 @@ def maps(view: WorkloadView) -> Chart | None:
 def _skew(shown: Shown) -> str:
     """`With shards, 4 nodes together saw 50.0% of the set in epoch 1; …`"""
     view = shown.view
-    groups = [group for group in view.candidates if COVERAGE.over(group) and JS_MEAN.over(group)]
+    groups = [
+        group
+        for group in view.candidates
+        if COVERAGE.over(group) and JS_MEAN.over(group) and group.first.run.strategy.rounds is None
+    ]
     if not groups:
         return ""
     least, most = min(groups, key=COVERAGE.mean_of), max(groups, key=JS_MEAN.mean_of)

@@ -12,6 +12,7 @@ from orchestrator.report.metrics.published import PublishedLine, overrides, publ
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, ROUNDS_TO_TARGET
+from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.topics.published import Ablated, ablated, ablation_sentence
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
 from orchestrator.report.verdict.base import Verdict
@@ -108,7 +109,10 @@ def _rounds(lines: Sequence[PublishedLine]) -> str:
     known = {
         measured / line.published.rounds_to_target: f"{line.block}, {line.runs}"
         for line in lines
-        if line.published.rounds_to_target and (measured := line.mean(ROUNDS_TO_TARGET.of, geometric=True))
+        if line.published.rounds_to_target
+        and line.measured
+        and len({*seeds_at_target(line.measured)}) == 1  # all seeds have reached it
+        and (measured := line.mean(ROUNDS_TO_TARGET.of))
     }
     if not known:
         return ""

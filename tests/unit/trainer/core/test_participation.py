@@ -73,6 +73,23 @@ def test_participation_that_cannot_be(participation: dict[str, Any], named: str)
     assert named in str(raised.value)
 
 
+def test_a_step_has_the_replicas_of_a_round() -> None:
+    strategy = {"name": "local_sgd", "local_steps": 1, "participation": {"fraction": 0.5}}
+    run = {**SMALL, "nodes": 4, "strategy": strategy}
+    spec = RunSpec.model_validate(run)
+    assert (spec.num_replicas, spec.replicas_in_step) == (4, 2)
+    with pytest.raises(ValidationError, match="lr_scaling"):  # would be for the batches of all 4
+        RunSpec.model_validate({**run, "lr_scaling": "linear"})
+
+
+@pytest.mark.parametrize("ranks", [3, 6, 7, 1024])
+def test_the_least_fraction_of_a_message_is_allowed(ranks: int) -> None:
+    message = Participation(fraction=1e-4).error(ranks)
+    assert message is not None
+    least = float(message.rpartition(" ")[2])
+    assert Participation(fraction=least).error(ranks) is None
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -136,6 +136,7 @@ def test_a_round_has_fewer_vectors_than_the_run() -> None:
     median = {**rounds, "aggregation": "median"}
     assert spec([0], strategy=median).byzantine_ranks == [0]
     refused("byzantine", "2 of 4", "at most 1", byzantine=[0, 1], strategy=median)
+    refused("byzantine", "little_is_enough", "z", byzantine=[0], attack="little_is_enough", strategy=median)
 
 
 def test_a_server_is_no_vector_and_not_byzantine() -> None:

@@ -21,10 +21,13 @@ from tests.unit.trainer.strategies.test_strategies import (
 )
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
-from trainer.core.participation import Round
+from trainer.core.participation import Participation, Round, Rounds
+from trainer.core.rng import RngFactory
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.gossip import mix, neighbours
-from trainer.training.loader import BatchLoader
+from trainer.training.loader import Batch, BatchLoader
+from trainer.training.participants import Participants
+from trainer.training.partition import Partition
 from trainer.training.task import Task
 
 SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
@@ -32,18 +35,28 @@ H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
 PARTS = {"partitioner": "quantity", "epochs": 3}  # unequal
 
 
+def loaded(strategy: str) -> tuple[RunSpec, Task, list[list[Batch]]]:
+    """A run on three nodes in which all take part, its task, and the batches of each node."""
+    run = {**SMALL, **PARTS, "strategy": strategy, "nodes": 3, "transport": "memory"}
+    spec = RunSpec.model_validate(run)
+    task = Task(spec, Path())
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 3) for rank in range(3)]
+    epochs = range(1, spec.epochs + 1)
+    return (
+        spec,
+        task,
+        [[batch for epoch in epochs for batch, _ in each.synchronous_batches(epoch)] for each in loaders],
+    )
+
+
+def parameters(model: torch.nn.Module) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
 def reference(steps_per_round: int | None, weighting: str) -> tuple[np.ndarray, list[list[int]]]:
     """Local SGD of the nodes in SCHEDULE. Returns the weights, and the samples of each node and epoch."""
-    spec = RunSpec.model_validate(
-        {**SMALL, **PARTS, "strategy": "local_sgd", "nodes": 3, "transport": "memory"}
-    )
-    task = Task(spec, Path())
+    spec, task, batches = loaded("local_sgd")
     model = task.build_model(0)
-    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 3) for rank in range(3)]
-    batches = [
-        [batch for epoch in range(1, spec.epochs + 1) for batch, _ in each.synchronous_batches(epoch)]
-        for each in loaders
-    ]
     in_epoch = len(batches[0]) // spec.epochs
     counts = [[0] * spec.epochs for _ in range(3)]
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -137,6 +150,52 @@ def test_gossip_without_some_nodes_keeps_the_mean(graph: Any, present: set[int])
         np.testing.assert_allclose(mixed[0], (2 * start[0] + start[1]) / 3, rtol=1e-5)
 
 
-def test_absent_nodes_take_no_gossip_steps() -> None:
-    training = train({"name": "gossip", "participation": {"schedule": [[0, 1], [1]]}}, 2)
-    assert [result.samples for result in training.results] == [6 * 10 * 2 // 2, 6 * 10 * 2]
+def test_gossip_without_some_nodes_equals_reference() -> None:
+    """D-PSGD on 3 nodes with unequal parts in plain torch. Node 2 never takes part."""
+    schedule = [[0, 1], [1]]
+    training = train({"name": "gossip", "participation": {"schedule": schedule}}, 3, **PARTS)
+    spec, task, batches = loaded("gossip")
+    models = [task.build_model(0) for _ in range(3)]
+    for step in range(len(batches[0])):
+        present = schedule[step % 2]
+        samples = [batches[node][step].samples if node in present else 0 for node in range(3)]
+        gradients = {
+            node: torch.autograd.grad(
+                nll_loss(models[node](batches[node][step].inputs), batches[node][step].targets),
+                [*models[node].parameters()],
+            )
+            for node in present
+            if samples[node]
+        }
+        flat = [parameters(model) for model in models]
+        for node in present:
+            around = [flat[other] if other in present else flat[node] for other in range(3)]
+            mixed = sum(around) / 3
+            if node in gradients:
+                scale = samples[node] * len(present) / sum(samples)
+                mixed = mixed - spec.lr * scale * torch.cat([g.flatten() for g in gradients[node]])
+            torch.nn.utils.vector_to_parameters(mixed, models[node].parameters())
+    mean = sum(map(parameters, models)) / 3
+    close(training.weights, mean.numpy())
+
+    # After the last epoch, the mean over all nodes was evaluated, also over those that never trained.
+    torch.nn.utils.vector_to_parameters(mean, models[0].parameters())
+    test = task.data.test
+    with torch.no_grad():
+        loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
+    assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_a_node_that_never_trains_has_no_local_accuracy() -> None:
+    training = train({"name": "one_shot", "participation": {"schedule": [[0]]}}, 2)
+    trained, absent = training.results
+    assert trained.local_accuracy is not None
+    assert absent.local_accuracy is None
+    assert trained.accuracy == absent.accuracy
+
+
+def test_late_epochs_need_no_earlier_ones() -> None:
+    """As in a run that resumes there."""
+    rounds = Rounds(participation=Participation(schedule=[[0], [1]]), steps=3)
+    participants = Participants(rounds, RngFactory(0), lambda _: Partition([np.arange(5)] * 2, batch=5))
+    assert participants.round(9000, 0, "join") == Round(2999, frozenset({1}))

@@ -192,6 +192,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("strategy", "./mine.py:Pigeons", "", ["'pigeon'", "gloo"]),
     ("strategy", "./mine.py:NoTrain", "", ["does not define the method train"]),
     ("strategy", "./mine.py:no_strategy", "", ["Strategy"]),
+    ("strategy", {"name": "./mine.py:InRounds", "aggregation": "median"}, "", ["aggregation: mean"]),
     ("partitioner", "./mine.py:random_parts", "", ["global random state", "rng"]),
     ("partitioner", "./mine.py:one_part", "", ["1 parts; expected: 2 parts"]),
     ("partitioner", "./mine.py:failing_parts", "", [line_of("parts"), "IndexError"]),
@@ -291,6 +292,15 @@ def test_the_key_depends_on_parameters_that_are_not_the_default(load: Load) -> N
     assert load(model=named("Net", width=8)).key == load().key
     assert load(model=named("Net", width=9)).key != load().key
     assert load(model=named("Wide", widths=[8])).key == load(model="./mine.py:Wide").key
+
+
+def test_a_strategy_may_have_rounds(load: Load) -> None:
+    """As nodes know them: from what the spec says of the component."""
+    strategy = named("InRounds", participation={"fraction": 0.5}, local_steps=3)
+    rounds = load(strategy=strategy).strategy.rounds
+    assert rounds is not None
+    assert (rounds.participation.fraction, rounds.steps) == (0.5, 3)
+    assert load(strategy="./mine.py:InRounds").strategy.rounds is None
 
 
 def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load, imports: Imports) -> None:
