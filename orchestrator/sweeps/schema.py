@@ -13,6 +13,7 @@ from trainer.spec.run_spec import RunSpec
 
 Schema = dict[str, Any]
 EQUAL_CPUS = "the same share of the machine's cores for every node of every run; not with runtime local"
+LONG = 600  # characters of a parameter's schema
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -70,7 +71,29 @@ def _of_a_run() -> Schema:
     """The schema of a RunSpec, whose `link` may be one link, short for that of all nodes."""
     schema = RunSpec.model_json_schema()
     schema["properties"]["link"]["anyOf"].insert(0, {"$ref": "#/$defs/Link"})
+    schema["$defs"] |= _shared_parameters(schema["properties"])
     return schema
+
+
+def _shared_parameters(fields: Schema) -> Schema:
+    """Definitions of long parameters that several components have, which then refer to them.
+
+    An aggregation of a strategy, for example, has the forms of all aggregations.
+    """
+    places: dict[tuple[str, str], list[Schema]] = {}
+    for field in REGISTRIES:
+        for form in fields[field]["anyOf"]:
+            parameters = form.get("properties", {})
+            for name, parameter in parameters.items():
+                places.setdefault((name, json.dumps(parameter)), []).append(parameters)
+    found: Schema = {}
+    for (name, text), forms in places.items():
+        if len(forms) > 1 and len(text) > LONG:
+            assert name not in found, name  # noqa: S101  (two forms of one name need two definitions)
+            found[name] = json.loads(text)
+            for parameters in forms:
+                parameters[name] = {"$ref": f"#/$defs/{name}"}
+    return found
 
 
 def _refer(field: Schema, definition: str, *, optional: bool = False) -> None:
