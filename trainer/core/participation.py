@@ -18,7 +18,7 @@ class Participation(BaseModel):
     """The ranks that take part in each round: a share of them, drawn anew, or those of a schedule.
 
     Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
-    Data", Alg. 1: S_t, a random set of max(C·K, 1) of K clients; here a share that leaves nobody is an
+    Data", Alg. 1: S_t, a random set of max(C·K, 1) of K clients; here a share that gives no rank is an
     error. By size: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Alg. 2, here without
     replacement.
     """
@@ -49,10 +49,10 @@ class Participation(BaseModel):
         """Why it does not fit a run of so many ranks, or None."""
         if self.fraction is not None and not self._drawn(ranks):
             least = ceil(5000 / ranks) / 10_000
-            return f"fraction {self.fraction:g} of {ranks} ranks is nobody; allowed: at least {least:g}"
+            return f"fraction {self.fraction:g} of {ranks} ranks is no rank; allowed: at least {least:g}"
         for number, present in enumerate(self.schedule or ()):
             if not present:
-                return f"schedule: nobody takes part in round {number}; allowed: at least one rank"
+                return f"schedule: no rank takes part in round {number}; allowed: at least one rank"
             if len({*present}) < len(present):
                 return f"schedule: round {number} names a rank twice; allowed: each rank once"
             for rank in present:

@@ -123,7 +123,7 @@ def train(
     The session must be gone before the communicator is closed: gloo can deadlock if it is destroyed while
     a DistributedDataParallel object lives.
 
-    session_of: makes the session of a rank that plays its training instead; None: it trains.
+    session_of: makes the session of a rank whose training is simulated; None: it trains.
     """
     session: Any
     if comm is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.attacks.base import Attack
+from trainer.spec.node_speed import distinct_nodes
 from trainer.spec.registries import ATTACKS
 
 NodeNumber = Annotated[int, Field(ge=-1024, lt=1024)]
@@ -25,18 +26,7 @@ class Byzantine(BaseModel):
 
     def numbers(self, nodes: int) -> list[int]:
         """The numbers of the Byzantine ones of so many nodes, ascending. Raises ValueError."""
-        named: dict[int, int] = {}
-        for node in self.nodes:
-            if not -nodes <= node < nodes:
-                raise ValueError(
-                    f"node {node} does not exist; allowed: 0 to {nodes - 1}, or -1 (the last) to {-nodes}"
-                )
-            if (number := node % nodes) in named:
-                raise ValueError(
-                    f"{named[number]} and {node} are the same of {nodes} nodes; allowed: each node once"
-                )
-            named[number] = node
-        return sorted(named)
+        return sorted(distinct_nodes(self.nodes, nodes))
 
 
 def ranges(numbers: Sequence[int]) -> str:

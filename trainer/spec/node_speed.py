@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -57,6 +58,24 @@ NodeSpeed = Annotated[
 ]
 
 
+def distinct_nodes(written: Iterable[int], nodes: int) -> list[int]:
+    """The numbers of these nodes, from 0; a negative number counts from the last node.
+
+    Raises ValueError if a node does not exist or is named twice.
+    """
+    named: dict[int, int] = {}
+    for node in written:
+        if not -nodes <= node < nodes:
+            raise ValueError(
+                f"node {node} does not exist; allowed: 0 to {nodes - 1}, or -1 (the last) to {-nodes}"
+            )
+        if (number := node % nodes) in named:
+            other = named[number]
+            raise ValueError(f"{other} and {node} are the same of {nodes} nodes; allowed: one of them")
+        named[number] = node
+    return [*named]
+
+
 def speeds_by_node(written: list[float] | dict[int, float] | None, nodes: int) -> list[float]:
     """One speed for each node; a negative number counts from the last node. Raises ValueError."""
     if isinstance(written, list):
@@ -68,14 +87,8 @@ def speeds_by_node(written: list[float] | dict[int, float] | None, nodes: int) -
         speeds = [*written]
     else:
         speeds = [1.0] * nodes
-        named: dict[int, int] = {}
-        for node, speed in (written or {}).items():
-            if not -nodes <= node < nodes:
-                raise ValueError(
-                    f"node {node} does not exist; allowed: 0 to {nodes - 1}, or -1 (the last) to {-nodes}"
-                )
-            if (other := named.setdefault(node % nodes, node)) != node:
-                raise ValueError(f"{other} and {node} are the same of {nodes} nodes; allowed: one of them")
+        slower = written or {}
+        for node, speed in zip(distinct_nodes(slower, nodes), slower.values(), strict=True):
             speeds[node] = speed
     if max(speeds) < 1:
         raise ValueError(

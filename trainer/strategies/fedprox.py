@@ -24,8 +24,8 @@ class FedProx(Strategy):
         h_k(w_k) = F_k(w_k) + μ/2 ‖w_k − w‖²
 
     Here it takes H = `local_steps` steps of the run's optimizer on h_k, whose gradient is ∇F_k(w_k) +
-    μ (w_k − w). Then all nodes take the average of the w_k. With μ = 0 this is `local_sgd`. So it is
-    with H = 1, for every μ: the proximal term is 0 at w, where each step starts.
+    μ (w_k − w). Then all nodes take the average of the w_k. With μ = 0 this is `local_sgd`. With H = 1
+    it equals `local_sgd` for every μ, because the proximal term is 0 at w, where each step starts.
 
     weighting: with size, node k counts with the samples that it has trained on in the round, as in
     FedAvg (McMahan et al. 2017). With equal all count the same, as in Alg. 2, which instead draws nodes

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from trainer.core.participation import Participants, Round, Rounds
 from trainer.core.strategy import ALL_TRANSPORTS, Init, Strategy, Uneven, Weighting
@@ -37,8 +36,8 @@ class Gossip(Strategy):
     p_i = P n_i / n for n_i of the n samples of the step. W keeps the mean over nodes, so in each step that
     mean moves by −lr · Σ (n_i / n) g_i, as in `all_reduce`. This is Alg. 1 for the losses P (n_i / n) f_i,
     whose mean over nodes is the loss over all samples. With p_i = 1 a node without samples left shortens
-    that step. p_i scales the learning rate, so it applies to every optimizer. If only one node
-    has samples left, its p_i is P, and its steps can be too long.
+    that step. p_i scales the learning rate, so it applies to every optimizer. If only one node has samples
+    left, its p_i is P, and its steps can be too long.
 
     participation: a round is a step. An absent node keeps its weights. In place of the weights of an absent
     neighbour, a node takes its own, so W stays doubly stochastic on the ring and the complete graph. P and
@@ -63,16 +62,6 @@ class Gossip(Strategy):
     weighting: Weighting = "size"
     uneven: Uneven = "join"
 
-    @model_validator(mode="after")
-    def _mean_is_kept(self) -> Self:
-        if self.participation and self.graph == "exponential":
-            raise PydanticCustomError(
-                "graph",
-                "graph: exponential with participation has a W that does not keep the mean; allowed: ring, "
-                "complete",
-            )
-        return self
-
     @property
     def rounds(self) -> Rounds | None:
         return Rounds.of(self.participation, steps=1)
@@ -80,6 +69,14 @@ class Gossip(Strategy):
     @property
     def updates_use_global_batch(self) -> bool:
         return self.graph == "complete" and self.order == "step_then_mix"
+
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        if self.participation and self.graph == "exponential":
+            return (
+                "graph is exponential, and with participation its W does not keep the mean; allowed: ring, "
+                "complete"
+            )
+        return None
 
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from trainer.aggregation.mean import MeanAggregation
 from trainer.core.participation import Participants, Rounds
@@ -63,16 +62,6 @@ class LocalSGD(Strategy):
     init: Init = "broadcast"
     uneven: Uneven = "join"
 
-    @model_validator(mode="after")
-    def _all_have_the_state_that_is_averaged(self) -> Self:
-        if self.participation and self.optimizer_state == "average":
-            raise PydanticCustomError(
-                "optimizer_state",
-                "optimizer_state: average needs the state of every node, and with participation some have "
-                "none; allowed: keep, reset",
-            )
-        return self
-
     @property
     def rounds(self) -> Rounds | None:
         return Rounds.of(self.participation, self.local_steps)
@@ -82,7 +71,14 @@ class LocalSGD(Strategy):
         return self.local_steps == 1
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
-        if self.optimizer_state == "average" and not isinstance(self.aggregation, MeanAggregation):
+        if self.optimizer_state != "average":
+            return None
+        if self.participation:
+            return (
+                "optimizer_state is average, and with participation some nodes have no state; allowed: "
+                "keep, reset"
+            )
+        if not isinstance(self.aggregation, MeanAggregation):
             return (
                 "optimizer_state is average, and the mean of the states tolerates no Byzantine node; "
                 "allowed: keep, reset, or aggregation: mean"

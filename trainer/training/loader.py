@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -213,7 +213,8 @@ class BatchLoader:
             in_step, round_ = self._in_step(epoch, step, "join")
             if own := in_step[self._rank]:
                 indices = order[step * size : step * size + own]
-                yield self._gather(indices, in_step, epoch, step + 1, steps, round_), indices
+                inputs, targets = self._gather(indices, epoch, step + 1)
+                yield Batch(inputs, targets, self._rank, in_step, step + 1, steps, round_), indices
 
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
@@ -227,33 +228,18 @@ class BatchLoader:
         size = self._spec.batch_per_replica
         order = _equalised(self.order(epoch), self.sizes(epoch), uneven)
         steps = self.synchronous_steps(epoch, uneven)
-        batch: Batch | None = None
+        gathered: tuple[Tensor, Tensor] | None = None
         for step in range(skip, steps):
             in_step, round_ = self._in_step(epoch, step, uneven)
             indices = order[step * size : step * size + in_step[self._rank]]
-            if batch is None or len(indices):
-                shown = indices if len(indices) else order[:1]
-                batch = self._gather(shown, in_step, epoch, step + 1, steps, round_)
+            if gathered is None or len(indices):
+                gathered = self._gather(indices if len(indices) else order[:1], epoch, step + 1)
             else:
-                batch = replace(
-                    batch,
-                    inputs=batch.inputs[:1],
-                    targets=batch.targets[:1],
-                    in_step=in_step,
-                    step=step + 1,
-                    round=round_,
-                )
-            yield batch, indices
+                gathered = gathered[0][:1], gathered[1][:1]
+            yield Batch(*gathered, self._rank, in_step, step + 1, steps, round_), indices
 
-    def _gather(
-        self,
-        indices: Indices,
-        in_step: StepSizes,
-        epoch: int,
-        step: int,
-        steps: int,
-        round_: Round | None,
-    ) -> Batch:
+    def _gather(self, indices: Indices, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples. step: 1-based, for the augmentation."""
         split, device = self._split, self._split.device
         samples = torch.from_numpy(indices).to(device)
         if self._transformed:
@@ -265,8 +251,7 @@ class BatchLoader:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:
             inputs = self._augment(inputs, self._rngs.generator("augment", self._rank, epoch, step))
-        targets = split.targets.index_select(0, samples)
-        return Batch(inputs, targets, self._rank, in_step, step, steps, round_)
+        return inputs, split.targets.index_select(0, samples)
 
 
 def _equalised(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:

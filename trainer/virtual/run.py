@@ -31,7 +31,7 @@ FILES_PER_RANK = 2
 def run_virtual(
     context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None, options: VirtualOptions
 ) -> bool:
-    """Train all ranks of a run, or play their exchanges; True if all of them succeeded."""
+    """Train all ranks of a run, or simulate their exchanges alone; True if all of them succeeded."""
     try:
         sample = None if options.trains else Sample(task, options.seconds_per_sample)
         if sample is None:

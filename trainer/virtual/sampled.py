@@ -10,19 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.aggregation.base import Aggregation
 from trainer.comm.base import Communicator, Op
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.core.participation import Round
 from trainer.core.rng import RngFactory
-from trainer.core.strategy import Uneven, Weighting
+from trainer.core.strategy import Uneven
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
-from trainer.training.lr_schedule import Target
-from trainer.training.partition import StepSizes
 from trainer.training.replica import Replica
 from trainer.training.session import Session
 from trainer.training.task import Task
@@ -62,7 +58,6 @@ class SampledReplica(Replica):
 
     def __init__(self, sample: Sample, task: Task, clock: Clock) -> None:
         super().__init__(sample.model, task, clock)
-        self.loss = None
         self._sample = sample
         self._has_gradient = self._has_optimizer_state = False
         buffers = sum(buffer.numel() for buffer in self._statistics)
@@ -122,28 +117,20 @@ class SampledLoader(BatchLoader):
 
     def __init__(self, split: PartitionedSplit, spec: RunSpec, rngs: RngFactory, rank: int) -> None:
         super().__init__(split.train, spec, rngs, rank, split.size, sees_inputs=False, shared=split)
-        self._tensors: dict[int, list[Tensor]] = {}  # by number of samples: inputs and targets
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}  # by number of samples: inputs and targets
 
     def _order(self, epoch: int, rank: int) -> npt.NDArray[np.int64]:
         return np.arange(self.sizes(epoch)[rank])
 
-    def _gather(
-        self,
-        indices: npt.NDArray[np.int64],
-        in_step: StepSizes,
-        epoch: int,
-        step: int,
-        steps: int,
-        round_: Round | None,
-    ) -> Batch:
+    def _gather(self, indices: npt.NDArray[np.int64], epoch: int, step: int) -> tuple[Tensor, Tensor]:
         samples, split = len(indices), self._split
         if samples not in self._tensors:
-            like = torch.from_numpy(split.train.inputs[:0]), split.targets
-            self._tensors[samples] = [
-                each.new_empty((samples, *each.shape[1:]), device="meta") for each in like
-            ]
-        inputs, targets = self._tensors[samples]
-        return Batch(inputs, targets, self._rank, in_step, step, steps, round_)
+            inputs, targets = (
+                like.new_empty((samples, *like.shape[1:]), device="meta")
+                for like in (torch.from_numpy(split.train.inputs[:0]), split.targets)
+            )
+            self._tensors[samples] = inputs, targets
+        return self._tensors[samples]
 
 
 class SampledSession(Session):
@@ -172,15 +159,7 @@ class SampledSession(Session):
             self._mark(Kind.STEP)
             metrics.samples += len(indices) if reports_samples else 0
 
-    def _evaluate_epoch(
-        self,
-        epoch: int,
-        lr: float,
-        target: Target,
-        evaluate: str,
-        weighting: Weighting | None,
-        aggregation: Aggregation,
-    ) -> bool:
+    def _evaluate_epoch(self, *_: Any, **__: Any) -> bool:
         return False
 
     def _learned(self) -> dict[str, Any]:

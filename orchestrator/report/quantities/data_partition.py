@@ -139,9 +139,8 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
     """One certified run for each number of data-parallel ranks and each partitioner.
 
     Runs in which all ranks train in each round, with the whole model on every rank, without servers, and
-    with the lowest seed are preferred. Rows
-    come in the order of ranks, then of the sweep. Ranks that share one replica count once. A single rank
-    trains on everything, and is left out unless nothing else was run.
+    with the lowest seed are preferred. Rows come in the order of ranks, then of the sweep. Ranks that share
+    one replica count once. A single rank trains on everything, and is left out unless nothing else was run.
     """
     chosen: dict[tuple[int, str], Row] = {}
     for group in groups:

@@ -43,7 +43,7 @@ TRAINER: dict[str, str] = {
     "torchrun_restarts": (
         "core comm data models losses optimizers compression spec training parallel strategies launch"
     ),
-    "virtual": "core comm aggregation spec time_model training launch",
+    "virtual": "core comm spec time_model training launch",
     "__main__": "core comm data models spec training launch torchrun_restarts virtual",
     "warm": "core comm data spec launch __main__",
     "slurm_allocation": "core launch warm",
