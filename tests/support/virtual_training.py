@@ -19,7 +19,6 @@ from trainer.core.trace import Trace, read_trace
 from trainer.data.cache import DatasetCache
 from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
-from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
@@ -66,7 +65,7 @@ def train_virtually(
                 outcomes[comm.rank] = error
                 comm.abort()
 
-        times = in_turns(train, cluster_of_run(spec), spec.transport, options, sample)
+        times = in_turns(train, spec, options, sample)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

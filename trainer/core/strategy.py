@@ -92,6 +92,8 @@ class Strategy(Component):
     elastic_transports: ClassVar[tuple[str, ...]] = ()
     # False: time spent waiting for other ranks counts as communication.
     attributes_stragglers: ClassVar[bool] = True
+    # Ranks exchange within a backward pass, inference mode or autocast: torch keeps their state by thread.
+    needs_thread: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None
     # False: equal seeds do not give equal weights, as where gradients are applied in order of arrival.

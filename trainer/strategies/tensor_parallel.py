@@ -41,6 +41,7 @@ class TensorParallel(Strategy):
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
+    needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     full_gradients: ClassVar[bool] = False
 

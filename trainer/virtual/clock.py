@@ -85,6 +85,10 @@ class VirtualClock(Clock):
         if (tracer := self.tracer) is not None and tracer.full:
             tracer.work_until(self.now_s)
 
+    def leave_out(self, cpu_s: float) -> None:
+        """Leave out CPU time that the rank's thread has spent on others."""
+        self._spent_since_s += cpu_s
+
     def take_work(self) -> tuple[Phase, float]:
         """The CPU seconds of work since the last call, and the phase that has most of them."""
         work = self._unplayed

@@ -12,7 +12,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.launch.ranks import attempt_fields, report_failure, run_rank
 from trainer.launch.watchdog import Watchdog
-from trainer.time_model.cluster import Cluster
+from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
@@ -23,7 +23,7 @@ from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.sample import Sample
 from trainer.virtual.sampled import SampledCommunicator, SampledSession
 from trainer.virtual.simulation import VirtualSimulation
-from trainer.virtual.turns import LightRank, VirtualRank
+from trainer.virtual.turns import ThreadRank, TrainingRank, VirtualRank
 
 FILES_PER_RANK = 2
 
@@ -53,7 +53,7 @@ def run_virtual(
     with Watchdog(writers, orchestrator) as watchdog:
         for writer in writers:
             writer.write("start", pid=os.getpid(), **attempt_fields(context))
-        in_turns(train, cluster_of_run(task.spec), task.spec.transport, options, sample)
+        in_turns(train, task.spec, options, sample)
     return all(succeeded)
 
 
@@ -67,16 +67,15 @@ def _allow_files(number: int) -> None:
 
 def in_turns(
     body: Callable[[VirtualCommunicator], object],
-    cluster: Cluster,
-    transport: str,
+    spec: RunSpec,
     options: VirtualOptions = MEASURED,
     sample: Sample | None = None,
 ) -> Sequence[RankReplay]:
-    """Run `body` on every rank of a cluster, one at a time, in the order of their clocks.
+    """Run `body` on every rank of a run, one at a time, in the order of their clocks.
 
     Args:
         body: gets the rank's communicator. It catches its own errors, and then calls `comm.abort()`.
-        transport: whose algorithms the collectives have.
+        spec: of the run, which describes the cluster.
         sample: the replica whose costs the ranks pay; None: they compute.
 
     Returns:
@@ -85,10 +84,19 @@ def in_turns(
     costs = sample.costs if sample else None
     if costs is None and options.seconds_per_sample is not None:
         costs = StepCosts.per_sample(options.seconds_per_sample)
-    kind, connected = (LightRank, SampledCommunicator) if sample else (VirtualRank, VirtualCommunicator)
+    kind, connected = _kind_of_rank(spec, sample), SampledCommunicator if sample else VirtualCommunicator
+    cluster = cluster_of_run(spec)
     ranks = [kind(VirtualClock(cluster.speed_of(rank), costs)) for rank in range(cluster.size)]
-    simulation = VirtualSimulation(ranks, cluster, transport)
+    simulation = VirtualSimulation(ranks, cluster, spec.transport)
     shared = VirtualGroup.of(simulation, range(cluster.size))
     for number, rank in enumerate(ranks):
         rank.start(partial(body, connected(number, rank.clock, shared)))
     return simulation.run()
+
+
+def _kind_of_rank(spec: RunSpec, sample: Sample | None) -> type[VirtualRank]:
+    """How ranks take turns: the cheapest way that keeps the state of their computation apart."""
+    if sample is not None:
+        return VirtualRank
+    in_backward = spec.strategy.needs_thread or spec.model.has_synchronous_layers
+    return ThreadRank if in_backward else TrainingRank

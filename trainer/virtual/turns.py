@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.comm.base import CommunicationError
 from trainer.core.trace import WORK_PHASES, Kind
 from trainer.time_model.program import Entry
+from trainer.virtual.autograd_state import AutogradState
 from trainer.virtual.clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -16,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class VirtualRank:
-    """One rank: its thread, its clock, and what it has done since its last turn.
+    """One rank: a coroutine, its clock, and what it has done since its last turn.
 
-    Threads, because autograd keeps its state in the thread that runs the backward pass, and an exchange may
-    be part of one.
+    A change between two coroutines takes 1 µs, one between two threads 25 µs.
 
     Attributes:
         clock: the rank's clock, in cluster time.
@@ -27,28 +28,24 @@ class VirtualRank:
         lost: why the rank cannot go on; None while it can.
     """
 
+    _greenlet: greenlet
+
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.ended = False
         self.lost: str | None = None
         self._program: list[Entry] = []
-        self._resumed, self._paused = threading.Lock(), threading.Lock()
-        self._resumed.acquire()
-        self._paused.acquire()
 
     def start(self, body: Callable[[], object]) -> None:
-        """Create the thread, which runs `body` from the first `resume` on."""
+        """Prepare the rank, which runs `body` from the first `resume` on."""
+        from greenlet import greenlet
 
-        def run() -> None:
-            self._resumed.acquire()
-            try:
-                body()
-            finally:
-                self.ended = True
-                self._post_work()
-                self._paused.release()
+        self._greenlet = greenlet(lambda: self._run(body))
 
-        threading.Thread(target=run, daemon=True).start()
+    def _run(self, body: Callable[[], object]) -> None:
+        body()
+        self.ended = True
+        self._post_work()
 
     def resume(self, now_s: float) -> list[Entry]:
         """Let the rank run from a time on. Returns what it has done: work, then the exchange it is in."""
@@ -58,7 +55,7 @@ class VirtualRank:
         return program
 
     def pause(self, exchange: Entry) -> None:
-        """Wait, in the rank's thread, until the simulation has ended the exchange.
+        """Wait until the simulation has ended the exchange.
 
         Raises CommunicationError if another rank has failed.
         """
@@ -70,13 +67,13 @@ class VirtualRank:
 
     def _enter(self) -> None:
         """Let the rank run until it pauses or ends."""
-        self._resumed.release()
-        self._paused.acquire()
+        self._greenlet.switch()
 
     def _leave(self) -> None:
         """Pause the rank, until it is entered again."""
-        self._paused.release()
-        self._resumed.acquire()
+        simulation = self._greenlet.parent
+        assert simulation is not None  # noqa: S101  (for the type checker)
+        simulation.switch()
 
     def _post_work(self) -> None:
         phase, cpu_s = self.clock.take_work()
@@ -84,28 +81,41 @@ class VirtualRank:
             self._program.append((int(Kind.WORK), 0, WORK_PHASES.index(phase), 0, cpu_s, 0.0, 0.0))
 
 
-class LightRank(VirtualRank):
-    """A rank that computes no gradients, and so needs no thread of its own: a coroutine.
-
-    A change between two coroutines takes 1 µs, one between two threads 25 µs.
-    """
-
-    _greenlet: greenlet
-
-    def start(self, body: Callable[[], object]) -> None:
-        from greenlet import greenlet
-
-        def run() -> None:
-            body()
-            self.ended = True
-            self._post_work()
-
-        self._greenlet = greenlet(run)
-
-    def _enter(self) -> None:
-        self._greenlet.switch()
+class TrainingRank(VirtualRank):
+    """A coroutine that computes gradients. It pauses outside of backward passes."""
 
     def _leave(self) -> None:
-        simulation = self._greenlet.parent
-        assert simulation is not None  # noqa: S101  (for the type checker)
-        simulation.switch()
+        state = AutogradState.take()
+        left_s = time.thread_time()
+        super()._leave()
+        self.clock.leave_out(time.thread_time() - left_s)
+        state.restore()
+
+
+class ThreadRank(VirtualRank):
+    """A rank in a thread of its own: it may pause within a backward pass, whose state torch keeps there."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self._resumed, self._paused = threading.Lock(), threading.Lock()
+        self._resumed.acquire()
+        self._paused.acquire()
+
+    def start(self, body: Callable[[], object]) -> None:
+        def run() -> None:
+            self._resumed.acquire()
+            try:
+                self._run(body)
+            finally:
+                self.ended = True
+                self._paused.release()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _enter(self) -> None:
+        self._resumed.release()
+        self._paused.acquire()
+
+    def _leave(self) -> None:
+        self._paused.release()
+        self._resumed.acquire()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from trainer.comm.base import CommunicationError
@@ -99,6 +100,57 @@ def test_weights_are_those_of_threads(
 
 def _certificate(events: list[Any]) -> list[Any]:
     return [(event.kind, event.fields) for event in events if event.kind in ("partition", "coverage")]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [torch.inference_mode(), torch.autocast("cpu"), None],
+    ids=["inference", "autocast", "backward"],
+)
+def test_an_exchange_whose_state_a_coroutine_would_lose_is_refused(block: Any) -> None:
+    errors: dict[int, str] = {}
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        try:
+            if block:
+                with block:
+                    comm.barrier()
+            weight = torch.ones(1, requires_grad=True)
+            loss = weight * 2
+            loss.register_hook(lambda _: comm.barrier())
+            loss.backward()
+        except CommunicationError as error:
+            errors[comm.rank] = str(error)
+            comm.abort()
+
+    in_turns(body, spec_of("all_reduce", 2))
+    assert "needs_thread" in errors[0]
+
+
+def test_ranks_pause_with_a_state_of_autograd_of_their_own() -> None:
+    found: dict[int, list[bool]] = {}
+    saved: dict[int, int] = {0: 0, 1: 0}
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        comm.barrier()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved[comm.rank] += 1
+            return tensor
+
+        with torch.set_grad_enabled(comm.rank == 1), saved_tensors_hooks(pack, lambda tensor: tensor):
+            comm.barrier()
+            product = torch.ones(1, requires_grad=True) * torch.ones(1)
+            found[comm.rank] = [torch.is_grad_enabled(), product.requires_grad]
+            comm.barrier()
+        found[comm.rank].append(torch.is_grad_enabled())
+        torch.ones(1, requires_grad=True) * torch.ones(1)
+
+    in_turns(body, spec_of("all_reduce", 2))
+    assert found == {0: [False, False, True], 1: [True, True, True]}
+    assert saved == {0: 0, 1: 1}
 
 
 # Time
@@ -199,7 +251,7 @@ def test_ranks_that_wait_for_each_other_are_named_at_once() -> None:
             errors[comm.rank] = error
 
     spec = spec_of("all_reduce", 2)
-    in_turns(body, cluster_of_run(spec), "gloo")
+    in_turns(body, spec)
     assert "rank 0 (receive of 4 bytes, peer 1); rank 1 (barrier)" in str(errors[0])
     assert "other states" not in str(errors[0])
     assert str(errors[0]) == str(errors[1])
@@ -219,7 +271,7 @@ def test_different_collectives_of_a_group_are_an_error(training: bool) -> None:
             errors[comm.rank] = error
             comm.abort()
 
-    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo")
+    in_turns(body, spec_of("all_reduce", 2))
     assert errors.keys() == {0, 1}
     assert str(errors[1]) == "rank 1 calls all_reduce of 12 bytes, where others call all_reduce of 8 bytes"
 
@@ -239,7 +291,7 @@ def test_the_failure_of_a_rank_ends_the_others() -> None:
             ended[comm.rank] = str(error)
             comm.abort()
 
-    in_turns(body, cluster_of_run(spec_of("all_reduce", 4)), "gloo")
+    in_turns(body, spec_of("all_reduce", 4))
     assert ended.keys() == {0, 1, 2, 3}
     assert ended[2] == "mine"
     assert "another rank" in ended[0]
@@ -257,7 +309,7 @@ def test_a_rank_that_is_alone_is_named_first() -> None:
         except CommunicationError as error:
             errors[comm.rank] = error
 
-    in_turns(body, cluster_of_run(spec_of("all_reduce", 9)), "gloo")
+    in_turns(body, spec_of("all_reduce", 9))
     assert str(errors[0]).endswith(
         "rank 7 (receive of 4 bytes, peer 6); rank 0 (barrier), as 7 other ranks"
     )
@@ -275,7 +327,7 @@ def test_a_peer_that_does_not_exist_is_an_error(peer: int) -> None:
             errors[comm.rank] = str(error)
             comm.abort()
 
-    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo")
+    in_turns(body, spec_of("all_reduce", 2))
     assert errors[0] == f"there is no rank {peer}; the group has 2"
 
 
@@ -291,6 +343,6 @@ def test_a_price_that_nobody_pays_is_an_error() -> None:
         except CommunicationError as error:
             errors[comm.rank] = str(error)
 
-    in_turns(body, cluster_of_run(spec_of("all_reduce", 2)), "gloo", PRICED)
+    in_turns(body, spec_of("all_reduce", 2), PRICED)
     assert errors.keys() == {0, 1}
     assert "virtual.seconds_per_sample" in errors[0]
