@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,8 @@ from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
-from trainer.virtual.run import in_turns
+from trainer.virtual.run import in_turns, session_kind
 from trainer.virtual.sample import Sample
-from trainer.virtual.sampled import SampledSession
 
 
 @dataclass
@@ -53,7 +51,7 @@ def train_virtually(
     outcomes: list[TrainResult | Exception | None] = [None] * size
     with tempfile.TemporaryDirectory() as name, threads_in_torch(1):
         sample = None if options.trains else Sample(task, options.seconds_per_sample)
-        session_of = None if sample is None else partial(SampledSession, sample=sample)
+        session_of = session_kind(task, sample)
 
         def train(comm: VirtualCommunicator) -> None:
             context = NodeContext(comm.rank, size, spec.transport, Path(), out_dir=Path(name))

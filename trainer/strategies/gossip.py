@@ -79,7 +79,7 @@ class Gossip(Strategy):
         return None
 
     def train(self, session: Session) -> None:
-        replica = session.replica(weights_seed=session.rank)
+        replica = session.replica(weights_seed=session.rank if self.init == "independent" else 0)
         session.start(replica, self.init)
         for epoch in session.epochs(evaluate="average", weighting=None):
             for batch in session.synchronous_batches(epoch, self.uneven):

@@ -86,7 +86,7 @@ class LocalSGD(Strategy):
         return None
 
     def train(self, session: Session) -> None:
-        replica = session.replica(weights_seed=session.rank)
+        replica = session.replica(weights_seed=session.rank if self.init == "independent" else 0)
         session.start(replica, self.init)
         # A resumed run has taken some steps of the round before the checkpoint.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken

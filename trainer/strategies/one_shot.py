@@ -50,7 +50,7 @@ class OneShot(Strategy):
         return False
 
     def train(self, session: Session) -> None:
-        replica = session.replica(weights_seed=session.rank)
+        replica = session.replica(weights_seed=session.rank if self.init == "independent" else 0)
         session.start(replica, self.init)
         for epoch in session.epochs(evaluate="local"):
             for batch in session.batches(epoch):

@@ -81,6 +81,9 @@ class VirtualCommunicator(Communicator):
     A rank leaves an exchange when the simulation resumes it. By then, all data that it receives is there.
     Buffers are copied when they are sent: their owners may go on before the receivers do. Sums have the
     order of transport `memory`.
+
+    Attributes:
+        node: the rank in the simulation.
     """
 
     topology: ClassVar[str] = "single"
@@ -91,7 +94,7 @@ class VirtualCommunicator(Communicator):
         self._shared, self._splits, self._collectives = shared, 0, 0
         self._sends: Counter[int] = Counter()  # in training, by receiver
         own = shared.group.ranks[rank]
-        self._node = shared.simulation.ranks[own]
+        self.node = shared.simulation.ranks[own]
         self._number = shared.simulation.number_in(own, shared.group)
 
     @classmethod
@@ -112,7 +115,7 @@ class VirtualCommunicator(Communicator):
 
     def waits_s(self) -> list[float] | None:
         # The simulation does not know of exchanges before a checkpoint, but the traffic does.
-        return None if self._node.clock.resumed else self._shared.simulation.waits_s(self.rank)
+        return None if self.node.clock.resumed else self._shared.simulation.waits_s(self.rank)
 
     def requests(self, timeout_s: float) -> Requests:
         if self.size < len(self._shared.simulation.ranks):
@@ -125,7 +128,7 @@ class VirtualCommunicator(Communicator):
 
     def _pause(self, kind: Kind | Untimed, nbytes: int, peer: int) -> None:
         """Let other ranks run until the simulation has ended an exchange. nbytes, peer: see Kind."""
-        self._node.pause((int(kind), self._number, peer, nbytes, 0.0, 0.0, 0.0))
+        self.node.pause((int(kind), self._number, peer, nbytes, 0.0, 0.0, 0.0))
 
     def _meet(
         self,

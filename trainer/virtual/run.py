@@ -10,7 +10,8 @@ from functools import partial
 
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.launch.ranks import attempt_fields, report_failure, run_rank
+from trainer.core.registry import ImportedComponent
+from trainer.launch.ranks import SessionOf, attempt_fields, report_failure, run_rank
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run
@@ -22,6 +23,7 @@ from trainer.virtual.memory import check_memory
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.sample import Sample
 from trainer.virtual.sampled import SampledCommunicator, SampledSession
+from trainer.virtual.shared_module import SharedModule, VirtualSession
 from trainer.virtual.simulation import VirtualSimulation
 from trainer.virtual.turns import ThreadRank, TrainingRank, VirtualRank
 
@@ -39,7 +41,7 @@ def run_virtual(
     except Exception as error:
         report_failure(events, error)
         return False
-    session_of = None if sample is None else partial(SampledSession, sample=sample)
+    session_of = session_kind(task, sample)
     _allow_files(FILES_PER_RANK * context.size)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
@@ -100,3 +102,14 @@ def _kind_of_rank(spec: RunSpec, sample: Sample | None) -> type[VirtualRank]:
         return VirtualRank
     in_backward = spec.strategy.needs_thread or spec.model.has_synchronous_layers
     return ThreadRank if in_backward else TrainingRank
+
+
+def session_kind(task: Task, sample: Sample | None) -> SessionOf | None:
+    """How the ranks of a run train; None: as real ones do."""
+    spec = task.spec
+    if sample is not None:
+        return partial(SampledSession, sample=sample)
+    components = spec.strategy, spec.model, spec.optimizer
+    if spec.strategy.partitions_model or any(isinstance(each, ImportedComponent) for each in components):
+        return None  # modules that differ, or code that may keep state in a module
+    return partial(VirtualSession, shared=SharedModule(task))

@@ -26,6 +26,7 @@ class VirtualRank:
         clock: the rank's clock, in cluster time.
         ended: whether the rank's body has returned.
         lost: why the rank cannot go on; None while it can.
+        begins_turn: called whenever the rank continues after a pause.
     """
 
     _greenlet: greenlet
@@ -34,6 +35,7 @@ class VirtualRank:
         self.clock = clock
         self.ended = False
         self.lost: str | None = None
+        self.begins_turn: Callable[[], object] | None = None
         self._program: list[Entry] = []
 
     def start(self, body: Callable[[], object]) -> None:
@@ -62,6 +64,8 @@ class VirtualRank:
         self._post_work()
         self._program.append(exchange)
         self._leave()
+        if self.begins_turn:
+            self.begins_turn()
         if self.lost is not None:
             raise CommunicationError(self.lost)
 
