@@ -24,6 +24,8 @@ from trainer.core.events import Event
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
 
+MAX_REAL_NODES = 1024  # of a run whose nodes are processes or containers
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -172,7 +174,11 @@ class Runtime(ABC):
     def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         """Check that the runs can be executed. Raises InputError."""
         for run in runs:
-            if reason := self.unsupported_reason(run):
+            reason = self.unsupported_reason(run)
+            if run.nodes > MAX_REAL_NODES and not self.info.simulates_time:
+                allowed = f"at most {MAX_REAL_NODES:,}, or --runtime virtual"
+                reason = f"nodes is {run.nodes:,}; allowed: {allowed}"
+            if reason:
                 raise InputError(f"{run.key}: {reason}")
         self.check_together(runs, data_dir)
 

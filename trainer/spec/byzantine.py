@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.attacks.base import Attack
-from trainer.spec.node_speed import distinct_nodes
+from trainer.spec.node_speed import MAX_NODES, distinct_nodes
 from trainer.spec.registries import ATTACKS
 
-NodeNumber = Annotated[int, Field(ge=-1024, lt=1024)]
+NodeNumber = Annotated[int, Field(ge=-MAX_NODES, lt=MAX_NODES)]
 
 
 class Byzantine(BaseModel):
@@ -20,7 +20,7 @@ class Byzantine(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     nodes: list[NodeNumber] = Field(
-        min_length=1, max_length=1024, description="numbers of the nodes, from 0; -1 is the last one"
+        min_length=1, max_length=MAX_NODES, description="numbers of the nodes, from 0; -1 is the last one"
     )
     attack: Annotated[Attack, ATTACKS] = Field(description="what they do")
 

@@ -25,7 +25,7 @@ from trainer.optimizers.base import Optimizer
 from trainer.spec.byzantine import Byzantine, ranges
 from trainer.spec.faults import Fault
 from trainer.spec.link import Links
-from trainer.spec.node_speed import NodeSpeed, normal_form, speeds_by_node
+from trainer.spec.node_speed import MAX_NODES, NodeSpeed, normal_form, speeds_by_node
 from trainer.spec.registries import (
     ATTACKS,
     AUGMENTATIONS,
@@ -97,7 +97,7 @@ class RunFields(BaseModel):
         description="how ranks communicate; default: the first transport of the strategy",
         json_schema_extra={"enum": list(TRANSPORTS.entries)},
     )
-    nodes: int = Field(1, ge=1, le=1024, description="number of nodes")
+    nodes: int = Field(1, ge=1, le=MAX_NODES, description="number of nodes")
     processes_per_node: int = Field(1, ge=1, le=64, description="number of ranks on each node")
     dataset: Annotated[Dataset, DATASETS] = Field(
         "digits", validate_default=True, description="training and test images"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+MAX_NODES = 16_384
 ALLOWED = "one speed for each node, as in [1, 1, 0.5]; {node: speed}, as in {2: 0.5}; or null"
 _SPEED = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 
@@ -103,7 +104,7 @@ def normal_form(written: Any, nodes: Any) -> Any:
 
     What is not valid is returned as it is: its own checks report the error.
     """
-    if not isinstance(nodes, int) or not 1 <= nodes <= 1024:
+    if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         return written
     try:
         speeds = speeds_by_node(_checked(written), nodes)

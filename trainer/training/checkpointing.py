@@ -12,12 +12,12 @@ import torch
 from trainer.comm.base import Communicator
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.spec.run_spec import RunSpec
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
 from trainer.training.loader import Batch
 from trainer.training.metrics import TrainingMetrics
 from trainer.training.replica import Replica
 from trainer.training.stopping import StopAgreement, Stopped
+from trainer.training.task import Task
 
 BEGINNING = Position(0, 0)
 NO_POSITION = -1.0
@@ -43,17 +43,18 @@ class Checkpointer:
     def __init__(
         self,
         context: NodeContext,
-        spec: RunSpec,
+        task: Task,
         events: EventWriter,
         comm: Communicator,
         metrics: TrainingMetrics,
     ) -> None:
         """Raises CheckpointError if checkpoints are requested and the context has no directory for them."""
+        spec = task.spec
         self._spec, self._events, self._comm, self._metrics = spec, events, comm, metrics
         if spec.checkpoints and context.checkpoint_dir is None:
             raise CheckpointError("the run writes checkpoints, but SHARDYARD_CHECKPOINTS is not set")
         directory = context.checkpoint_dir or Path()  # unused without checkpoints
-        self._store = CheckpointStore(directory, spec.key, context.rank, context.size)
+        self._store = CheckpointStore(directory, task.key, context.rank, context.size)
         if spec.checkpoints:
             self._store.open()
         self._timeout_s = context.timeout_s

@@ -85,7 +85,7 @@ class Session:
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
         self._aggregator = Aggregator(comm, task.spec, task.rngs, data.classes, context.rank)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
-        self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
+        self._checkpointer = Checkpointer(context, task, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING
         self._replica: Replica  # from `start` on
@@ -187,7 +187,7 @@ class Session:
         tracer, self.clock.tracer = self.clock.tracer, None
         if tracer and self._context.out_dir:
             trace = tracer.finished(
-                self.clock.booked_until, self.spec.key, self.rank, self._context.transport
+                self.clock.booked_until, self.task.key, self.rank, self._context.transport
             )
             trace_path(self._context.out_dir, self.rank).write_bytes(encode_trace(trace))
 

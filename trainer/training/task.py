@@ -30,6 +30,11 @@ class Task:
     _splits: dict[str, PartitionedSplit] = field(default_factory=dict, init=False, repr=False)
     _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
+    @cached_property
+    def key(self) -> str:
+        """The run key, see RunSpec."""
+        return self.spec.key
+
     @property
     def rngs(self) -> RngFactory:
         return RngFactory(self.spec.seed, self.spec.vary)

@@ -10,13 +10,14 @@ from trainer.training.limits import MemoryShortage
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
-RANK_BYTES = 2**20  # of a rank beside its replica: mostly what libraries keep for each thread
+RANK_BYTES = 3 * 10**5  # of a rank beside its replica: its trace and its objects
 
 
 def check_memory(task: Task) -> None:
     """Raise MemoryShortage if the replicas of a run do not fit into the memory that is available.
 
-    A replica holds weights, gradient and optimizer state. In an exchange there is a copy of its weights.
+    A replica holds weights, gradient and optimizer state. In an average there are two copies of its
+    weights: what it averages, and what it sends.
     Ranks that share a replica are not checked.
     """
     if task.spec.strategy.partitions_model:
@@ -25,7 +26,7 @@ def check_memory(task: Task) -> None:
     replica.set_gradient(torch.zeros(replica.parameter_count))
     replica.step()
     held = replica.state_bytes
-    each = sum(held.values()) + held["weights"] + RANK_BYTES
+    each = sum(held.values()) + 2 * held["weights"] + RANK_BYTES
     available, ranks = psutil.virtual_memory().available, task.spec.world_size
     if ranks * each > available:
         raise MemoryShortage(

@@ -26,8 +26,8 @@ def check(monkeypatch: pytest.MonkeyPatch, available: int, **fields: Any) -> Non
     check_memory(Task(RunSpec.model_validate(run), Path()))
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 3), ("momentum", 4)])
-def test_ranks_need_weights_gradient_optimizer_state_and_a_copy(
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 4), ("momentum", 5)])
+def test_ranks_need_weights_gradient_optimizer_state_and_two_copies(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, copies: int
 ) -> None:
     needed = 10 * (copies * WEIGHTS + RANK_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from trainer.comm.base import CommunicationError
 from trainer.conformance import threads
-from trainer.core.trace import WORK_PHASES
+from trainer.core.trace import WORK_PHASES, Kind
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import AGGREGATIONS, COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
@@ -154,6 +155,26 @@ def test_ranks_pause_with_a_state_of_autograd_of_their_own() -> None:
 
 
 # Time
+
+
+def test_a_rank_does_not_pay_for_the_work_of_others() -> None:
+    measured: list[float] = []
+
+    def body(comm: VirtualCommunicator) -> None:
+        comm.clock.start()
+        comm.barrier()
+        if comm.rank == 1:
+            with comm.clock.phase("compute"):
+                until = time.thread_time() + 0.2
+                while time.thread_time() < until:
+                    pass
+        with comm.clock.phase("compute"):
+            comm.node.pause((int(Kind.BARRIER), 0, -1, 0, 0.0, 0.0, 0.0))
+        comm.clock.stop()
+        measured.append(comm.clock.cpu_seconds["compute"])
+
+    in_turns(body, spec_of("all_reduce", 2))
+    assert min(measured) < 0.1 < max(measured)
 
 
 def replayed(spec: RunSpec, training: VirtualTraining, staleness: int | None = None) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
@@ -124,6 +125,13 @@ def test_checkpoints_are_apart_from_those_of_local_processes(tmp_path: Path) -> 
         for runtime in (VirtualRuntime, LocalRuntime)
     }
     assert len(places) == 2
+
+
+def test_only_virtual_nodes_are_more_than_1024(tmp_path: Path) -> None:
+    runs = [run(nodes=1025)]
+    VirtualRuntime().check(runs, tmp_path)
+    with pytest.raises(InputError, match=r"nodes is 1,025; allowed: at most 1,024, or --runtime virtual"):
+        LocalRuntime().check(runs, tmp_path)
 
 
 def test_a_result_with_another_price_is_not_reused() -> None:
