@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from orchestrator.errors import InputError, output_error
-from orchestrator.shipped import COURSES
 from trainer.core.registry import suggestion
 
+KITS = Path(__file__).with_name("kits")  # a directory per shipped assignment
 HANDOUT = "handout"  # what students get
 HIDDEN = "hidden"
 REFERENCE, WRONG = Path("solutions", "reference"), Path("solutions", "wrong")
@@ -16,7 +16,7 @@ REFERENCE, WRONG = Path("solutions", "reference"), Path("solutions", "wrong")
 
 def names() -> list[str]:
     """The shipped assignments, in alphabetical order."""
-    return sorted(path.name for path in COURSES.iterdir() if (path / HANDOUT).is_dir())
+    return sorted(path.name for path in KITS.iterdir() if (path / HANDOUT).is_dir())
 
 
 def write(directory: Path, name: str | None, solutions: bool) -> list[Path]:
@@ -44,7 +44,7 @@ def write(directory: Path, name: str | None, solutions: bool) -> list[Path]:
         if directory.is_dir() and any(directory.iterdir()):
             raise InputError(f"{directory}: has files, which would be mixed with the assignment's")
         for target, each in targets.items():
-            _copy(COURSES / each, target, solutions)
+            _copy(KITS / each, target, solutions)
     except OSError as error:
         raise output_error(directory, error, "DIRECTORY") from error
     return sorted(path for path in directory.rglob("*") if path.is_file())

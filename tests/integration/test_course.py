@@ -18,9 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.course.assignments import names, write
+from orchestrator.course.assignments import KITS, names, write
 from orchestrator.errors import InputError
-from orchestrator.shipped import COURSES
 from orchestrator.sweeps.load import load_sweep
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
 from tests.support.hostile_submissions import QUICK, RIGHT, write_submissions
@@ -84,7 +83,7 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
 
 @pytest.mark.parametrize("assignment", names())
 def test_public_tests_pass_the_reference_and_none_of_the_handout(assignment: str) -> None:
-    directory = COURSES / assignment
+    directory = KITS / assignment
     grades = graded(
         directory / "handout",
         directory / "solutions" / "reference",
@@ -100,7 +99,7 @@ def test_public_tests_pass_the_reference_and_none_of_the_handout(assignment: str
 def test_the_sweep_of_a_handout_takes_the_components_that_students_write(
     assignment: str, tmp_path: Path
 ) -> None:
-    handout, reference = COURSES / assignment / "handout", COURSES / assignment / "solutions" / "reference"
+    handout, reference = KITS / assignment / "handout", KITS / assignment / "solutions" / "reference"
     shutil.copytree(handout, tmp_path, dirs_exist_ok=True)
     if "./" in (handout / "sweep.yml").read_text():
         with pytest.raises(InputError, match=r"\.py:\d+: NotImplementedError"):
@@ -110,7 +109,7 @@ def test_the_sweep_of_a_handout_takes_the_components_that_students_write(
 
 
 def test_a_deadlock_names_what_each_rank_waits_for() -> None:
-    directory = COURSES / "data_and_replicas"
+    directory = KITS / "data_and_replicas"
     wrong = directory / "solutions" / "wrong" / "deadlock"
     grade = graded(wrong, "--tests", directory / "hidden" / "check_all_reduce.py")["deadlock"]
     found = failed(grade)["mean"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
-from orchestrator.course.assignments import names
+from orchestrator.course.assignments import KITS, names
 from orchestrator.course.checks import Check, Failure
 from orchestrator.course.containers import SUBMISSION, unreadable
 from orchestrator.course.grading import ABSENT, Grade, Grader, Reason, Score, submissions_of
@@ -24,7 +24,6 @@ from orchestrator.identity import identity
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.sandbox import confined
 from orchestrator.sandbox.base import Limits, Sandbox, SandboxError
-from orchestrator.shipped import COURSES
 from trainer.core.frames import frame
 
 # Grading
@@ -277,7 +276,7 @@ def test_new_writes_one_assignment_with_solutions(name: str, tmp_path: Path) -> 
     done = CliRunner().invoke(app, ["course", "new", str(tmp_path), "--assignment", name, "--solutions"])
     assert done.exit_code == 0
     assert {"README.md", "tests", "hidden", "solutions"} <= {path.name for path in tmp_path.iterdir()}
-    handout = {path.name for path in (COURSES / name / "handout").glob("*.py")}
+    handout = {path.name for path in (KITS / name / "handout").glob("*.py")}
     for solution in [*(tmp_path / "solutions" / "wrong").iterdir(), tmp_path / "solutions" / "reference"]:
         assert {path.name for path in solution.iterdir()} == handout, solution.name
 
@@ -293,7 +292,7 @@ def test_new_refuses_unknown_names_and_directories_with_files(tmp_path: Path) ->
 
 def test_grade_refuses_bad_input_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "ana").mkdir()
-    tests = COURSES / "one_model" / "hidden"
+    tests = KITS / "one_model" / "hidden"
     assert "none: no such directory" in refused("grade", tmp_path / "none", "--tests", tests)
     assert "--tests" in refused("grade", tmp_path / "ana", "--tests", tmp_path / "none")
     assert "--csv" in refused("grade", tmp_path / "ana", "--tests", tests, "--csv", tmp_path)
