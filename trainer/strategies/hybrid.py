@@ -32,7 +32,6 @@ class Hybrid(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
-    needs_thread: ClassVar[bool] = True
 
     shape: Grid | None = Field(
         None,

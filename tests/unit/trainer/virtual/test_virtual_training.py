@@ -56,6 +56,8 @@ def cases() -> Iterator[Any]:
         for nodes in (2, 4, 8):
             if strategy not in ("pipeline", "tensor_parallel", "hybrid") or nodes < 8:
                 yield pytest.param(strategy, nodes, {}, id=f"{strategy}-{nodes}")
+    # Of two pairs of layers, the second exchanges in the backward pass.
+    yield pytest.param("tensor_parallel", 4, {"model": "lenet5"}, id="tensor_parallel-backward")
     for strategy in WHOLE_MODEL:
         for partitioner in PARTITIONERS.entries:
             fields = {"partitioner": partitioner}
