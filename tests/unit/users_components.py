@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.functional import dropout, log_softmax, nll_loss
 from torch.utils.data import Dataset, IterableDataset
 
+from shardyard import Dataset as OwnDataset
 from trainer.core.strategy import Strategy
-from trainer.data.base import Partitioner
+from trainer.data.base import Data, Partitioner, Split
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -136,6 +137,18 @@ def unequal_splits(train: bool):
     return shaped([9, 3 if train else 4], [9])
 
 
+class States(OwnDataset):
+    """States numbers, and gives tokens."""
+
+    train_samples = property(lambda self: 9)
+    shape = property(lambda self: (3,))
+    class_count = property(lambda self: 1)
+
+    def load(self, data_dir):
+        split = Split(np.zeros((9, 3), np.int64), np.zeros(9, np.int64))
+        return Data(split, split, 1, None)
+
+
 def random_data():
     return np.random.rand(9, 3), np.zeros(9, int)
 
@@ -192,6 +205,13 @@ class Pair(Tree):
 class Failing(Tree):
     def forward(self, x):
         raise RuntimeError("no output")  # here: forward
+
+
+class Misnamed(Model):
+    names = property(lambda self: ["one"])
+
+    def blocks(self, shape, classes, generator):
+        yield "two", nn.Linear(shape[0], classes)
 
 
 class Undefined(Model):

@@ -20,7 +20,7 @@ from trainer.data.base import PixelScale
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.user_components.signature import ParameterFailure, defaults_left_out
-from trainer.user_components.source import ImportFailure, Source, located
+from trainer.user_components.source import ImportFailure, Source, located, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,73 +152,29 @@ def check_fit(request: TrialRequest) -> None:
     names = [REGISTRIES[field].name_of(each) for field, each in zip(fields, resolved, strict=True)]
     what = f"{names[0]} on {names[1]} with the loss {names[2]}"
     try:
-        reason = trained.validation_error(on.shape) or _step_error(
-            trained, on, with_loss, *samples(request)
-        )
+        _step(trained, on, with_loss, *samples(request))
     except Exception as error:
         raise ImportFailure(f"{what}: {located(error)}") from error
-    if reason:
-        raise ImportFailure(f"{what}: {reason}")
 
 
-def _step_error(
-    trained: Model, on: Dataset, loss: Loss, inputs: Tensor, targets: Tensor, _: Any
-) -> str | None:
-    """Why a step with these samples is not possible; None if it is."""
+def _step(trained: Model, on: Dataset, with_loss: Loss, inputs: Tensor, targets: Tensor, _: Any) -> None:
+    """Take a step with these samples. Raises ImportFailure, or what users' code raises."""
     import torch
 
+    if reason := trained.validation_error(on.shape):
+        raise ImportFailure(reason)
     torch.manual_seed(0)
     blocks = trained.blocks(on.shape, on.class_count, torch.Generator())
     output = torch.nn.Sequential(*(block for _, block in blocks))(inputs)
-    if reason := loss.output_error(output, targets):
-        return reason
-    value: Any = loss.of(output, targets)
-    if reason := loss_error(value):
-        return reason
+    if reason := with_loss.output_error(output, targets):
+        raise ImportFailure(reason)
+    value = with_loss.of(output, targets)
+    refuse(loss.value_error(value))
     value.backward()
-    output = output.detach()
-    return right_error(loss.right(output, targets), len(inputs)) or share_error(loss, output, targets)
-
-
-def loss_error(value: Any) -> str | None:
-    """Why a loss cannot be minimised; None if it can."""
-    import torch
-
-    if not isinstance(value, torch.Tensor) or value.dim():
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-        return (
-            f"the loss is of type {type(value).__name__}{shape}; it must be a tensor without dimensions, "
-            "the mean over the batch"
-        )
-    if not value.requires_grad:
-        return "no gradient flows from the loss to the model"
-    if not torch.isfinite(value):
-        return f"the loss of the first samples is {value.item()}"
-    return None
-
-
-def right_error(right: Tensor, samples: int) -> str | None:
-    """Why a measure of right answers is none; None if it is one."""
-    if tuple(right.shape) != (samples,):
-        return f"the accuracy has shape {tuple(right.shape)}; it must be one number for each sample"
-    if right.min() < 0 or right.max() > 1:
-        return f"the accuracy of a sample is {right.min():g} to {right.max():g}; allowed: 0 to 1"
-    return None
-
-
-def share_error(of: Any, output: Tensor, targets: Tensor) -> str | None:
-    """Why ranks cannot share a batch; None if its loss is the mean of those of its halves."""
-    half = len(output) // 2
-    if not half:
-        return None
-    both = of.of(output[: 2 * half], targets[: 2 * half]).item()
-    halves = [of.of(output[part], targets[part]).item() for part in (slice(half), slice(half, 2 * half))]
-    if abs(sum(halves) / 2 - both) <= 1e-4 * max(1.0, abs(both)):
-        return None
-    return (
-        f"the loss of a batch is {both:.6g}, and the mean of those of its halves {sum(halves) / 2:.6g}; "
-        "they must be equal, since ranks share a batch"
-    )
+    output, half = output.detach(), len(inputs) // 2
+    refuse(loss.right_error(with_loss.right(output, targets), len(inputs)))
+    if half:
+        refuse(loss.mean_error(with_loss, half, output[: 2 * half], targets[: 2 * half]))
 
 
 def samples(request: TrialRequest) -> tuple[Tensor, Tensor, Any]:

@@ -281,15 +281,7 @@ def _dataset_of(request: CheckRequest) -> tuple[Dataset, Tensor | None]:
         raise DatasetParameterFailure(error) from error
     except Exception as error:  # of the user's code, or because it is no dataset
         raise RequestError(f"--dataset {on.attribute}: {located(error, Path(on.directory))}") from error
-    facts = imported_dataset.DatasetFacts(
-        **dict(source_of(on)),
-        train_samples=len(data.train.labels),
-        test_samples=len(data.test.labels),
-        shape=data.train.inputs.shape[1:],
-        input_type=data.train.inputs.dtype.name,
-        class_count=data.classes,
-        data="",
-    )
+    facts = imported_dataset.facts_of(source_of(on), data, identity="")
     made = imported_dataset.ImportedDataset.model_validate(
         {"name": on.attribute, "parameters": on.parameters, "imported": facts}
     )

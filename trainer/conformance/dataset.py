@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
 from trainer.data.base import Data, Dataset, Split
-from trainer.user_components.dataset import digest
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.dataset import again_error, digest, splits_error, stated_error
+from trainer.user_components.random_state import scatter_seeds
 
 MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
 
@@ -21,18 +22,23 @@ MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
 class Loaded:
     """A dataset, loaded once."""
 
-    data: Data | None = None
+    found: Data | None = None
 
     def __str__(self) -> str:
-        if self.data is None:
+        if self.found is None:
             return "both splits"
         return f"{len(self.data.train.labels):,} training and {len(self.data.test.labels):,} test samples"
 
     @property
+    def data(self) -> Data:
+        """The samples. Raises NotApplicable if there are none."""
+        if self.found is None:
+            raise NotApplicable("it does not load")
+        return self.found
+
+    @property
     def splits(self) -> tuple[tuple[str, Split], ...]:
         """Both splits and their names."""
-        if self.data is None:
-            raise NotApplicable("it does not load")
         return ("training", self.data.train), ("test", self.data.test)
 
 
@@ -60,7 +66,7 @@ def laws(
     yield law("stated", "samples, shape and classes are as stated", lambda each: _stated(each, stated))
     yield law("labels", "labels are int64, 0 to classes - 1", _labels)
     yield law("numbers", "numbers are finite", _numbers)
-    yield law("again", "it gives the same samples again", lambda each: _again(each, load))
+    yield law("again", "it gives the same samples again", lambda each: again_error(each.data, load))
     yield law("process", "another process loads the same samples", lambda each: _elsewhere(each, elsewhere))
     yield law("apart", "no test sample is in the training split", _apart)
 
@@ -77,28 +83,15 @@ def _sizes(loaded: Loaded) -> Outcome:
 
 
 def _stated(loaded: Loaded, stated: Dataset | None) -> Outcome:
-    (_, train), (_, test) = loaded.splits
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        return Failure(
-            f"test inputs of shape {train.inputs.shape[1:]}, as in training", f"{test.inputs.shape[1:]}"
-        )
+    if failure := splits_error(loaded.data):
+        return failure
     if stated is None:
         raise NotApplicable("it states nothing")
-    data = loaded.data
-    pairs = (
-        ("samples", stated.train_samples, len(train.labels)),
-        ("shape", tuple(stated.shape), train.inputs.shape[1:]),
-        ("type", stated.input_type, train.inputs.dtype.name),
-        ("classes", stated.class_count, data.classes if data else 0),
-    )
-    for what, said, found in pairs:
-        if said != found:
-            return Failure(f"{what} {said}, as stated", f"{found}")
-    return None
+    return stated_error(stated, loaded.data)
 
 
 def _labels(loaded: Loaded) -> Outcome:
-    classes = loaded.data.classes if loaded.data else 0
+    classes = loaded.data.classes
     for name, split in loaded.splits:
         if split.labels.dtype != np.int64 or split.labels.ndim != 1:
             return Failure(
@@ -129,34 +122,7 @@ def _numbers(loaded: Loaded) -> Outcome:
     return None
 
 
-def _again(loaded: Loaded, load: Callable[[], Data]) -> Outcome:
-    first = loaded.data
-    if first is None:
-        raise NotApplicable("it does not load")
-    for seed, cause in (
-        (1, "in a second call"),
-        (2, "when global random state differs: use a seeded generator"),
-    ):
-        scatter_seeds(seed)
-        again = load()
-        if digest(again) != digest(first):
-            return Failure("equal samples", f"{_differing(first, again)} differ {cause}")
-    return None
-
-
-def _differing(first: Data, second: Data) -> str:
-    pairs = (
-        ("training inputs", first.train.inputs, second.train.inputs),
-        ("training targets", first.train.targets, second.train.targets),
-        ("test inputs", first.test.inputs, second.test.inputs),
-        ("test targets", first.test.targets, second.test.targets),
-    )
-    return next((name for name, one, two in pairs if not np.array_equal(one, two)), "types")
-
-
 def _elsewhere(loaded: Loaded, elsewhere: Callable[[], str]) -> Outcome:
-    if loaded.data is None:
-        raise NotApplicable("it does not load")
     same = elsewhere() == digest(loaded.data)
     return None if same else Failure("equal samples", "other ones: do not depend on time, hash or process")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from trainer.conformance.report import Finding, Status
+from trainer.core.failure import Failure
 from trainer.user_components.signature import ParameterFailure
 from trainer.user_components.source import located
 
@@ -24,14 +25,6 @@ class NotApplicable(Exception):
 
 class RankFailure(Exception):
     """A rank in another process has failed. The message is what `located` says there."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How an input breaks a law."""
-
-    expected: str
-    got: str
 
 
 @dataclass(frozen=True)

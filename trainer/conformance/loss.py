@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
 from trainer.losses.base import Loss
-from trainer.user_components.loss import ACCURACY, FunctionLoss
+from trainer.user_components.loss import (
+    ACCURACY,
+    FunctionLoss,
+    mean_error,
+    right_error,
+    value_difference,
+    value_error,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CLASSES, TOKENS = 3, 4
-RTOL, ATOL = 1e-4, 1e-6
 STEP, STEP32 = 1e-5, 1e-3  # of finite differences, in float64 and in float32
 
 
@@ -77,14 +85,9 @@ def laws(loss: Loss) -> Iterator[Law[Any]]:
     distances = {form: _distance(loss, Batch(2, *form)) for form in FORMS}
     form = min(distances, key=distances.__getitem__)
     batches = [Batch(size, *form, fits=not distances[form]) for size in SIZES]
-
-    def law(
-        name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
-    ) -> Law[Batch]:
-        return Law(name, statement, test, batches, essential=essential)
-
-    yield law("runs", "a batch gives a finite scalar", lambda batch: _runs(loss, batch), True)
-    yield law("mean", "it is the mean over the samples", lambda batch: _mean(loss, batch))
+    law = partial(Law[Batch], inputs=batches)
+    yield law("runs", "a batch gives a finite scalar", lambda batch: _runs(loss, batch), essential=True)
+    yield law("mean", "it is the mean over the samples", lambda each: mean_error(loss, 1, *each.tensors()))
     yield law("sum", "with reduction sum, it is n times the mean", lambda batch: _sum(loss, batch))
     yield law("gradient", "gradients equal finite differences", lambda batch: _gradient(loss, batch))
     yield law("right", "answers are right from 0 to 1, one a sample", lambda batch: _right(loss, batch))
@@ -123,41 +126,17 @@ def _output_error(loss: Loss, output: Tensor, targets: Tensor) -> str | None:
 
 
 def _runs(loss: Loss, batch: Batch) -> Outcome:
-    import torch
-
     output, targets = batch.tensors()
     if error := _output_error(loss, output, targets):
         return Failure(f"outputs and targets of one of {len(FORMS)} kinds fit", error)
     with warnings.catch_warnings(action="ignore"):  # of torch, on kinds that do not fit
         value: Any = loss.of(output.requires_grad_(), targets)
-    if not isinstance(value, torch.Tensor) or value.dim():
-        shape = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        return Failure("a tensor without dimensions", shape)
-    if not torch.isfinite(value):
-        return Failure("a finite loss", f"{value.item()}")
-    return None if value.requires_grad else Failure("a gradient", "no gradient flows to the outputs")
-
-
-def _mean(loss: Loss, batch: Batch) -> Outcome:
-    import torch
-
-    output, targets = batch.tensors()
-    both = loss.of(output, targets)
-    each = torch.stack([loss.of(output[i : i + 1], targets[i : i + 1]) for i in range(batch.samples)])
-    return _off(both, each.mean(), "the mean of the samples' losses")
-
-
-def _off(found: Tensor, expected: Tensor, of: str) -> Outcome:
-    import torch
-
-    if torch.allclose(found, expected.to(found.dtype), rtol=RTOL, atol=ATOL):
-        return None
-    return Failure(f"{of}, {expected.item():.6g}", f"{found.item():.6g}")
+    return value_error(value)
 
 
 def _sum(loss: Loss, batch: Batch) -> Outcome:
     output, targets = batch.tensors()
-    return _off(
+    return value_difference(
         loss.of(output, targets, "sum"),
         loss.of(output, targets) * batch.samples,
         f"{batch.samples} times the mean",
@@ -201,26 +180,14 @@ def _computes_in_float64(loss: Loss, batch: Batch) -> bool:
 
 
 def _right(loss: Loss, batch: Batch) -> Outcome:
-    import torch
-
-    if _lacks_accuracy(loss, batch):
-        return Note(
-            f"the outputs are no scores of classes, so a run needs the parameter {ACCURACY}: the name of a "
-            "function in the same file that returns how right each answer is, 0 … 1; "
-            f"--set {ACCURACY}=NAME tries it"
-        )
-    right = loss.right(*batch.tensors())
-    if not isinstance(right, torch.Tensor) or tuple(right.shape) != (batch.samples,):
-        shape = f"shape {tuple(right.shape)}" if isinstance(right, torch.Tensor) else type(right).__name__
-        return Failure(f"shape ({batch.samples},)", shape)
-    if right.min() < 0 or right.max() > 1 or right.isnan().any():
-        return Failure("0 to 1", f"{right.min().item():g} to {right.max().item():g}")
-    return None
+    if error := _lacks_accuracy(loss, batch):
+        return Note(f"in a run, {error}; --set {ACCURACY}=NAME tries it")
+    return right_error(loss.right(*batch.tensors()), batch.samples)
 
 
-def _lacks_accuracy(loss: Loss, batch: Batch) -> bool:
-    """Whether a run would refuse a plain function, as the share of right classes does not measure it."""
-    return isinstance(loss, FunctionLoss) and loss.output_error(*batch.tensors()) is not None
+def _lacks_accuracy(loss: Loss, batch: Batch) -> str | None:
+    """Why a run refuses a function that the share of right classes does not measure; or None."""
+    return loss.output_error(*batch.tensors()) if isinstance(loss, FunctionLoss) else None
 
 
 def _unchanged(loss: Loss, batch: Batch) -> Outcome:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
 from trainer.data.base import Dataset
 from trainer.models.base import Model
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.model import draws_error, names_error, output_error, weights_error
+from trainer.user_components.random_state import scatter_seeds
 
 if TYPE_CHECKING:
     import torch
@@ -100,12 +99,7 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     """The laws of a model that takes inputs of a dataset. samples: some of its inputs; None: noise."""
     built = Built(model, dataset, samples)
     batches = [Batch(size, dataset) for size in (2, 6)]
-
-    def law(
-        name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
-    ) -> Law[Batch]:
-        return Law(name, statement, test, batches[:1], essential=essential)
-
+    law = partial(Law[Batch], inputs=batches[:1])
     yield Law(
         "runs",
         "a batch gives a tensor, an output a sample",
@@ -116,7 +110,8 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     yield law(
         "classes", "it gives a score for each class of the dataset", lambda batch: _classes(built, batch)
     )
-    yield law("names", "names are those of the blocks, each once", lambda batch: _names(built))
+    names = "names are those of the blocks, each once"
+    yield law("names", names, lambda batch: names_error(model.names, built.blocks()))
     yield Law(
         "splits",
         "its blocks in a chain give the same output",
@@ -126,7 +121,11 @@ def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Itera
     )
     yield law("shapes", "it builds without memory, in the same shapes", lambda batch: _shapes(built, batch))
     yield law("weights", "initial weights follow torch's seed", lambda batch: _weights(built))
-    yield law("draws", "it draws from its own generator only", lambda batch: _draws(built, batch))
+    yield law(
+        "draws",
+        "it draws from its own generator only",
+        lambda batch: draws_error(built.chain(), built.chain(), built.inputs(batch.size)),
+    )
     yield law("repeats", "the same batch twice gives the same output", lambda batch: _repeats(built, batch))
     yield law("parameters", "all weights that it uses are parameters", lambda at: _parameters(built, at))
     yield Law(
@@ -164,14 +163,9 @@ def _runs(built: Built, batch: Batch) -> Outcome:
     import torch
 
     output = built.chain().train()(built.inputs(batch.size))
-    expected = f"a tensor of shape ({batch.size}, …)"
-    if not isinstance(output, torch.Tensor):
-        return Failure(expected, f"{type(output).__name__}")
-    if not output.dim() or len(output) != batch.size:
-        return Failure(expected, f"shape {tuple(output.shape)}")
-    if not torch.isfinite(output).all():
-        return Failure("finite numbers", "nan or infinite ones")
-    return None
+    if failure := output_error(output, batch.size):
+        return failure
+    return None if torch.isfinite(output).all() else Failure("finite numbers", "nan or infinite ones")
 
 
 def _classes(built: Built, batch: Batch) -> Outcome:
@@ -196,23 +190,6 @@ def _classes(built: Built, batch: Batch) -> Outcome:
         f"it gives {scores} output{'s' * (scores != 1)} whatever the number of classes, and the dataset "
         f"has {classes}: a loss of classes refuses them"
     )
-
-
-def _names(built: Built) -> Outcome:
-    found, stated = [name for name, _ in built.blocks()], built.model.names
-    if found != stated:
-        differ = next(
-            (pair for pair in zip(stated, found, strict=False) if pair[0] != pair[1]),
-            (f"{len(stated)} names", f"{len(found)} blocks"),
-        )
-        return Failure(
-            f"the stated {differ[0]}", f"the block {differ[1]}" if differ[1] in found else differ[1]
-        )
-    twice = next((name for name in found if found.count(name) > 1), None)
-    if twice:
-        return Failure("each name once", f"{twice} {found.count(twice)} times")
-    wrong = next((name for name in found if "." in name or not name), None)
-    return None if wrong is None else Failure("names without dots", repr(wrong))
 
 
 def _splits(built: Built, at: SplitPoint) -> Outcome:
@@ -255,46 +232,16 @@ def _shapes(built: Built, batch: Batch) -> Outcome:
     return None
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
 def _weights(built: Built) -> Outcome:
     import torch
 
-    first, again = (dict(_state(built.chain(seed=1, other=other))) for other in (1, 2))
-    others = dict(built.chain(seed=2).named_parameters())
-    for name, weight in first.items():
-        if not torch.equal(weight, again[name]):
-            return Failure("equal weights for equal seeds of torch", f"other ones in {name}")
-    if others and all(torch.equal(first[name], weight) for name, weight in others.items()):
+    first, again = (built.chain(seed=1, other=other) for other in (1, 2))
+    if failure := weights_error(first, again):
+        return failure
+    weights = [*first.parameters()]
+    if weights and all(map(torch.equal, weights, built.chain(seed=2).parameters())):
         return Failure("other weights for other seeds of torch", "equal ones")
     return None
-
-
-def _draws(built: Built, batch: Batch) -> Outcome:
-    import torch
-
-    chain, inputs = built.chain().train(), built.inputs(batch.size)
-    before = torch.get_rng_state(), _numpy_state(), random.getstate()
-    chain(inputs)
-    after = torch.get_rng_state(), _numpy_state(), random.getstate()
-    drawn = [
-        name
-        for name, same in (
-            ("torch's global generator", torch.equal(before[0], after[0])),
-            ("numpy's global generator", before[1] == after[1]),
-            ("random", before[2] == after[2]),
-        )
-        if not same
-    ]
-    return Failure("nothing drawn from global random state", f"drawn from {drawn[0]}") if drawn else None
-
-
-def _numpy_state() -> list[int]:
-    state: Any = np.random.get_state()
-    return [*state[1].tolist(), state[2]]
 
 
 def _repeats(built: Built, batch: Batch) -> Outcome:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Outcome
+from trainer.conformance.law import Law, NotApplicable, Outcome
+from trainer.core.failure import Failure
 from trainer.optimizers.base import Optimizer
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.optimizer import finite_error, seeded_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,14 +83,9 @@ def laws(optimizer: Optimizer, equals: str = "") -> Iterator[Law[Any]]:
     """The laws of an optimizer. equals: the registered one that it equals; empty: what it declares."""
     stepping, equals = Stepping(optimizer), equals or optimizer.equals or ""
     few = [Steps(number) for number in (1, 2, 5)]
-
-    def law(
-        name: str, statement: str, test: Callable[[Steps], Outcome], essential: bool = False
-    ) -> Law[Steps]:
-        return Law(name, statement, test, few, essential=essential)
-
+    law = partial(Law[Steps], inputs=few)
     yield law(
-        "runs", "steps change all weights and keep them finite", lambda steps: _runs(stepping, steps), True
+        "runs", "steps change all weights and keep them finite", partial(_runs, stepping), essential=True
     )
     yield Law(
         "curve",
@@ -110,27 +107,31 @@ def laws(optimizer: Optimizer, equals: str = "") -> Iterator[Law[Any]]:
     yield law("state", "it continues from its state_dict", lambda steps: _state(stepping, steps))
     yield law("order", "the order of the weights does not matter", lambda steps: _order(stepping, steps))
     yield law("layers", "layerwise is declared if layers matter", lambda steps: _layers(stepping, steps))
-    yield law("seeded", "it does not depend on global random state", lambda steps: _seeded(stepping, steps))
+    yield law(
+        "seeded",
+        "it does not depend on global random state",
+        lambda steps: seeded_error(lambda: stepping.after(steps)),
+    )
 
 
 def _runs(stepping: Stepping, steps: Steps) -> Outcome:
     import torch
 
-    for shape, before, after in zip(SHAPES, initial(), stepping.after(steps), strict=True):
-        if not torch.isfinite(after).all():
-            return Failure("finite weights", f"nan or infinite ones in the tensor of shape {shape}")
+    weights = stepping.after(steps)
+    if failure := finite_error(weights):
+        return failure
+    for shape, before, after in zip(SHAPES, initial(), weights, strict=True):
         if torch.equal(before, after):
             return Failure("changed weights", f"the tensor of shape {shape} is as before")
     return None
 
 
-def _off(found: list[Tensor], expected: list[Tensor], of: str, exact: bool = False) -> Failure | None:
-    """How weights differ from expected ones; None if they are equal, without `exact` up to rounding."""
+def _off(found: list[Tensor], expected: list[Tensor], of: str) -> Failure | None:
+    """How weights differ from expected ones; None if they are equal up to rounding."""
     import torch
 
-    rtol, atol = (0.0, 0.0) if exact else (RTOL, ATOL)
     for one, other in zip(found, expected, strict=True):
-        if not torch.allclose(one, other, rtol=rtol, atol=atol):
+        if not torch.allclose(one, other, rtol=RTOL, atol=ATOL):
             worst = int((one - other).abs().argmax())
             values = (each.detach().flatten()[worst].item() for each in (other, one))
             shape = "×".join(map(str, other.shape))
@@ -184,7 +185,7 @@ def _zero(stepping: Stepping, steps: Steps) -> Outcome:
             weight.grad = torch.zeros_like(weight)
         built.step()
     for was, now in zip(before, weights, strict=True):
-        grown = (now.abs() > was.abs() * (1 + 1e-6)).flatten()
+        grown = ~(now.abs() <= was.abs() * (1 + 1e-6)).flatten()  # or nan
         if grown.any():
             at = int(grown.int().argmax())
             return Failure(
@@ -259,11 +260,3 @@ def _layers(stepping: Stepping, steps: Steps) -> Outcome:
         built.step()
     off = _off([torch.cat(halves)], [stepping.after(steps)[2]], "as of the whole tensor")
     return Failure(off.expected, f"{off.got} of its half: declare layerwise = True") if off else None
-
-
-def _seeded(stepping: Stepping, steps: Steps) -> Outcome:
-    found = []
-    for seed in (1, 2):
-        scatter_seeds(seed)
-        found.append(stepping.after(steps))
-    return _off(found[1], found[0], "as before", exact=True)

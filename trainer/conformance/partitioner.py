@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.split_rules import BrokenRule, Rule, broken_rules, holders_of
-from trainer.user_components.model import scatter_seeds
-from trainer.user_components.partitioner import FunctionPartitioner
+from trainer.user_components.partitioner import FunctionPartitioner, same_parts, seeded_error
+from trainer.user_components.random_state import scatter_seeds
 
 Mix = Literal["even", "uneven", "rare"]
 FEW = 7  # samples up to which all inputs are tried
@@ -253,35 +254,23 @@ def _declared(splits: Splits, inputs: list[Case]) -> Outcome:
 
 def _seeded(splits: Splits, case: Case) -> Outcome:
     """Equal generators give equal parts, whatever the process has done before."""
-    first = [part.copy() for part in splits.well_formed(case)]
+    before = [part.copy() for part in splits.well_formed(case)]
     scatter_seeds(1)
-    one = splits.anew(case)
-    scatter_seeds(1)
-    if not _equal(one, splits.anew(case)) or not _equal(first, one):
-        scatter_seeds(2)
-        if not _equal(one, splits.anew(case)):
-            cause = "when global random state differs: draw from `rng` only"
-        else:
-            cause = "in a second call: keep nothing from one call to the next"
-        return Failure("equal parts", f"other parts {cause}")
-    scatter_seeds(2)
     labels = case.labels
-    kept = splits.partitioner.partition(labels, case.parts, case.rng)
-    if not _equal(first, kept):
-        return Failure("equal parts", "other parts when global random state differs: draw from `rng` only")
+    first = splits.partitioner.partition(labels, case.parts, case.rng)
+    if failure := seeded_error(first, lambda: splits.anew(case)):
+        return failure
+    if failure := seeded_error(before, lambda: first):
+        return failure
     labels[:] = 0
-    if not _equal(first, kept):
+    if not same_parts(before, first):
         return Failure("equal parts", "parts that change with the labels after the call: return copies")
     return None
 
 
-def _equal(first: list[Indices], second: list[Indices]) -> bool:
-    return len(first) == len(second) and all(map(np.array_equal, first, second))
-
-
 def _random(splits: Splits, case: Case) -> Outcome:
     found = [[np.sort(part) for part in splits.well_formed(replace(case, seed=seed))] for seed in (1, 2)]
-    same = _equal(*found)
+    same = same_parts(*found)
     if splits.partitioner.random and same:
         function = isinstance(splits.partitioner, FunctionPartitioner)
         fixed = "leave out the parameter `rng`" if function else "declare random = False"
@@ -314,7 +303,7 @@ def _layout(splits: Splits, case: Case) -> Outcome:
     backwards = case.labels[::-1].copy()[::-1]
     for labels, how in ((strided, "with a stride of 2"), (backwards, "that lie backwards in memory")):
         scatter_seeds(1)
-        if not _equal(expected, splits.partitioner.partition(labels, case.parts, case.rng)):
+        if not same_parts(expected, splits.partitioner.partition(labels, case.parts, case.rng)):
             return Failure("equal parts", f"other parts for labels {how}")
     return None
 

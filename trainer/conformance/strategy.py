@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
 
-from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
-from trainer.core.strategy import Strategy, Uneven
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
+from trainer.core.strategy import Strategy, Uneven, runs_on
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
 
@@ -207,18 +208,13 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
     empty: what it declares. limit_s: seconds in which all laws must have been tried.
     """
     equals = equals or own.claimed_equal or ""
-    allowed = [ranks for ranks in RANKS if _possible(own, ranks)]
+    allowed = [ranks for ranks in RANKS if runs_on(own, ranks.number)]
     tried = allowed[:TRAINED]
     trainings = Trainings(own, form, max((ranks.number for ranks in tried[:2]), default=1), SHARE * limit_s)
     fewest, most = (tried or RANKS)[0], (tried or RANKS[:1])[-1]
     uneven = [replace(most, samples="more than the next")] if equals == "all_reduce" else []
-
-    def law(
-        name: str, statement: str, test: Callable[[Ranks], Outcome], essential: bool = False
-    ) -> Law[Ranks]:
-        return Law(name, statement, test, tried, essential=essential)
-
-    yield law("ends", "it trains to the end, without deadlock", lambda ranks: _ends(trainings, ranks), True)
+    law = partial(Law[Ranks], inputs=tried)
+    yield law("ends", "it trains to the end, without deadlock", partial(_ends, trainings), essential=True)
     yield law("samples", "every replica trains on its samples", lambda ranks: _samples(trainings, ranks))
     yield law("agree", "all ranks end with the same weights", lambda ranks: _agree(trainings, ranks))
     yield law("finite", "the weights are finite and have changed", lambda ranks: _moved(trainings, ranks))
@@ -248,10 +244,6 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
         [replace(most, normalised=True)],
     )
     yield law("bytes", "a rank sends at most what it declares", lambda ranks: _bytes(trainings, ranks))
-
-
-def _possible(own: Strategy, ranks: Ranks) -> bool:
-    return ranks.number >= own.min_nodes and (own.max_nodes is None or ranks.number <= own.max_nodes)
 
 
 def _ends(trainings: Trainings, ranks: Ranks) -> Outcome:

@@ -51,6 +51,11 @@ CPU_TRANSPORTS = ("gloo", "mpi", "rpc", "memory")
 MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
 
 
+def runs_on(strategy: Strategy, ranks: int) -> bool:
+    """Whether a strategy can run on so many ranks."""
+    return strategy.min_nodes <= ranks <= (strategy.max_nodes or ranks)
+
+
 class Strategy(Component):
     """How ranks train one model together. Every rank runs `train`, which is the algorithm."""
 

@@ -9,20 +9,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.core.failure import Failure
+
 Rule = Literal["count", "indices", "filled", "repeats", "disjoint", "covers"]
 
 
 @dataclass(frozen=True)
-class BrokenRule:
+class BrokenRule(Failure):
     """How a split breaks a rule."""
 
     rule: Rule
-    expected: str
-    got: str
 
     def __str__(self) -> str:
         declared = f", since it declares {self.rule}" if self.rule in ("disjoint", "covers") else ""
-        return f"{self.got}; expected: {self.expected}{declared}"
+        return super().__str__() + declared
 
 
 def broken_rules(
@@ -37,31 +37,31 @@ def broken_rules(
         disjoint, covers: what the partitioner declares.
     """
     if len(split) != parts:
-        yield BrokenRule("count", f"{parts} parts", f"{len(split)} parts")
+        yield BrokenRule(f"{parts} parts", f"{len(split)} parts", "count")
     for number, part in enumerate(split):
         if wrong := _indices_error(part, samples):
-            yield BrokenRule("indices", f"integers from 0 to {samples - 1}", f"part {number} {wrong}")
+            yield BrokenRule(f"integers from 0 to {samples - 1}", f"part {number} {wrong}", "indices")
             return
     if empty := [number for number, part in enumerate(split) if not len(part)]:
         numbers = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
-        yield BrokenRule("filled", "a sample in each part, or a DataError", f"no sample in part {numbers}")
+        yield BrokenRule("a sample in each part, or a DataError", f"no sample in part {numbers}", "filled")
     unique = [np.unique(part, return_counts=True) for part in split]
     for number, (indices, counts) in enumerate(unique):
         if len(indices) < len(split[number]):
             at = counts.argmax()
             got = f"part {number} has sample {indices[at]} {counts[at]} times"
-            yield BrokenRule("repeats", "each sample once", got)
+            yield BrokenRule("each sample once", got, "repeats")
             break
     holders = _count([indices for indices, _ in unique], samples)
     if disjoint and holders.max(initial=0) > 1:
         twice = int(holders.argmax())
         first, second, *_ = (number for number, part in enumerate(split) if twice in part)
         got = f"sample {twice} in parts {first} and {second}"
-        yield BrokenRule("disjoint", "each sample in one part", got)
+        yield BrokenRule("each sample in one part", got, "disjoint")
     if covers and not holders.min(initial=1):
         missing = np.flatnonzero(holders == 0)
         got = f"{samples - len(missing):,}; sample {missing[0]} is in none"
-        yield BrokenRule("covers", f"{samples:,} samples in parts", got)
+        yield BrokenRule(f"{samples:,} samples in parts", got, "covers")
 
 
 def _indices_error(part: Any, samples: int) -> str | None:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from trainer.aggregation.mean import MeanAggregation
 from trainer.core.registry import ImportedComponent
-from trainer.core.strategy import Interval
+from trainer.core.strategy import Interval, runs_on
 from trainer.data.base import image_error
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
@@ -77,7 +77,7 @@ def processes_per_node(run: RunFields) -> CheckError:
 
 def world_size(run: RunFields) -> CheckError:
     low, high = run.strategy.min_nodes, run.strategy.max_nodes
-    if low <= run.world_size and (high is None or run.world_size <= high):
+    if runs_on(run.strategy, run.world_size):
         return None
     limits = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
     return PydanticCustomError(

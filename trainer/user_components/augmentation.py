@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.random_state import repetition_error, scatter_seeds
 from trainer.user_components.signature import bound, configured
-from trainer.user_components.source import ImportFailure, Source
+from trainer.user_components.source import ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,32 +42,57 @@ def facts(
     source: Source, parameters: Mapping[str, Any], inputs: Tensor, scale: PixelScale | None
 ) -> Source:
     """What a spec says about the augmentation, after it was tried on some inputs. Raises ImportFailure."""
-    import torch
-
     called = source.load()
     if isinstance(called, type) and issubclass(called, Augmentation):
         own = configured(called, parameters)
         if reason := own.validation_error(tuple(inputs.shape[1:])):
             raise ImportFailure(reason)
     augment = build(source, parameters, scale, "cpu")
-    if augment is None:
-        return source
-    before, found = inputs.clone(), []
-    for seed in (1, 2):
-        scatter_seeds(seed)
-        found.append(augment(inputs, np.random.default_rng(0)))
-    if not isinstance(found[0], torch.Tensor):
-        raise ImportFailure(f"it returns {type(found[0]).__name__}; it must return a tensor")
-    if not torch.equal(before, inputs):
-        raise ImportFailure("it changes its argument; it must return new inputs")
-    if found[0].shape != inputs.shape or found[0].dtype != inputs.dtype:
-        raise ImportFailure(
-            f"it returns shape {tuple(found[0].shape)} of {found[0].dtype} for inputs of shape "
-            f"{tuple(inputs.shape)} of {inputs.dtype}; they must be the same"
-        )
-    if not torch.equal(*found):
-        raise ImportFailure(
-            "it gives other inputs for an equal generator: it draws from global random state; draw from "
-            "its argument `rng` only"
-        )
+    if augment is not None:
+        for law in (output_error, argument_error, shape_error, seeded_error):
+            refuse(law(augment, inputs))
     return source
+
+
+def output_error(augment: Augment, inputs: Tensor, seed: int = 0) -> Failure | None:
+    """How what it returns is no tensor; or None."""
+    import torch
+
+    output: Any = augment(inputs.clone(), np.random.default_rng(seed))
+    return (
+        None
+        if isinstance(output, torch.Tensor)
+        else Failure("a tensor", f"an output of type {type(output).__name__}")
+    )
+
+
+def argument_error(augment: Augment, inputs: Tensor) -> Failure | None:
+    """How it changes its argument; or None."""
+    given = inputs.clone()
+    augment(given, np.random.default_rng(0))
+    if count := int((given != inputs).sum()):
+        changed = f"{count} of {inputs.numel()} numbers of its argument changed"
+        return Failure("its argument as before, and new inputs", changed)
+    return None
+
+
+def shape_error(augment: Augment, inputs: Tensor) -> Failure | None:
+    """How it changes shape or type of inputs; or None."""
+    output = augment(inputs.clone(), np.random.default_rng(0))
+    found, expected = (
+        f"inputs of shape {tuple(each.shape)} and type {each.dtype}" for each in (output, inputs)
+    )
+    return None if found == expected else Failure(expected, found)
+
+
+def seeded_error(augment: Augment, inputs: Tensor) -> Failure | None:
+    """How equal generators give other inputs; or None."""
+    import torch
+
+    def compute() -> Tensor:
+        return augment(inputs.clone(), np.random.default_rng(0))
+
+    scatter_seeds(1)
+    return repetition_error(
+        compute(), compute, lambda *both: "" if torch.equal(*both) else "inputs", "draw from `rng` only"
+    )

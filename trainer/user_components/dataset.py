@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,11 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent, shortened
 from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.random_state import repetition_error, scatter_seeds
 from trainer.user_components.signature import checked, configured, signature_of
-from trainer.user_components.source import MAX_NAME, ImportFailure, Source, located
+from trainer.user_components.source import MAX_NAME, ImportFailure, Source, located, refuse
 
 TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
 SPLIT_SEED = "split_seed"
@@ -234,15 +236,6 @@ def _stated_classes(found: Any) -> int | None:
 
 
 def _joined(train: _Samples, test: _Samples) -> Data:
-    for what, one, other in (
-        ("inputs", train.inputs, test.inputs),
-        ("targets", train.targets, test.targets),
-    ):
-        if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
-            raise ImportFailure(
-                f"{what} of the training split have shape {one.shape[1:]} and type {one.dtype}, of the "
-                f"test split {other.shape[1:]} and {other.dtype}"
-            )
     scale = _pixel_scale(train.inputs)
     if train.have_classes:
         highest = max(int(each.targets.max()) for each in (train, test))
@@ -253,7 +246,9 @@ def _joined(train: _Samples, test: _Samples) -> Data:
         splits = [
             Split(each.inputs, np.zeros(len(each.inputs), np.int64), each.targets) for each in (train, test)
         ]
-    return Data(splits[0], splits[1], classes, scale)
+    data = Data(splits[0], splits[1], classes, scale)
+    refuse(splits_error(data))
+    return data
 
 
 def _pixel_scale(inputs: Array) -> PixelScale | None:
@@ -298,23 +293,18 @@ def facts(source: Source, parameters: Mapping[str, Any], data_dir: Path) -> tupl
     )
     if own is not None:
         own.prepare(data_dir)
-    loaded = []
-    for seed in (1, 2):
-        scatter_seeds(seed)
-        loaded.append(load_data(called, parameters, data_dir, source.directory))
-    data, again = loaded
+    load = partial(load_data, called, parameters, data_dir, source.directory)
+    scatter_seeds(1)
+    data = load()
     if own is not None:
-        stated = (own.train_samples, own.shape, own.class_count)
-        found = (len(data.train.labels), data.train.inputs.shape[1:], data.classes)
-        if stated != found:
-            raise ImportFailure(f"it states (samples, shape, classes) {stated}, and loads {found}")
-    identity = digest(data)
-    if digest(again) != identity:
-        raise ImportFailure(
-            "it gives other samples when it is loaded again: it draws from global random state; use a "
-            "generator with a seed, such as np.random.default_rng(0)"
-        )
-    found_facts = DatasetFacts(
+        refuse(stated_error(own, data))
+    refuse(again_error(data, load, seeds=(2,)))  # once: it may take long
+    return facts_of(source, data, digest(data)), data
+
+
+def facts_of(source: Source, data: Data, identity: str) -> DatasetFacts:
+    """What a spec says about samples. identity: their digest."""
+    return DatasetFacts(
         **dict(source),
         train_samples=len(data.train.labels),
         test_samples=len(data.test.labels),
@@ -323,4 +313,47 @@ def facts(source: Source, parameters: Mapping[str, Any], data_dir: Path) -> tupl
         class_count=data.classes,
         data=identity,
     )
-    return found_facts, data
+
+
+def splits_error(data: Data) -> Failure | None:
+    """How samples of the two splits differ in shape or type; or None."""
+    for what in ("inputs", "targets"):
+        train, test = (
+            f"shape {values.shape[1:]} and type {values.dtype}"
+            for values in (getattr(data.train, what), getattr(data.test, what))
+        )
+        if train != test:
+            return Failure(f"test {what} of {train}, as in training", f"test {what} of {test}")
+    return None
+
+
+def stated_error(stated: Dataset, data: Data) -> Failure | None:
+    """How a dataset states other samples than it loads; or None."""
+    pairs = (
+        ("samples", stated.train_samples, len(data.train.labels)),
+        ("shape", tuple(stated.shape), data.train.inputs.shape[1:]),
+        ("type", stated.input_type, data.train.inputs.dtype.name),
+        ("classes", stated.class_count, data.classes),
+    )
+    differing = ((what, said, found) for what, said, found in pairs if said != found)
+    return next(
+        (Failure(f"{what} {said}, as stated", f"{what} {found}") for what, said, found in differing), None
+    )
+
+
+def again_error(first: Data, load: Callable[[], Data], seeds: Sequence[int] = (1, 2)) -> Failure | None:
+    """How a dataset gives other samples than `first`, loaded after `scatter_seeds(1)`; or None.
+
+    seeds: those of global random state before it is loaded again.
+    """
+    return repetition_error(first, load, _differing, "use a generator with a seed", seeds)
+
+
+def _differing(first: Data, second: Data) -> str:
+    """Which samples differ; empty if none do."""
+    for name, *splits in (("training", first.train, second.train), ("test", first.test, second.test)):
+        for what in ("inputs", "targets"):
+            one, other = (getattr(split, what) for split in splits)
+            if one.dtype != other.dtype or not np.array_equal(one, other, equal_nan=True):
+                return f"{name} {what}"
+    return ""

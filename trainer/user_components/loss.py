@@ -7,6 +7,7 @@ from functools import cached_property
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss, Reduction, class_error, per_sample
 from trainer.user_components.signature import bound, checked, configured
@@ -15,6 +16,7 @@ from trainer.user_components.source import ImportFailure, Source
 if TYPE_CHECKING:
     from torch import Tensor
 
+RTOL, ATOL = 1e-4, 1e-6  # of losses that sums in another order give
 ACCURACY = "accuracy"  # the parameter that names the function of how right an answer is
 
 
@@ -86,6 +88,51 @@ def class_accuracy_error(output: Tensor, target: Tensor) -> str | None:
         f"its accuracy would be the share of right classes, but {error}; give the loss the parameter "
         f"{ACCURACY}: the name of a function in the same file that returns how right each answer is, 0 … 1"
     )
+
+
+def value_error(value: Any) -> Failure | None:
+    """How the loss of a batch cannot be minimised; or None."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dim():
+        return Failure("a tensor without dimensions, the mean over the batch", _described("a loss", value))
+    if not torch.isfinite(value):
+        return Failure("a finite loss", f"a loss of {value.item()}")
+    return None if value.requires_grad else Failure("a gradient", "no gradient flows to the outputs")
+
+
+def right_error(right: Any, samples: int) -> Failure | None:
+    """How a measure of right answers is none; or None."""
+    import torch
+
+    if not isinstance(right, torch.Tensor) or tuple(right.shape) != (samples,):
+        return Failure(f"shape ({samples},), an accuracy for each sample", _described("an accuracy", right))
+    if right.min() < 0 or right.max() > 1 or right.isnan().any():
+        return Failure("0 to 1", f"an accuracy of {right.min().item():g} to {right.max().item():g}")
+    return None
+
+
+def _described(what: str, value: Any) -> str:
+    shape = f" and shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    return f"{what} of type {type(value).__name__}{shape}"
+
+
+def mean_error(loss: Loss, size: int, output: Tensor, target: Tensor) -> Failure | None:
+    """How the loss of a batch is not the mean of those of its parts, of `size` samples each; or None."""
+    import torch
+
+    parts = [loss.of(*part) for part in zip(output.split(size), target.split(size), strict=True)]
+    of = f"the mean of the losses of {size} sample{'s' * (size > 1)} each, since ranks share a batch"
+    return value_difference(loss.of(output, target), torch.stack(parts).mean(), of)
+
+
+def value_difference(found: Tensor, expected: Tensor, of: str) -> Failure | None:
+    """How a loss differs from an expected one; None if they are equal up to rounding."""
+    import torch
+
+    if torch.allclose(found, expected.to(found.dtype), rtol=RTOL, atol=ATOL):
+        return None
+    return Failure(f"{expected.item():.6g}, {of}", f"a loss of {found.item():.6g}")
 
 
 def build(source: Source, parameters: Mapping[str, Any]) -> Loss:

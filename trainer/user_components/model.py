@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
-import numpy as np
 from pydantic import Field
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.models.base import Model, ParallelPair
+from trainer.user_components.random_state import global_states, scatter_seeds
 from trainer.user_components.signature import checked, configured
-from trainer.user_components.source import MAX_NAME, TORCHVISION, ImportFailure, Source
+from trainer.user_components.source import MAX_NAME, TORCHVISION, ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -145,9 +146,7 @@ def facts(
         own = configured(called, parameters)
         if reason := own.validation_error(shape):
             raise ImportFailure(reason)
-        built = [name for name, _ in own.blocks(shape, classes, torch.Generator())]
-        if built != own.names:
-            raise ImportFailure(f"names is {own.names}, and blocks yields {built}")
+        refuse(names_error(own.names, own.blocks(shape, classes, torch.Generator())))
         return ModelFacts(
             **dict(source),
             blocks=own.names,
@@ -157,16 +156,16 @@ def facts(
             has_synchronous_layers=own.has_synchronous_layers,
             tensor_parallel_pairs=tuple((*pair,) for pair in own.tensor_parallel_pairs),
         )
-    first, second = (
-        _built_with_seed(called, parameters, source, shape, classes, other) for other in (1, 2)
-    )
-    for (name, one), (_, two) in zip(_state(first), _state(second), strict=True):
-        if not torch.equal(one, two):
-            raise ImportFailure(
-                f"the initial values of {name} differ when it is built again: it draws from `random` or "
-                "numpy's global generator; use torch's, which the run seeds"
-            )
-    _check_forward(first, second, inputs)
+
+    def built(other: int) -> nn.Module:
+        """The module, with torch seeded as always and every other global generator with `other`."""
+        scatter_seeds(other)
+        torch.manual_seed(0)
+        return build(called, parameters, source, shape, classes, torch.Generator().manual_seed(0))
+
+    first, second = built(1), built(2)
+    refuse(weights_error(first, second))
+    refuse(draws_error(first, second, inputs))
     indivisible = _indivisible(first, second, inputs)
     return ModelFacts(
         **dict(source),
@@ -176,51 +175,62 @@ def facts(
     )
 
 
-def _built_with_seed(
-    called: Callable[..., Any],
-    parameters: Mapping[str, Any],
-    source: Source,
-    shape: tuple[int, ...],
-    classes: int,
-    other: int,
-) -> nn.Module:
-    """The module, with torch seeded as always and every other global generator with `other`."""
+def names_error(stated: Sequence[str], blocks: Iterable[tuple[str, nn.Module]]) -> Failure | None:
+    """How stated names are not those of the blocks, each once and without dots; or None."""
+    found = [name for name, _ in blocks]
+    for name, block in zip_longest(stated, found, fillvalue="no block"):
+        if name != block:
+            return Failure(f"{name}, as `names` states", f"{block} from `blocks`")
+    if twice := next((name for name in found if found.count(name) > 1), None):
+        return Failure("each name once", f"{twice} {found.count(twice)} times")
+    wrong = next((name for name in found if "." in name or not name), None)
+    return None if wrong is None else Failure("names without dots", repr(wrong))
+
+
+def weights_error(first: nn.Module, second: nn.Module) -> Failure | None:
+    """How initial values differ between models that torch's seed alone should make equal; or None."""
     import torch
 
-    scatter_seeds(other)
-    torch.manual_seed(0)
-    return build(called, parameters, source, shape, classes, torch.Generator().manual_seed(0))
+    ours, theirs = ([*each.named_parameters(), *each.named_buffers()] for each in (first, second))
+    for (name, one), (_, other) in zip(ours, theirs, strict=True):
+        if not torch.equal(one, other):
+            return Failure(
+                "equal initial values for equal seeds of torch",
+                f"other ones of {name} when `random` and numpy's generator differ: draw from torch's",
+            )
+    return None
 
 
-def scatter_seeds(seed: int) -> None:
-    """Seed every global random generator: what depends on one differs from call to call."""
+def output_error(output: Any, samples: int) -> Failure | None:
+    """How what a model returns is no tensor with an output for each sample; or None."""
     import torch
 
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    expected = f"one tensor of shape ({samples}, …)"
+    if not isinstance(output, torch.Tensor):
+        return Failure(expected, f"an output of type {type(output).__name__}")
+    fits = output.dim() and len(output) == samples
+    return None if fits else Failure(expected, f"an output of shape {tuple(output.shape)}")
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def _check_forward(first: nn.Module, second: nn.Module, inputs: Tensor) -> None:
-    """Raise ImportFailure if two equal models in training mode give different outputs."""
+def draws_error(first: nn.Module, second: nn.Module, inputs: Tensor) -> Failure | None:
+    """How the output of equal models in training depends on more than the generator of dropout; or None."""
     import torch
 
     outputs = []
     for seed, module in enumerate((first, second)):
         scatter_seeds(seed)
-        outputs.append(module.train()(inputs))
-    if not all(isinstance(output, torch.Tensor) for output in outputs):
-        raise ImportFailure(f"it returns {type(outputs[0]).__name__}; it must return one tensor")
-    if not torch.equal(*outputs):
-        raise ImportFailure(
-            "its output differs when it is computed again: it draws from global random state; use "
-            "nn.Dropout or nn.Dropout2d, which the run seeds"
-        )
+        before = global_states()
+        outputs.append(module.train()(inputs.clone()))
+        if failure := output_error(outputs[-1], len(inputs)):
+            return failure
+        if drawn := [name for name, state in global_states().items() if state != before[name]]:
+            return Failure(
+                "nothing drawn from global random state",
+                f"drawn from {drawn[0]}: use nn.Dropout or nn.Dropout2d, which the run seeds",
+            )
+    if torch.equal(*outputs):
+        return None
+    return Failure("equal outputs of equal models", "other outputs: draw from generators with a seed")
 
 
 def _indivisible(first: nn.Module, second: nn.Module, inputs: Tensor) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.optimizers.base import Optimizer
+from trainer.user_components.random_state import repetition_error, scatter_seeds
 from trainer.user_components.signature import checked, configured, signature_of
-from trainer.user_components.source import ImportFailure, Source
+from trainer.user_components.source import ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,15 +75,30 @@ def _stepped(source: Source, parameters: Mapping[str, Any]) -> list[Tensor]:
 
 def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
     """What a spec says about the optimizer. Raises ImportFailure."""
-    import torch
-
-    weights, again = _stepped(source, parameters), _stepped(source, parameters)
-    if not all(torch.isfinite(each).all() for each in weights):
-        raise ImportFailure(f"its first {STEPS} steps give weights that are not finite")
-    if not all(map(torch.equal, weights, again)):
-        raise ImportFailure(
-            f"its first {STEPS} steps give other weights when they are taken again: it draws from global "
-            "random state, so that replicas would differ; use a torch.Generator with a seed of its own"
-        )
+    refuse(finite_error(_stepped(source, parameters)))
+    refuse(seeded_error(lambda: _stepped(source, parameters)))
     called = source.load()
     return OptimizerFacts(**dict(source), layerwise=bool(getattr(called, "layerwise", False)))
+
+
+def finite_error(weights: Iterable[Tensor]) -> Failure | None:
+    """How weights are not finite after steps; or None."""
+    import torch
+
+    for weight in weights:
+        if not torch.isfinite(weight).all():
+            return Failure("finite weights", f"nan or infinity in a tensor of shape {tuple(weight.shape)}")
+    return None
+
+
+def seeded_error(steps: Callable[[], list[Tensor]]) -> Failure | None:
+    """How equal steps give other weights; or None. steps: builds the optimizer and takes them."""
+    import torch
+
+    scatter_seeds(1)
+    return repetition_error(
+        steps(),
+        steps,
+        lambda *both: "" if all(map(torch.equal, *both)) else "weights",
+        "use a torch.Generator with a seed of its own",
+    )

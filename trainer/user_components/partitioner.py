@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import model_validator
 
+from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError, Images, Indices, Labels, Partitioner
-from trainer.user_components.model import scatter_seeds
+from trainer.user_components.random_state import repetition_error, scatter_seeds
 from trainer.user_components.signature import POSITIONAL, bound, configured, signature_of
-from trainer.user_components.source import ImportFailure, Source, located
+from trainer.user_components.source import ImportFailure, Source, located, refuse
 
 FLAGS = ("disjoint", "covers", "random", "transforms_images", "needs_classes")
 
@@ -114,24 +115,34 @@ def takes_generator(called: Callable[..., Any]) -> bool:
     )
 
 
+def seeded_error(first: list[Indices], split: Callable[[], list[Indices]]) -> Failure | None:
+    """How an equal generator gives other parts than `first`, split after `scatter_seeds(1)`; or None."""
+    return repetition_error(
+        first, split, lambda *both: "" if same_parts(*both) else "parts", "draw from `rng` only"
+    )
+
+
+def same_parts(one: list[Indices], other: list[Indices]) -> bool:
+    """Whether two splits have equal parts in the same order."""
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
+
+
 def facts(source: Source, parameters: Mapping[str, Any], labels: Labels, parts: int) -> PartitionerFacts:
     """What a spec says about the partitioner, after it has split these labels. Raises ImportFailure."""
     own = build(source, parameters)
     if reason := own.validation_error(len(labels), len(np.unique(labels)), parts):
         raise ImportFailure(reason)
-    splits = []
+
+    def split() -> list[Indices]:
+        return own.partition(labels.copy(), parts, np.random.default_rng(0))
+
+    scatter_seeds(1)
     try:
-        for seed in (1, 2):
-            scatter_seeds(seed)
-            splits.append(own.partition(labels.copy(), parts, np.random.default_rng(0)))
+        first = split()
     except DataError as error:
         raise ImportFailure(str(error)) from error
-    if defect := own.split_error(splits[0], len(labels), parts):
+    if defect := own.split_error(first, len(labels), parts):
         raise ImportFailure(f"split among {parts}: {defect}")
-    if not all(np.array_equal(one, two) for one, two in zip(*splits, strict=True)):
-        raise ImportFailure(
-            "it gives other parts for an equal generator: it draws from global random state, so that ranks "
-            "would disagree; draw from its argument `rng` only"
-        )
+    refuse(seeded_error(first, split))
     declared: dict[str, Any] = {flag: bool(getattr(own, flag)) for flag in FLAGS}
     return PartitionerFacts(**dict(source), **declared)

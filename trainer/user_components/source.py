@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError
 
+from trainer.core.failure import Failure
 from trainer.core.registry import shortened, suggestion
 
 CODE = "SHARDYARD_CODE"
@@ -33,6 +34,12 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)(?:,? in (\S+))?')
 
 class ImportFailure(Exception):
     """A user's component cannot be used. The message names file and line where there are any."""
+
+
+def refuse(failure: Failure | None) -> None:
+    """Refuse a component that breaks a law. Raises ImportFailure."""
+    if failure:
+        raise ImportFailure(str(failure))
 
 
 class Source(BaseModel):

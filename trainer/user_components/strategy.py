@@ -19,7 +19,7 @@ from pydantic import (
 
 from trainer.core.participation import Rounds
 from trainer.core.registry import ImportedComponent
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Strategy, runs_on
 from trainer.user_components.signature import configured
 from trainer.user_components.source import ImportFailure, Source
 
@@ -141,8 +141,7 @@ def facts(
 ) -> StrategyFacts:
     """What a spec says about the strategy, for a run of so many ranks. Raises ImportFailure."""
     own = build(source, parameters)
-    possible = ranks >= own.min_nodes and (own.max_nodes is None or ranks <= own.max_nodes)
-    if possible and (reason := own.validation_error(model, ranks, batch_size)):
+    if runs_on(own, ranks) and (reason := own.validation_error(model, ranks, batch_size)):
         raise ImportFailure(reason)
     aggregation = getattr(own, "aggregation", None)
     if aggregation is not None and aggregation.tolerated(ranks) is not None:

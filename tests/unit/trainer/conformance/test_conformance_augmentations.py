@@ -1,62 +1,33 @@
-"""Conformance of augmentations: every registered one obeys the contract of `Augment`."""
+"""Conformance of augmentations: every registered one keeps the laws on images that are not square, too."""
 
 from __future__ import annotations
 
-import random
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from trainer.data.augmentations.base import Augment
-from trainer.data.base import PixelScale
+from trainer.conformance.augmentation import Batch, laws
+from trainer.conformance.law import examine_all
+from trainer.data.augmentations.base import Augmentation
 from trainer.spec.registries import AUGMENTATIONS
+from trainer.user_components.random_state import global_states
 
-SHAPES = [(1, 3, 32, 32), (7, 3, 20, 24), (128, 3, 8, 8)]
+SHAPE = (3, 20, 24)
 
 
 @pytest.fixture(params=list(AUGMENTATIONS.entries))
-def augment(request: pytest.FixtureRequest) -> Augment:
-    scale = PixelScale(
-        np.array([0.5, 0.4, 0.45], np.float32).reshape(3, 1, 1), np.full((3, 1, 1), 0.25, np.float32)
-    )
-    return AUGMENTATIONS.parse(request.param).build(scale, "cpu") or unchanged
+def augmentation(request: pytest.FixtureRequest) -> Augmentation:
+    return AUGMENTATIONS.parse(request.param)
 
 
-def unchanged(images: Tensor, _: np.random.Generator) -> Tensor:
-    return images
+def test_an_augmentation_keeps_all_laws(augmentation: Augmentation) -> None:
+    found = examine_all(laws(augmentation, SHAPE), Path())
+    assert [each for each in found if each.status == "failed"] == []
 
 
-def images(shape: tuple[int, int, int, int]) -> Tensor:
-    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-    return drawn.contiguous(memory_format=torch.channels_last)
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_batch_keeps_shape_and_memory_format(augment: Augment, shape: tuple[int, int, int, int]) -> None:
-    before = images(shape)
-    given = before.clone()
-    changed = augment(given, rng())
-    assert torch.equal(given, before)
-    assert changed.shape == shape
-    assert changed.dtype == torch.float32
-    assert changed.is_contiguous(memory_format=torch.channels_last)
-    assert changed.isfinite().all()
-
-
-def test_result_depends_only_on_the_given_generator(augment: Augment) -> None:
-    batch = images((20, 3, 16, 16))
-    torch.manual_seed(1)
-    first = augment(batch, rng(5))
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-    augment(batch, rng(6))  # no state is kept between batches
-    assert torch.equal(augment(batch, rng(5)), first)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]
-    assert random.getstate() == before[2]
-    assert torch.equal(augment(batch, rng(6)), first) == (augment is unchanged)
+def test_the_state_of_global_generators_stays(augmentation: Augmentation) -> None:
+    batch, before = Batch(SHAPE, 20), global_states()
+    if augment := augmentation.build(batch.scale, "cpu"):
+        augment(batch.inputs, np.random.default_rng(0))
+    assert global_states() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,18 @@ class InPlace(Net):
         return super().forward(x.mul_(2))
 
 
+class Draws(Net):
+    """Draws a number, which almost never changes the output."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return x + (random.random() < 1e-9)
+
+
+class DrawsUnseeded(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        return x + np.random.default_rng().random()
+
+
 class Built(Model):
     """A model of one block, which a function of the number of classes builds."""
 
@@ -167,6 +180,11 @@ def test_state_between_batches_is_found(build: Callable[..., nn.Module], got: st
     found = of_model(build, "repeats")["repeats"]
     assert found.status == ("failed" if got else "ok")
     assert got in found.got
+
+
+@pytest.mark.parametrize(("build", "got"), [(Draws, "from random"), (DrawsUnseeded, "other outputs")])
+def test_draws_of_the_forward_pass_are_found(build: Callable[..., nn.Module], got: str) -> None:
+    assert got in of_model(build, "draws")["draws"].got
 
 
 @pytest.mark.parametrize(

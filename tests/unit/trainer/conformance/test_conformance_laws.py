@@ -15,10 +15,11 @@ import tests.support.wrong_components as wrong
 from trainer.conformance import processes
 from trainer.conformance.check import digest_of, laws_of, on_data, source_of
 from trainer.conformance.find import components, kind_of
-from trainer.conformance.law import Failure, Law, NotApplicable, examine, examine_all
+from trainer.conformance.law import Law, NotApplicable, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import CheckRequest, Finding
 from trainer.conformance.threads import threads_in_torch
+from trainer.core.failure import Failure
 from trainer.spec.registries import REGISTRIES
 from trainer.user_components.source import CODE, ImportFailure, place_in
 
@@ -71,7 +72,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("WrongGradient", {"gradient"}, "1 sample", ""),
     ("RightAboveOne", {"right"}, "1 sample", "2 to 2"),
     ("TakesAnyShape", {"shapes"}, "1 sample", "none"),
-    ("GlobalSamples", {"again", "process"}, "16 training and 4 test samples", "inputs differ"),
+    ("GlobalSamples", {"again", "process"}, "16 training and 4 test samples", "other training inputs"),
     ("TestInTraining", {"apart"}, "20 training and 10 test samples", "10 of 10"),
     ("StatesMore", {"stated"}, "20 training and 10 test samples", "20"),
     ("LabelTooHigh", {"labels"}, "20 training and 10 test samples", "2 of training sample 7"),

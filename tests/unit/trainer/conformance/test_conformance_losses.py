@@ -99,4 +99,4 @@ def test_a_loss_that_takes_no_kind_of_outputs_shows_its_own_error() -> None:
     assert "none of the 7 kinds" in found["runs"].input
     assert "var" in found["runs"].got
     vector = findings(lambda output, target: (output - target).abs())
-    assert vector["runs"].got == "shape (1, 3)"
+    assert vector["runs"].got.endswith("shape (1, 3)")

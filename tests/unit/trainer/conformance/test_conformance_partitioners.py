@@ -82,12 +82,6 @@ def test_parts_are_never_empty(partitioner: Partitioner, parts: int) -> None:
     assert str(caught.value) == reason
 
 
-def test_only_random_partitioners_reshuffle(partitioner: Partitioner) -> None:
-    again = PARTITIONERS.parse({**PARTITIONERS.dump(partitioner), "reshuffle": True})
-    reason = again.validation_error(1437, CLASSES, 5)
-    assert reason is None if partitioner.random else reason and "reshuffle must be false" in reason
-
-
 # Splits that are not as declared
 
 

@@ -105,16 +105,6 @@ def test_length_of_a_step_of_novograd(scale: float, alike: bool, limit: float) -
     assert lengths[-1] == pytest.approx(lr * limit, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS.entries)
-def test_parameter_without_gradient_does_not_change(name: str) -> None:
-    with_gradient, without = parameters()[:2]
-    before = without.detach().clone()
-    with_gradient.grad = torch.zeros_like(with_gradient)  # norm 0
-    OPTIMIZERS.parse(name).build([with_gradient, without], 0.1).step()
-    assert torch.equal(without, before)
-    assert torch.isfinite(with_gradient).all()
-
-
 # In training
 
 

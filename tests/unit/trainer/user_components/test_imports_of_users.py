@@ -125,6 +125,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", "./mine.py:four", "", ["4 arrays", "`train`"]),
     ("dataset", "./mine.py:one_array", "", ["one array", "(60, 4)"]),
     ("dataset", "./mine.py:unequal_splits", "", ["(3,)", "(4,)"]),
+    ("dataset", "./mine.py:States", "", ["type int64", "type float32, as stated"]),
     ("dataset", "./mine.py:random_data", "", ["global random state"]),
     ("dataset", "./mine.py:beside", "", [line_of("relative path"), "table.npy", "Path(__file__)"]),
     ("dataset", named("good", sample=3), ".sample", ["'samples'", "allowed: samples, classes"]),
@@ -153,6 +154,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("model", "./mine.py:GlobalWeights", "", ["left.bias", "torch"]),
     ("model", "./mine.py:Pair", "", ["tuple", "one tensor"]),
     ("model", "./mine.py:Failing", "", [line_of("forward"), "RuntimeError: no output"]),
+    ("model", "./mine.py:Misnamed", "", ["one, as `names` states", "two from `blocks`"]),
     ("model", "./mine.py:Undefined", "", ["blocks, names"]),
     ("model", "./mine.py:lazy", "", ["lazy"]),
     ("model", "./mine.py:exits", "", ["exited with code 3"]),
@@ -203,7 +205,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
 ]
 # A loss and what must fit it are tried together; the message is about the first of them that is a user's.
 UNFIT: list[tuple[str, list[str]]] = [
-    ("summed", ["mean", "halves"]),
+    ("summed", ["mean", "8 samples each"]),
     ("of_each", ["(16,)", "mean over the batch"]),
     ("constant", ["no gradient"]),
     ("failing_loss", [line_of("loss"), "ValueError: no loss"]),
