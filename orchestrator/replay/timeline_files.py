@@ -21,6 +21,7 @@ from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import Replay
 
+MAX_RANKS = 1024  # each has a row
 MAX_RECORDS = 1_000_000  # of which a timeline takes 250 MB
 
 
@@ -32,6 +33,8 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
     stored = _read(paths)
     if stored and _is_of(stored, result, cluster) and paths.timeline.exists():
         return stored
+    if (ranks := result.run.world_size) > MAX_RANKS:
+        return NoClusterTime(f"it has {ranks:,} ranks; a timeline has at most {MAX_RANKS:,}")
     traces = read_traces(paths.directory, result.run, result.runtime_info.simulates_time)
     if isinstance(traces, NoClusterTime):
         return traces

@@ -42,6 +42,7 @@ class Replica:
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
+        self._drops = [module for module in model.modules() if isinstance(module, Dropout)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         # torch's optimizers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
@@ -151,8 +152,12 @@ class Replica:
         self.loss, self.activation_bytes = state["loss"], state["activation_bytes"]
 
     def _generators(self) -> list[torch.Generator]:
-        drops = (module for module in self.model.modules() if isinstance(module, Dropout))
-        return list({id(drop.generator): drop.generator for drop in drops}.values())
+        return list({id(drop.generator): drop.generator for drop in self._drops}.values())
+
+    def use_generator(self, generator: torch.Generator) -> None:
+        """Let all dropout layers draw from this generator."""
+        for drop in self._drops:
+            drop.generator = generator
 
     @property
     def parameter_count(self) -> int:

@@ -11,6 +11,7 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 RANK_BYTES = 3 * 10**5  # of a rank beside its replica: its trace and its objects
+PAIR_BYTES = 32  # of two ranks: times between them
 
 
 def check_memory(task: Task) -> None:
@@ -26,8 +27,8 @@ def check_memory(task: Task) -> None:
     replica.set_gradient(torch.zeros(replica.parameter_count))
     replica.step()
     held = replica.state_bytes
-    each = sum(held.values()) + 2 * held["weights"] + RANK_BYTES
     available, ranks = psutil.virtual_memory().available, task.spec.world_size
+    each = sum(held.values()) + 2 * held["weights"] + RANK_BYTES + PAIR_BYTES * ranks
     if ranks * each > available:
         raise MemoryShortage(
             f"{ranks:,} virtual ranks need at least {ranks * each / 2**30:.1f} GiB of memory, "

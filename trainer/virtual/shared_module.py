@@ -13,7 +13,6 @@ from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.models.layers.dropout import Dropout
 from trainer.training.replica import Replica
 from trainer.training.session import Session
 from trainer.training.task import Task
@@ -30,7 +29,6 @@ class SharedModule:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.module = task.build_model(0)
-        self._drops = [each for each in self.module.modules() if isinstance(each, Dropout)]
         self._variables = _variables(self.module)
         self._initial = {0: [each.detach().clone() for each in self._variables]}  # by weights seed
         self._holder: TurnReplica | None = None
@@ -54,8 +52,7 @@ class SharedModule:
         ):
             variable.data = value
             variable.grad = gradient
-        for drop in self._drops:
-            drop.generator = replica.dropout
+        replica.use_generator(replica.dropout)
 
 
 class TurnReplica(Replica):

@@ -353,11 +353,12 @@ def test_a_timeline_that_is_up_to_date_is_not_written_again(tmp_path: Path) -> N
     assert isinstance(windows_of(paths, result, other), NoClusterTime)
 
 
-def test_a_run_with_too_many_records_has_no_timeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "value"), [("MAX_RECORDS", 3), ("MAX_RANKS", 1)])
+def test_a_run_with_too_many_records_or_ranks_has_no_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     paths, result, cluster = a_recorded_run(tmp_path)
-    monkeypatch.setattr(timeline_files, "MAX_RECORDS", 3)
+    monkeypatch.setattr(timeline_files, limit, value)
     assert isinstance(windows_of(paths, result, cluster), NoClusterTime)
     assert not paths.timeline.exists()
 

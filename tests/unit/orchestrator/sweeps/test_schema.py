@@ -147,7 +147,7 @@ def test_every_field_has_a_description() -> None:
     assert fields["nodes"] == {
         "default": 1,
         "description": "number of nodes",
-        "maximum": 1024,
+        "maximum": 16384,
         "minimum": 1,
         "title": "Nodes",
         "type": "integer",

@@ -206,7 +206,7 @@ VALUES = [
     ("lr", "true", "True is not allowed; it must be a valid number"),
     ("seed", "-1", "-1 is not allowed; it must be greater than or equal to 0"),
     ("seed", "1.0", "1.0 is not allowed; it must be a valid integer"),
-    ("nodes", "2000", "2000 is not allowed; it must be less than or equal to 1024"),
+    ("nodes", "20000", "20000 is not allowed; it must be less than or equal to 16384"),
     ("epochs", "1e1", "10.0 is not allowed; it must be a valid integer"),
     ("batch_size", "null", "None is not allowed; it must be a valid integer"),
     ("processes_per_node", "65", "65 is not allowed; it must be less than or equal to 64"),

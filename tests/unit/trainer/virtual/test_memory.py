@@ -14,7 +14,7 @@ from tests.unit.training import SMALL
 from trainer.spec.run_spec import RunSpec
 from trainer.training.limits import MemoryShortage
 from trainer.training.task import Task
-from trainer.virtual.memory import RANK_BYTES, check_memory
+from trainer.virtual.memory import PAIR_BYTES, RANK_BYTES, check_memory
 
 WEIGHTS = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10)
 MODEL = {"name": "mlp", "hidden": [1000]}
@@ -30,7 +30,7 @@ def check(monkeypatch: pytest.MonkeyPatch, available: int, **fields: Any) -> Non
 def test_ranks_need_weights_gradient_optimizer_state_and_two_copies(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, copies: int
 ) -> None:
-    needed = 10 * (copies * WEIGHTS + RANK_BYTES)
+    needed = 10 * (copies * WEIGHTS + RANK_BYTES + 10 * PAIR_BYTES)
     check(monkeypatch, needed, optimizer=optimizer)
     with pytest.raises(MemoryShortage) as raised:
         check(monkeypatch, needed - 1, optimizer=optimizer)
