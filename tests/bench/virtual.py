@@ -1,8 +1,8 @@
 """Virtual nodes: what 1,000 of them cost beside serial training on the same samples, and how much memory.
 
 All in one process and on one thread, in alternation. The averages of weights are timed apart, beside a copy
-of as many bytes: adding up weights is bound by the memory. At last, the cost of a step of sampled nodes,
-beyond what starts and ends a run.
+of as many bytes, because they are bound by the memory. At last, the cost of a step of sampled nodes, beyond
+what starts and ends a run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 import torch
 
 from tests.support.virtual_training import train_virtually
-from trainer.comm.memory import total
+from trainer.conformance.threads import threads_in_torch
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
 from trainer.training.memory import peak_memory_mb
+from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import VirtualOptions
+from trainer.virtual.run import in_turns
 
 SAMPLES, NODES = 60_000, 1_000
 BATCHES = (10, 32)
 MEMORY_NODES = (100, 500)
 SAMPLED_NODES, SAMPLED_EPOCHS = 1_024, (1, 9)  # of 20 steps
+AVERAGES = 2  # in an epoch
 PARAMETERS = 51_902  # of lenet5 with images of 28 × 28 and 10 classes
 BASE: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 1000},
@@ -36,8 +39,7 @@ BASE: dict[str, Any] = {
 
 
 def main() -> None:
-    speed()
-    averages()
+    speed(averages())
     memory()
     sampled()
 
@@ -47,8 +49,12 @@ def spec_of(nodes: int, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({**BASE, "strategy": strategy, "nodes": nodes, **fields})
 
 
-def speed() -> None:
-    """Print CPU seconds of serial training and of virtual nodes on the same samples."""
+def speed(averages_s: float) -> None:
+    """Print CPU seconds of serial training and of virtual nodes on the same samples.
+
+    Args:
+        averages_s: those of the averages in an epoch.
+    """
     print(
         f"{NODES:,} virtual nodes, local_sgd, lenet5, {SAMPLES:,} samples of 28 × 28, one epoch, one core"
     )
@@ -58,28 +64,39 @@ def speed() -> None:
         seconds = {}
         for nodes in (1, NODES):
             started = time.process_time()
-            train_virtually(spec_of(nodes, batch_size=batch), datasets=datasets)
+            train_virtually(spec_of(nodes, batch_size=batch), datasets=datasets, reads_traces=False)
             seconds[nodes] = time.process_time() - started
         ratio = seconds[NODES] / seconds[1]
+        beyond = (seconds[NODES] - averages_s) / seconds[1]
         print(
-            f"  batch {batch}: serial {seconds[1]:.1f} s, virtual {seconds[NODES]:.1f} s: {ratio:.2f} ×",
+            f"  batch {batch}: serial {seconds[1]:.1f} s, virtual {seconds[NODES]:.1f} s: {ratio:.2f} ×, "
+            f"{beyond:.2f} × beyond the averages",
             flush=True,
         )
 
 
-def averages() -> None:
-    """Print the time of an average over all nodes, and that of a copy of the same bytes."""
+def averages() -> float:
+    """Print CPU seconds of the averages in an epoch, and of a copy of the same bytes. Returns the former.
+
+    There are two: local_sgd averages at the end of the epoch, and so does its evaluation.
+    """
     weights = [torch.randn(PARAMETERS) for _ in range(NODES)]
-    flat = torch.randn(NODES * PARAMETERS)
-    summed, copied = [], []
-    for _ in range(5):
-        started = time.perf_counter()
-        total(weights)
-        summed.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        flat.clone()
-        copied.append(time.perf_counter() - started)
-    print(f"  average of the weights: {min(summed):.3f} s; a copy of them: {min(copied):.3f} s")
+
+    def average(comm: VirtualCommunicator) -> None:
+        for _ in range(AVERAGES):
+            weights[comm.rank] = comm.weighted_mean(weights[comm.rank], 1)
+
+    averaged, copied = [], []
+    with threads_in_torch(1):
+        for _ in range(3):
+            started = time.process_time()
+            in_turns(average, spec_of(NODES))
+            averaged.append(time.process_time() - started)
+            started = time.process_time()
+            _ = [each.clone() for _ in range(AVERAGES) for each in weights]
+            copied.append(time.process_time() - started)
+    print(f"{AVERAGES} averages of the weights: {min(averaged):.2f} s; as many copies: {min(copied):.2f} s")
+    return min(averaged)
 
 
 def memory() -> None:
