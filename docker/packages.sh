@@ -1,19 +1,16 @@
 # shellcheck shell=bash
 # Part of docker/engine: installs Docker from the distribution's packages.
 
-readonly BY_HAND="Install Docker $MIN_ENGINE or newer, with Compose and buildx, by hand:
+readonly BY_HAND="Install Docker $MIN_ENGINE or newer, with Compose $MIN_COMPOSE and buildx, by hand:
   https://docs.docker.com/engine/install/"
-readonly PLUGINS_BY_HAND="Install Compose $MIN_COMPOSE or newer, and buildx, by hand:
-  https://docs.docker.com/compose/install/linux/"
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # Sets the names of the system and its packages, and the release of the packages if it is another one.
 know_system() {
     have apt-get || fail "this machine has no apt-get." "$BY_HAND"
     # shellcheck source=/dev/null
-    system=$(. "$ETC/os-release" && echo "${ID^} ${VERSION_ID:-99}")
-    # shellcheck source=/dev/null
-    codename=$(. "$ETC/os-release" && echo "${VERSION_CODENAME:-}")
+    . "$ROOT/etc/os-release"
+    system="${ID^} ${VERSION_ID:-99}" codename=${VERSION_CODENAME:-}
     engine_packages=(docker.io docker-cli) compose_package=docker-compose release=''
     case $system in
         "Debian 12") release=trixie ;; # its own engine is 20.10, without Compose v2
@@ -27,18 +24,16 @@ know_system() {
 }
 
 install_engine() {
-    local wanted version
-    if have docker && have dockerd; then
-        version=$(dockerd --version | grep -oE '[0-9][^, ]*' | head -n 1)
-        ! at_least $MIN_ENGINE "$version" || return 0
-    fi
+    local wanted
     know_system
     wanted=("${engine_packages[@]}" docker-buildx "$compose_package")
     say "No engine answers. Installing one from the packages of ${release:+Debian }${release:-$system}" \
         "(takes a minute or two); log: $PACKAGE_LOG"
-    refresh_packages
+    update_packages
+    add_release
     install_packages "${wanted[@]/%/${release:+/$release}}" iptables ca-certificates
-    installed=true
+    # Without systemd, a package may have started the daemon itself, and stop would not find it.
+    [[ -d $ROOT/run/systemd/system ]] || service docker stop >>"$PACKAGE_LOG" 2>&1 || true
 }
 
 # The engine is in use, so its own packages must not change.
@@ -51,37 +46,28 @@ install_plugins() {
     buildx_ready || wanted+=("$buildx_package${release:+/$release}")
     compose_ready || wanted+=("$compose_package${release:+/$release}")
     say "Engine $engine is not changed. Installing ${wanted[*]}"
-    refresh_packages
+    update_packages
+    add_release
     plan=$(apt-get install --simulate --no-install-recommends "${wanted[@]}" 2>&1) ||
-        fail "apt cannot: $(grep '^E:' <<<"$plan" | head -n 1)" "$PLUGINS_BY_HAND"
+        fail "apt cannot: $(grep '^E:' <<<"$plan" | head -n 1)" "$BY_HAND"
     ! grep -qE '^(Inst|Remv) (docker\.io|docker-ce|docker-cli|containerd(\.io)?|runc) ' <<<"$plan" ||
-        fail "installing them would change the running engine, so nothing was installed." "$PLUGINS_BY_HAND"
+        fail "installing them would change the running engine, so nothing was installed." "$BY_HAND"
     install_packages "${wanted[@]}"
-    plugins_ready || fail "Compose or buildx still do not work." "$PLUGINS_BY_HAND"
+    plugins_ready || fail "Compose or buildx still do not work." "$BY_HAND"
 }
 
-# Errors of unrelated package sources do not matter if the packages can be installed.
-refresh_packages() {
-    for _ in 1 2 3 4 5 6; do
-        ! apt_get update || break
-        tail -n 3 "$PACKAGE_LOG" | grep -q 'Could not get lock' || break # held by a new machine's first update
-        sleep 10
-    done
-    [[ -z $release || -n $(mirror_of "$release") ]] || add_release
-}
-
-# Has the lowest priority, so that no other package comes from this release.
+# The other release has the lowest priority, so that no other package comes from it.
 add_release() {
-    local source=$ETC/apt/sources.list.d/shardyard-$release.sources
-    local pin=$ETC/apt/preferences.d/shardyard-$release mirror
-    mirror=$(debian_mirror)
+    local source=$ROOT/etc/apt/sources.list.d/shardyard-$release.sources
+    local pin=$ROOT/etc/apt/preferences.d/shardyard-$release
+    [[ -n $release && -z $(mirror_of "$release") ]] || return 0
     printf 'Package: *\nPin: release n=%s\nPin-Priority: 100\n' "$release" >"$pin"
     printf '%s\n' "# From Shardyard's docker/engine, for a current Docker engine" 'Types: deb' \
-        "URIs: $mirror" "Suites: $release" 'Components: main' "Signed-By: $KEYRING" >"$source"
-    if ! apt_get update -o Dir::Etc::sourcelist="$source" -o Dir::Etc::sourceparts=- \
-        -o APT::Get::List-Cleanup=0 || [[ -z $(mirror_of "$release") ]]; then
-        rm -f "$source" "$pin"
-        fail_with_log "$mirror does not provide Debian $release." "$PACKAGE_LOG"
+        "URIs: $(debian_mirror)" "Suites: $release" 'Components: main' "Signed-By: $KEYRING" >"$source"
+    update_packages
+    if [[ -z $(mirror_of "$release") ]]; then
+        rm "$source" "$pin"
+        fail_with_logs "$(debian_mirror) does not provide Debian $release." "$PACKAGE_LOG"
     fi
 }
 
@@ -98,16 +84,4 @@ debian_mirror() {
     local mirror
     mirror=$(mirror_of "$codename")
     echo "${mirror:-http://deb.debian.org/debian}"
-}
-
-install_packages() {
-    apt_get install --no-install-recommends --no-remove "$@" ||
-        fail_with_log "apt could not install $*" "$PACKAGE_LOG"
-}
-
-apt_get() {
-    DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
-        apt-get -y -o DPkg::Lock::Timeout=120 -o Dpkg::Options::=--force-confold \
-        -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$@" \
-        >>"$PACKAGE_LOG" 2>&1 </dev/null 9>&-
 }

@@ -18,25 +18,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
-from orchestrator.runtimes.slurm.commands import pmix_trouble, queued, unavailable_reason
+from orchestrator.runtimes.slurm.commands import pmix_trouble, queued
 from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import SCRIPT
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL
-from tests.support.slurm_cluster import START_AGAIN
+from tests.support.slurm_cluster import START_AGAIN, slurm_missing, trial_cluster
 
 PROJECT = Path(__file__).resolve().parents[2]
-SBIN = os.pathsep.join(
-    [os.environ["PATH"], "/usr/local/sbin", "/usr/sbin", "/sbin"]
-)  # not in a user's PATH
-MISSING = (
-    None if all(shutil.which(each, path=SBIN) for each in ("slurmctld", "munged")) else unavailable_reason()
-)
-PORT = "17817"  # not that of a user's cluster
+MISSING = slurm_missing()
 SWEEP = f"""
 name: smoke
 base:
@@ -103,30 +96,11 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with (
-        TemporaryDirectory(prefix="sy-") as directory,
-        FileLock(f"/tmp/shardyard-slurm-{os.getuid()}.lock"),
-    ):
-        hidden = Path(directory) / "hidden" if os.geteuid() == 0 else None
-        home = Path(directory) / "cluster"
-        environment = {
-            **os.environ,
-            "SHARDYARD_SLURM_DIR": str(home),
-            "SHARDYARD_SLURM_PORT": PORT,
-            "SLURM_CONF": f"{home}/slurm.conf",
-            "XDG_CONFIG_HOME": directory,
-        }
+    with TemporaryDirectory(prefix="sy-") as directory, trial_cluster() as trial:
+        hidden = Path(directory) if os.geteuid() == 0 else None
         if hidden:
-            hidden.mkdir()
-            environment["SHARDYARD_SLURM_HIDE"] = str(hidden)
-        command = [PROJECT / "slurm" / "cluster"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
-            try:
-                subprocess.run(command, env=environment, check=True, timeout=90)
-                yield Cluster(environment, hidden)
-            finally:
-                subprocess.run([*command, "stop"], env=environment, check=True, timeout=120)
+            trial.hide(hidden, "yard4")
+        yield Cluster(dict(os.environ), hidden)
 
 
 @pytest.fixture(autouse=True)

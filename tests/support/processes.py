@@ -49,6 +49,11 @@ def connections(pid: int) -> set[str]:
     return found & established
 
 
+def ended(process: psutil.Process) -> bool:
+    """Whether a process has ended. Its parent may not have waited for it."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
     """Poll `condition` until it is true; returns its value, and fails the test after `timeout_s`.
 

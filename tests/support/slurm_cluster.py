@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from orchestrator.runtimes.slurm.commands import unavailable_reason
+from tests.support.processes import wait_until
 from tests.support.trial import Trial
 
 PORTS = range(10_000, 16_000, 10)  # below those of ranks, and of clients
@@ -58,6 +59,19 @@ class TrialCluster(Trial):
 
     def slurmd(self, node: str) -> psutil.Process:
         return self.daemon("slurmd", "-D", "-N", node)
+
+    def hide(self, directory: Path, node: str) -> None:
+        """Restart a node that does not see what a directory has. Needs root."""
+        old = self.slurmd(node)
+        environment, command = old.environ(), old.cmdline()
+        old.kill()
+        wait_until(lambda: old not in [*self.processes()])
+        mount = ("bash", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(directory))
+        argv = ("setsid", "--fork", "unshare", "--mount", *mount, *command)
+        with (self.home / f"{node}.log").open("a") as log:
+            subprocess.run(argv, env=environment, cwd=self.home, stdout=log, stderr=log, check=True)
+        wait_until(lambda: [each for each in self.processes() if each.cmdline() == command])
+        self.up()
 
 
 @contextmanager

@@ -7,22 +7,44 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+# Of the real machine, for all scripts.
+COMMANDS = (
+    *(
+        "awk",
+        "bash",
+        "cat",
+        "chmod",
+        "cp",
+        "cut",
+        "dirname",
+        "env",
+        "find",
+        "flock",
+        "grep",
+        "head",
+        "ls",
+        "mkdir",
+    ),
+    *("rm", "sed", "setsid", "sleep", "sort", "tail", "timeout", "touch", "xargs"),
+)
+
 
 class StubMachine:
     """Its directories, and what a script has called. A stub finds `state` in $STATE and `bin` in $BIN."""
 
-    def __init__(self, folder: Path, commands: Iterable[str]) -> None:
-        """commands: those of the real machine that scripts may use beside the stubs."""
+    def __init__(self, folder: Path, commands: Iterable[str] = ()) -> None:
+        """commands: more of the real machine that a script may use beside the stubs."""
         self.state, self.home, self.bin = folder / "state", folder / "c", folder / "bin"
         for made in (self.state, self.bin):
             made.mkdir()
-        for name in commands:
+        for name in (*COMMANDS, *commands):
             (self.bin / name).symlink_to(str(shutil.which(name)))
         self.environment = {"PATH": str(self.bin), "STATE": str(self.state), "BIN": str(self.bin)}
 
     def write(self, name: str, text: str, folder: Path | None = None) -> None:
         """A stub, which records its calls. folder: default: that of the commands."""
         stub = (folder or self.bin) / name
+        stub.unlink(missing_ok=True)
         stub.write_text(f'#!/bin/bash\necho "{name} $*" >>"$STATE/calls"\n{text}\n')
         stub.chmod(0o755)
 
