@@ -218,12 +218,14 @@ def draws_error(first: nn.Module, second: nn.Module, inputs: Tensor) -> Failure 
 
     outputs = []
     for seed, module in enumerate((first, second)):
-        scatter_seeds(seed)
-        before = global_states()
-        outputs.append(module.train()(inputs.clone()))
+        with torch.random.fork_rng(devices=[]):
+            scatter_seeds(seed)
+            before = global_states()
+            outputs.append(module.train()(inputs.clone()))
+            after = global_states()
         if failure := output_error(outputs[-1], len(inputs)):
             return failure
-        if drawn := [name for name, state in global_states().items() if state != before[name]]:
+        if drawn := [name for name, state in after.items() if state != before[name]]:
             return Failure(
                 "nothing drawn from global random state",
                 f"drawn from {drawn[0]}: use nn.Dropout or nn.Dropout2d, which the run seeds",
