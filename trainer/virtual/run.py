@@ -109,7 +109,9 @@ def session_kind(task: Task, sample: Sample | None) -> SessionOf | None:
     spec = task.spec
     if sample is not None:
         return partial(SampledSession, sample=sample)
+    if spec.strategy.partitions_model or _kind_of_rank(spec, sample) is ThreadRank:
+        return None  # modules differ, or a turn may end within a pass through one
     components = spec.strategy, spec.model, spec.optimizer
-    if spec.strategy.partitions_model or any(isinstance(each, ImportedComponent) for each in components):
-        return None  # modules that differ, or code that may keep state in a module
+    if any(isinstance(each, ImportedComponent) for each in components):
+        return None  # users' code may keep state in a module
     return partial(VirtualSession, shared=SharedModule(task))

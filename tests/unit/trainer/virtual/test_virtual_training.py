@@ -58,6 +58,8 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(strategy, nodes, {}, id=f"{strategy}-{nodes}")
     # Of two pairs of layers, the second exchanges in the backward pass.
     yield pytest.param("tensor_parallel", 4, {"model": "lenet5"}, id="tensor_parallel-backward")
+    synchronised = {"model": {"name": "vgg_small", "width": 4, "norm": "sync_batch"}, "epochs": 1}
+    yield pytest.param("all_reduce", 2, synchronised, id="all_reduce-sync_batch")
     for strategy in WHOLE_MODEL:
         for partitioner in PARTITIONERS.entries:
             fields = {"partitioner": partitioner}
