@@ -171,14 +171,15 @@ class Runtime(ABC):
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
 
+    def _too_many_nodes(self, spec: RunSpec) -> str | None:
+        if spec.nodes <= MAX_REAL_NODES or self.info.simulates_time:
+            return None
+        return f"nodes is {spec.nodes:,}; allowed: at most {MAX_REAL_NODES:,}, or --runtime virtual"
+
     def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         """Check that the runs can be executed. Raises InputError."""
         for run in runs:
-            reason = self.unsupported_reason(run)
-            if run.nodes > MAX_REAL_NODES and not self.info.simulates_time:
-                allowed = f"at most {MAX_REAL_NODES:,}, or --runtime virtual"
-                reason = f"nodes is {run.nodes:,}; allowed: {allowed}"
-            if reason:
+            if reason := self._too_many_nodes(run) or self.unsupported_reason(run):
                 raise InputError(f"{run.key}: {reason}")
         self.check_together(runs, data_dir)
 

@@ -97,7 +97,7 @@ class Strategy(Component):
     elastic_transports: ClassVar[tuple[str, ...]] = ()
     # False: time spent waiting for other ranks counts as communication.
     attributes_stragglers: ClassVar[bool] = True
-    # Ranks exchange within a backward pass, inference mode or autocast: torch keeps their state by thread.
+    # Ranks exchange within a backward pass, inference mode or autocast, whose state belongs to a thread.
     needs_thread: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None

@@ -30,7 +30,7 @@ class AutogradState(NamedTuple):
 
         Raises CommunicationError where state beside it would be lost.
         """
-        if doing := _elsewhere():
+        if doing := _running():
             raise CommunicationError(
                 f"an exchange in {doing}; set needs_thread = True in the class of the strategy, and "
                 "its virtual ranks have threads of their own"
@@ -53,7 +53,7 @@ def _innermost_hooks() -> Hooks | None:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def _elsewhere() -> str | None:
+def _running() -> str | None:
     """What torch is doing whose state cannot be taken; None: nothing of that kind."""
     if torch._C._current_graph_task_id() != -1:
         return "a backward pass"

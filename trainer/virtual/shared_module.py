@@ -30,14 +30,14 @@ class SharedModule:
         self._task = task
         self.module = task.build_model(0)
         self._variables = _variables(self.module)
-        self._initial = {0: [each.detach().clone() for each in self._variables]}  # by weights seed
+        self._initial = [each.detach().clone() for each in self._variables]  # of weights seed 0
         self._holder: TurnReplica | None = None
 
     def initial(self, weights_seed: int) -> list[Tensor]:
         """The parameters and buffers of a new model, see Task.build_model."""
-        if weights_seed not in self._initial:
+        if weights_seed:
             return [each.detach() for each in _variables(self._task.build_model(0, weights_seed))]
-        return [each.clone() for each in self._initial[weights_seed]]
+        return [each.clone() for each in self._initial]
 
     def give_to(self, replica: TurnReplica) -> None:
         """Put the values of a replica into the module, and keep those of the replica that has it now."""
@@ -71,8 +71,7 @@ class TurnReplica(Replica):
         self.values: Sequence[Tensor] = shared.initial(weights_seed)
         self.gradients: Sequence[Tensor | None] = [None] * len(self.values)
         self.dropout = torch.Generator().manual_seed(task.rngs.torch_seed("dropout", number))
-        self.take_turn = partial(shared.give_to, self)
-        self.take_turn()
+        shared.give_to(self)
 
 
 class VirtualSession(Session):
@@ -97,7 +96,7 @@ class VirtualSession(Session):
         if module is None:  # this rank's second replica, which its turn must not replace
             return super().replica(weights_seed)
         replica = TurnReplica(module, self.task, self.clock, self._replica_number, weights_seed)
-        self.comm.node.begins_turn = replica.take_turn
+        self.comm.node.begins_turn = partial(module.give_to, replica)
         return replica
 
 
