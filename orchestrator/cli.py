@@ -519,6 +519,42 @@ def replay(
 
 
 @app.command()
+def predict(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    ] = Path("results/quickstart"),
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, e.g. 8,64,1024.")] = "8,64",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Bandwidth and latency between two nodes, e.g. 10gbit/50us. Default: as measured."
+        ),
+    ] = None,
+    node_speed: Annotated[
+        float, typer.Option(min=1e-3, max=1e3, help="Speed of all nodes; 1: as measured.")
+    ] = 1.0,
+    price: Annotated[
+        str | None, typer.Option(metavar="PRICE/h", help="Price of a node in an hour, e.g. 2.50/h.")
+    ] = None,
+    data_dir: DataDir = Path("data"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Predict what measured configurations do on more nodes, with 90 % intervals."""
+    from orchestrator.commands import predict as command
+
+    question = command.question_of(nodes, link, node_speed, price)
+    evidence, found = command.predict(SweepPaths(directory), question, data_dir)
+    if as_json:
+        print(command.as_json(evidence, found))
+        return
+    console = text_console()
+    for shown in command.lines(found):
+        console.print(shown, soft_wrap=False)
+    for line in command.refusals(evidence, found):
+        console.print(line)
+
+
+@app.command()
 def partitions(
     dataset: Annotated[str, typer.Option(help="Name, or YAML with parameters.")] = "digits",
     nodes: Annotated[int, typer.Option(help="Number of nodes (of ranks, if nodes have several).")] = 4,

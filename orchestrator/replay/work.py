@@ -84,17 +84,28 @@ def step_cpu_s(traces: Sequence[Trace], batches: Sequence[int | None]) -> list[f
     return [_mean_step_s(trace, whole) for trace, whole in zip(traces, batches, strict=True)]
 
 
+def partial_step_cpu_s(trace: Trace, batches: int) -> float | None:
+    """Mean CPU seconds of work in the step after the whole batches of an epoch; None without such steps."""
+    seconds, number, _ = _steps(trace)
+    partial = number == batches
+    return float(seconds[partial].mean()) if partial.any() else None
+
+
 def _mean_step_s(trace: Trace, batches: int | None) -> float:
+    seconds, number, steps = _steps(trace)
+    if not len(seconds):
+        return 0.0
+    whole = number < (steps - 1 if batches is None else batches)
+    return float(seconds[whole].mean() if whole.any() else seconds.mean())
+
+
+def _steps(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each step: its CPU seconds of work, its number in its epoch, and the steps of this epoch."""
     kinds = trace.records["kind"]
     ends, epochs = np.flatnonzero(kinds == Kind.STEP), np.flatnonzero(kinds == Kind.EPOCH)
-    if not len(ends):
-        return 0.0
     work_s = np.where(kinds == Kind.WORK, trace.records["cpu_s"], 0.0)
     until = np.cumsum(work_s)[ends]
     seconds = np.diff(until, prepend=work_s[: epochs[0]].sum() if len(epochs) else 0.0)
     first = np.searchsorted(ends, epochs) if len(epochs) else np.zeros(1, int)  # step of each epoch
     epoch = np.maximum(np.searchsorted(first, np.arange(len(ends)), side="right") - 1, 0)
-    number = np.arange(len(ends)) - first[epoch]  # of each step in its epoch
-    steps = np.diff([*first, len(ends)])[epoch]  # of its epoch
-    whole = number < (steps - 1 if batches is None else batches)
-    return float(seconds[whole].mean() if whole.any() else seconds.mean())
+    return seconds, np.arange(len(ends)) - first[epoch], np.diff([*first, len(ends)])[epoch]

@@ -20,6 +20,7 @@ from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
+from trainer.virtual.clock import StepCosts
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.run import in_turns, session_kind
@@ -53,7 +54,7 @@ def train_virtually(
     events = [RecordedEvents(rank) for rank in range(size)]
     outcomes: list[TrainResult | Exception | None] = [None] * size
     with tempfile.TemporaryDirectory() as name, threads_in_torch(1):
-        sample = None if options.trains else Sample(task, options.seconds_per_sample)
+        sample = None if options.trains else Sample(task, StepCosts.given(options))
         session_of = session_kind(task, sample)
 
         def train(comm: VirtualCommunicator) -> None:

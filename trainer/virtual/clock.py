@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from trainer.core.clock import WORK, Clock, Phase
+from trainer.virtual.options import VirtualOptions
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class StepCosts:
     update_s: float = 0.0
 
     @classmethod
-    def per_sample(cls, seconds: float) -> Self:
-        """Costs that are proportional to the samples of the step."""
-        return cls(lambda samples: samples * seconds)
+    def given(cls, options: VirtualOptions) -> Self | None:
+        """The costs that options give; None: they are measured."""
+        per_step_s, per_sample_s = options.seconds_per_step, options.seconds_per_sample
+        return None if per_sample_s is None else cls(lambda samples: per_step_s + samples * per_sample_s)
 
 
 class VirtualClock(Clock):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.time_model.cluster import Description
 
@@ -25,6 +25,20 @@ class VirtualOptions(Description):
         le=1e3,
         description="CPU seconds per sample of a training step, on a core of speed 1; null: as measured",
     )
+    seconds_per_step: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e3,
+        description="CPU seconds of a training step beside those of its samples; needs seconds_per_sample",
+    )
+
+    @model_validator(mode="after")
+    def _check_costs(self) -> Self:
+        if self.seconds_per_step and self.seconds_per_sample is None:
+            raise ValueError(
+                f"seconds_per_step is {self.seconds_per_step:g} without seconds_per_sample; set both"
+            )
+        return self
 
     @property
     def trains(self) -> bool:

@@ -35,7 +35,7 @@ def run_virtual(
 ) -> bool:
     """Train all ranks of a run, or simulate their exchanges alone; True if all of them succeeded."""
     try:
-        sample = None if options.trains else Sample(task, options.seconds_per_sample)
+        sample = None if options.trains else Sample(task, StepCosts.given(options))
         if sample is None:
             check_memory(task)
     except Exception as error:
@@ -83,9 +83,7 @@ def in_turns(
     Returns:
         The times of each rank.
     """
-    costs = sample.costs if sample else None
-    if costs is None and options.seconds_per_sample is not None:
-        costs = StepCosts.per_sample(options.seconds_per_sample)
+    costs = sample.costs if sample else StepCosts.given(options)
     kind, connected = _kind_of_rank(spec, sample), SampledCommunicator if sample else VirtualCommunicator
     cluster = cluster_of_run(spec)
     ranks = [kind(VirtualClock(cluster.speed_of(rank), costs)) for rank in range(cluster.size)]

@@ -40,19 +40,17 @@ class Sample:
         optimizer_state: the number of values in `Replica.optimizer_state`, after a step.
     """
 
-    def __init__(self, task: Task, seconds_per_sample: float | None = None) -> None:
+    def __init__(self, task: Task, costs: StepCosts | None = None) -> None:
         """
         Args:
-            seconds_per_sample: see VirtualOptions; it replaces the measured costs.
+            costs: of a step; None: they are measured.
         """
         self._task = task
         self._replica = Replica(task.build_model(0), task, Clock())
         self._gradients: dict[int, Gradient] = {}
         self.gradient(task.spec.batch_per_replica)
         update_s = _measured(self._replica.step)
-        self.costs = StepCosts(lambda samples: self.gradient(samples).seconds, update_s)
-        if seconds_per_sample is not None:
-            self.costs = StepCosts.per_sample(seconds_per_sample)
+        self.costs = costs or StepCosts(lambda samples: self.gradient(samples).seconds, update_s)
         self.model = task.build_model(0).to("meta")
         self.state_bytes = self._replica.state_bytes
         self.optimizer_state = self._replica.optimizer_state().numel()

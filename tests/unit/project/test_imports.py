@@ -65,11 +65,13 @@ ORCHESTRATOR: dict[str, str] = {
     "replay": "errors shipped sweeps results runtimes",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
+    "prediction": "errors results runtimes replay execution",
     "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
     "course": "errors identity shipped sandbox results runtimes",
     "commands": (
-        "errors shipped sandbox sweeps results runtimes execution replay report export watch course"
+        "errors shipped sandbox sweeps results runtimes execution replay prediction report export watch "
+        "course"
     ),
     "api": "errors shipped sweeps results commands report",
     "cli": (
@@ -129,6 +131,7 @@ SHARED_MODULES = (
     "spec.checks",
     "spec.faults",
     "spec.link",
+    "spec.node_speed",
     "spec.output_limits",
     "spec.registries",
     "spec.run_spec",

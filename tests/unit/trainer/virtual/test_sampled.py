@@ -84,7 +84,7 @@ def test_exchanges_are_those_of_a_training_with_the_same_costs(
     strategy: Any, nodes: int, fields: dict[str, Any], datasets: DatasetCache
 ) -> None:
     spec = spec_of(strategy, nodes, **fields)
-    priced = VirtualOptions(seconds_per_sample=PRICE)
+    priced = VirtualOptions(seconds_per_sample=PRICE, seconds_per_step=PRICE / 3)
     trained = train_virtually(spec.model_copy(update={"save_weights": True}), priced, datasets)
     played = train_virtually(spec, priced.model_copy(update={"compute": "sampled"}), datasets)
     assert [rank.end_s for rank in played.times] == [rank.end_s for rank in trained.times]

@@ -1,0 +1,112 @@
+"""How far simulated times are off, learned from measured ones: Bayesian linear regression.
+
+With T the measured time of a run on P nodes, M the simulated one, and s the share of M in which ranks
+communicate or wait:
+
+    log(T / M) = w · (1, log₂ P, s) + ε,    w ~ N(mean, covariance),    ε ~ N(0, noise²)
+
+w is that of a configuration. Its prior is what the configurations of published runs have; the measured runs
+of the configuration itself turn it into a posterior. So an interval is narrow near measured runs, and
+widens with the distance: in nodes, and in the share of communication, as over other links.
+
+Sources: Bishop 2006, Pattern Recognition and Machine Learning, section 3.3; the prior is fitted by
+expectation maximisation, as in Laird and Ware 1982, "Random-effects models for longitudinal data".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, log2
+from typing import NamedTuple
+
+import numpy as np
+
+Z_90 = 1.645  # standard normal: 90 % are within ± this
+ITERATIONS = 500
+
+
+class Observation(NamedTuple):
+    """A measured run. nodes: their number. communication: s. ratio: T / M."""
+
+    nodes: int
+    communication: float
+    ratio: float
+
+
+class Interval(NamedTuple):
+    """A factor for the simulated time: its median, and bounds that hold 90 %."""
+
+    middle: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """The upper bound over the lower one."""
+        return self.high / self.low
+
+
+@dataclass(frozen=True)
+class ErrorModel:
+    """The prior of w, and the noise.
+
+    Attributes:
+        mean: shape (3,). covariance: shape (3, 3).
+        noise: the standard deviation of log(T / M) beside w, of a single run.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    noise: float
+
+    def interval(self, observed: Sequence[Observation], nodes: int, communication: float) -> Interval:
+        """The factor for a simulated time on `nodes` nodes, after the observations of its configuration."""
+        mean, covariance = self._posterior(observed)
+        features = _features(nodes, communication)
+        middle = float(features @ mean)
+        spread = Z_90 * float(features @ covariance @ features + self.noise**2) ** 0.5
+        return Interval(exp(middle), exp(middle - spread), exp(middle + spread))
+
+    def _posterior(self, observed: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of w (Bishop, equations 3.50 and 3.51)."""
+        precision = np.linalg.inv(self.covariance)
+        if not observed:
+            return self.mean, self.covariance
+        design = np.array([_features(each.nodes, each.communication) for each in observed])
+        logs = np.array([log(each.ratio) for each in observed])
+        covariance = np.linalg.inv(precision + design.T @ design / self.noise**2)
+        return covariance @ (precision @ self.mean + design.T @ logs / self.noise**2), covariance
+
+    @classmethod
+    def fitted(cls, groups: Sequence[Sequence[Observation]], start: ErrorModel) -> ErrorModel:
+        """The prior that makes the observations most likely, by expectation maximisation.
+
+        Args:
+            groups: the observations of each configuration.
+            start: the first guess.
+        """
+        model, count = start, sum(len(group) for group in groups)
+        for _ in range(ITERATIONS):
+            found = [model._posterior(group) for group in groups]
+            means = np.array([mean for mean, _ in found])
+            centre = means.mean(axis=0)
+            off = means - centre
+            covariance = off.T @ off / len(groups) + np.mean([each for _, each in found], axis=0)
+            squares = 0.0
+            for group, (mean, own) in zip(groups, found, strict=True):
+                design = np.array([_features(each.nodes, each.communication) for each in group])
+                rest = np.array([log(each.ratio) for each in group]) - design @ mean
+                squares += float(rest @ rest + np.trace(design @ own @ design.T))
+            model = cls(centre, covariance, (squares / count) ** 0.5)
+        return model
+
+
+def _features(nodes: int, communication: float) -> np.ndarray:
+    return np.array([1.0, log2(nodes), communication])
+
+
+# A first guess; replaced by what the ladder of measured runs shows.
+PRIOR = ErrorModel(
+    mean=np.array([0.03, 0.0, 0.15]), covariance=np.diag([0.05, 0.03, 0.25]) ** 2, noise=0.03
+)

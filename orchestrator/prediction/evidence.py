@@ -1,0 +1,214 @@
+"""What finished runs show of each configuration: how long it took on some nodes, and what a step costs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, get_args
+
+from orchestrator.replay.described import Costs, has_cores, whole_batches
+from orchestrator.replay.run import NoClusterTime, read_traces, replay_run
+from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
+from trainer.core.registry import ImportedComponent
+from trainer.spec.run_spec import NODE_LIMITS, RunSpec
+from trainer.time_model.cluster import Cluster
+
+# Fields of a spec in which the runs of one configuration may differ.
+FREE = {"nodes", "seed", "link", "node_speed", "save_weights", "timeout_s", "trace", *NODE_LIMITS}
+# The share of a step that is the same for any batch, where no run has batches of two sizes: the middle.
+UNKNOWN_SHARE = 0.5
+Clock = Literal["wall", "cluster"]
+WALL, CLUSTER = get_args(Clock)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished run.
+
+    Attributes:
+        seconds: of training.
+        clock: wall, where each rank had a core; else cluster: replayed from its traces.
+        cluster: that of the run, with what exchanges cost in other runs.
+        steps_s: CPU seconds of a step with a whole batch, of each rank that takes steps.
+        partial: of ranks with a smaller batch at the end of an epoch: its samples and its CPU seconds, each
+            as a share of those of a whole batch.
+    """
+
+    key: str
+    result: RunResult
+    seconds: float
+    clock: Clock
+    cluster: Cluster
+    steps_s: Sequence[float]
+    partial: Sequence[tuple[float, float]]
+
+    @property
+    def run(self) -> RunSpec:
+        return self.result.run
+
+    @property
+    def epochs(self) -> int:
+        """The epochs that it trained for: fewer than those of its spec if it reached its target."""
+        return self.result.last_epoch or self.run.epochs
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Runs that differ in nodes, links and seeds alone.
+
+    Attributes:
+        runs: at least one.
+        per_step_s, per_sample_s: CPU seconds of a step: per_step_s + samples · per_sample_s.
+    """
+
+    runs: Sequence[MeasuredRun]
+    per_step_s: float
+    per_sample_s: float
+
+    @property
+    def run(self) -> RunSpec:
+        """The spec of its first run."""
+        return self.runs[0].run
+
+    @property
+    def most_nodes(self) -> int:
+        return max(each.run.nodes for each in self.runs)
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A run that shows nothing, and why, as a clause."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the runs of a results directory show.
+
+    Attributes:
+        configurations: in the order of their first runs.
+        costs: of messages and exchanges.
+    """
+
+    configurations: Sequence[Configuration]
+    unusable: Sequence[Unusable]
+    costs: Costs
+
+
+def read_evidence(paths: SweepPaths) -> Evidence:
+    """Read the finished runs of a results directory. Raises InputError if it has no sweep."""
+    results: list[tuple[str, RunResult]] = []
+    unusable: list[Unusable] = []
+    for key in read_record(paths).keys:
+        try:
+            result = read_result(paths.run(key).result)
+        except UnusableFile as error:
+            unusable.append(Unusable(key, str(error)))
+            continue
+        if result is not None and result.status == "ok" and result.run.strategy.trains:
+            results.append((key, result))
+    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
+    measured: list[MeasuredRun] = []
+    for key, result in results:
+        found = _measured(paths.run(key), key, result, costs)
+        (measured if isinstance(found, MeasuredRun) else unusable).append(found)  # type: ignore[arg-type]
+    return Evidence([*_configurations(measured)], unusable, costs)
+
+
+def _measured(paths: RunPaths, key: str, result: RunResult, costs: Costs) -> MeasuredRun | Unusable:
+    run, info = result.run, result.runtime_info
+    if reason := _unfit(result):
+        return Unusable(key, reason)
+    traces = read_traces(paths.directory, run)
+    if isinstance(traces, NoClusterTime):
+        return Unusable(key, traces.reason)
+    cluster = costs.cluster(result, key)
+    if has_cores(result) or not info.shares_cores:
+        seconds, clock = result.train_s or 0.0, WALL
+    else:
+        time = replay_run(paths.directory, run, cluster)
+        if isinstance(time, NoClusterTime):
+            return Unusable(key, time.reason)
+        seconds, clock = time.cluster_s, CLUSTER
+    inflation = cluster.cpu_inflation or [1.0] * run.world_size
+    batches = whole_batches(result)
+    whole_s = [each / slower for each, slower in zip(step_cpu_s(traces, batches), inflation, strict=True)]
+    partial = []
+    for trace, whole, seconds_whole, slower in zip(traces, batches, whole_s, inflation, strict=True):
+        samples = result.certificate.parts if result.certificate else ()
+        left = {part.samples % run.batch_per_replica for part in samples if part.rank == trace.header.rank}
+        if (
+            whole
+            and len(left) == 1
+            and seconds_whole
+            and (seconds_partial := partial_step_cpu_s(trace, whole))
+        ):
+            partial.append((left.pop() / run.batch_per_replica, seconds_partial / slower / seconds_whole))
+    return MeasuredRun(
+        key,
+        result,
+        seconds,
+        clock,
+        cluster.model_copy(update={"cpu_inflation": []}),
+        [each for each in whole_s if each],
+        [each for each in partial if each[0]],
+    )
+
+
+def _unfit(result: RunResult) -> str:
+    """Why a run says nothing about others, as a clause; empty if it does."""
+    run = result.run
+    if result.runtime_info.simulates_time:
+        return "its nodes are virtual"
+    if any(isinstance(getattr(run, name), ImportedComponent) for name in type(run).model_fields):
+        return "it has a component of your own, which a prediction would execute"
+    if run.faults or result.restarted:
+        return "it had faults or restarts"
+    return "" if result.times_compare else "its ranks are threads of one interpreter"
+
+
+def _configurations(measured: Iterable[MeasuredRun]) -> Iterator[Configuration]:
+    groups: defaultdict[str, list[MeasuredRun]] = defaultdict(list)
+    works: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in measured:
+        groups[_text(each.run, FREE)].append(each)
+        works[_work(each.run)] += each.partial
+    for runs in groups.values():
+        steps = [fmean(each.steps_s) for each in runs if each.steps_s]
+        if not steps:
+            continue
+        share, step_s = share_of_step(works[_work(runs[0].run)]), fmean(steps)
+        batch = runs[0].run.batch_per_replica
+        yield Configuration(runs, share * step_s, (1 - share) * step_s / batch)
+
+
+def share_of_step(partial: Sequence[tuple[float, float]]) -> float:
+    """The share of a step's cost that is the same for any batch, 0 … 1, by least squares.
+
+    With share s, a batch of a share r of the samples takes the share s + (1 − s)·r of the time.
+
+    Args:
+        partial: shares of samples and of time.
+    """
+    rests = sum((1 - samples) ** 2 for samples, _ in partial)
+    if not rests:
+        return UNKNOWN_SHARE
+    found = sum((seconds - samples) * (1 - samples) for samples, seconds in partial) / rests
+    return min(max(found, 0.0), 1.0)
+
+
+def _text(run: RunSpec, without: set[str]) -> str:
+    known = run.canonical()
+    return json.dumps({name: value for name, value in known.items() if name not in without}, sort_keys=True)
+
+
+def _work(run: RunSpec) -> str:
+    """What a batch computes, as text."""
+    return _text(run, FREE | {"strategy", "partitioner", "transport", "lr", "epochs", "target_accuracy"})

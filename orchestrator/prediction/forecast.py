@@ -1,0 +1,195 @@
+"""Forecasts: time, speedup, bytes, memory and cost of each configuration on other numbers of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
+from orchestrator.prediction.evidence import Configuration, Evidence
+from orchestrator.prediction.simulated import NoSimulation, Simulations
+from orchestrator.results.records import RunResult
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster, Link
+
+MOST_WIDTH = 4.0  # an interval whose upper bound is more than this times the lower one says too little
+LEAST_GAIN = 0.05  # of time, for which more nodes pay
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        nodes: their numbers.
+        link: between two nodes; None: as in the measured runs.
+        speed: of each node's cores, relative to those of the measured runs.
+        price_per_h: of a node; None: no cost.
+    """
+
+    nodes: Sequence[int]
+    link: Link | None = None
+    speed: float = 1.0
+    price_per_h: float | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A configuration on so many nodes. Times in seconds; bounds hold 90 %.
+
+    Attributes:
+        run: the spec, with these nodes.
+        communication: the share of the time in which ranks communicate or wait, 0 … 1.
+        speedup: the time of the serial run over this one; None without a serial run.
+        bytes_sent: of a rank, in the whole run.
+        state_bytes: weights, gradient, optimizer state and activations of the rank that holds most.
+        cost, low_cost, high_cost: of all nodes; None without a price.
+    """
+
+    run: RunSpec
+    measured_nodes: int
+    seconds: float
+    low_s: float
+    high_s: float
+    communication: float
+    speedup: float | None
+    bytes_sent: float
+    state_bytes: int | None
+    cost: float | None
+    low_cost: float | None
+    high_cost: float | None
+
+    @property
+    def efficiency(self) -> float | None:
+        return None if self.speedup is None else self.speedup / self.run.nodes
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A configuration on so many nodes without a forecast, and the reason as a clause."""
+
+    run: RunSpec
+    nodes: int
+    reason: str
+
+
+def forecasts(
+    evidence: Evidence, question: Question, simulations: Simulations, model: ErrorModel = PRIOR
+) -> Iterator[Forecast | Refused]:
+    """A forecast of each configuration but the serial one, on each number of nodes."""
+    serial = {_workload(each.run): each for each in evidence.configurations if _is_serial(each)}
+    for each in evidence.configurations:
+        if _is_serial(each):
+            continue
+        observed: list[Observation] | None = None
+        for nodes in question.nodes:
+            try:
+                if observed is None:
+                    observed = observations(each, simulations)
+                yield _forecast(
+                    each, nodes, question, simulations, model, observed, serial.get(_workload(each.run))
+                )
+            except NoSimulation as error:
+                yield Refused(each.run, nodes, str(error))
+
+
+def observations(configuration: Configuration, simulations: Simulations) -> list[Observation]:
+    """How far the simulation is off on the measured runs. Raises NoSimulation."""
+    found = []
+    for each in configuration.runs:
+        time = simulations.time(configuration, each.epochs, each.cluster)
+        found.append(Observation(each.run.nodes, time.communication, each.seconds / time.seconds))
+    return found
+
+
+def _forecast(
+    configuration: Configuration,
+    nodes: int,
+    question: Question,
+    simulations: Simulations,
+    model: ErrorModel,
+    observed: Sequence[Observation],
+    serial: Configuration | None,
+) -> Forecast:
+    epochs = max(each.epochs for each in configuration.runs)
+    cluster = cluster_of(configuration, nodes, question)
+    time = simulations.time(configuration, epochs, cluster)
+    factor = model.interval(observed, nodes, time.communication)
+    if factor.width > MOST_WIDTH:
+        raise NoSimulation(
+            f"the interval would reach from {time.seconds * factor.low:.3g} to "
+            f"{time.seconds * factor.high:.3g} s, more than {MOST_WIDTH:g} times as far; runs on more than "
+            f"{configuration.most_nodes} nodes would narrow it"
+        )
+    seconds, low_s, high_s = (time.seconds * each for each in factor)
+    result = simulations.played(configuration, nodes, epochs).result
+    price = None if question.price_per_h is None else question.price_per_h * nodes / 3600
+    serial_s = None if serial is None else fmean(each.seconds for each in serial.runs) / question.speed
+    return Forecast(
+        run=result.run,
+        measured_nodes=configuration.most_nodes,
+        seconds=seconds,
+        low_s=low_s,
+        high_s=high_s,
+        communication=time.communication,
+        speedup=None if serial_s is None else serial_s / seconds,
+        bytes_sent=result.bytes_sent_per_rank or 0.0,
+        state_bytes=_state_bytes(result),
+        cost=None if price is None else price * seconds,
+        low_cost=None if price is None else price * low_s,
+        high_cost=None if price is None else price * high_s,
+    )
+
+
+def cluster_of(configuration: Configuration, nodes: int, question: Question) -> Cluster:
+    """The cluster that is asked about, with what exchanges cost in the measured runs."""
+    known = max(configuration.runs, key=lambda each: each.run.nodes).cluster
+    link = question.link or known.link
+    bandwidth = min(link.bytes_per_s, known.link.bytes_per_s) if question.link else link.bytes_per_s
+    return Cluster(
+        node_speed=[question.speed] * nodes,
+        processes_per_node=known.processes_per_node,
+        link=Link(latency_s=link.latency_s, bytes_per_s=bandwidth),
+        intra_node=known.intra_node,
+        overhead_s=known.overhead_s,
+        software=known.software,
+        algorithms=known.algorithms,
+    )
+
+
+def stops_paying(found: Sequence[Forecast]) -> int | None:
+    """The nodes beyond which no number of nodes is faster by 5 %; None if the largest number is faster.
+
+    Args:
+        found: forecasts of one configuration, on several numbers of nodes.
+    """
+    ordered = sorted(found, key=lambda each: each.run.nodes)
+    for at, each in enumerate(ordered[:-1]):
+        if min(more.seconds for more in ordered[at + 1 :]) > (1 - LEAST_GAIN) * each.seconds:
+            return each.run.nodes
+    return None
+
+
+def _state_bytes(result: RunResult) -> int | None:
+    held = [
+        sum(rank.state_bytes.values()) + (rank.activation_bytes or 0)
+        for rank in result.ranks
+        if rank.state_bytes
+    ]
+    return max(held, default=None)
+
+
+def _is_serial(configuration: Configuration) -> bool:
+    return configuration.run.name_of("strategy") == "serial"
+
+
+def _workload(run: RunSpec) -> tuple[object, ...]:
+    """What a run computes, which its serial run computes, too."""
+    names = ("dataset", "model", "loss", "optimizer", "augmentation")
+    return (
+        *(getattr(run, name).model_dump_json() for name in names),
+        run.batch_size,
+        run.epochs,
+        run.threads,
+    )

@@ -1,0 +1,150 @@
+"""Times of a configuration on any nodes, by virtual nodes: the strategy's own code at measured costs.
+
+Where the strategy permits, the computation is sampled: ranks play their exchanges and pay for their steps
+what these cost in the measured runs. Otherwise all virtual nodes train, and pay what their work takes. A
+simulation leaves traces, and their replay gives the time on each cluster.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from orchestrator.execution.clusters import Clusters
+from orchestrator.execution.progress import PlainProgress
+from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.prediction.evidence import Configuration
+from orchestrator.replay.run import NoClusterTime, cluster_time, read_traces, replay_traces
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
+from trainer.core.trace import Trace
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster
+from trainer.virtual.options import VirtualOptions
+
+RUNTIME = "virtual"
+LATENCY_MS = 0.05  # in which messages of an asynchronous strategy arrive while it is simulated
+TIMEOUT_S = 3600.0  # of a simulation
+NOT_SIMULATED = {"target_accuracy": None, "save_weights": False, "checkpoint_epochs": None}
+
+
+class NoSimulation(Exception):
+    """A configuration cannot be simulated; why, as a clause."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """A simulated time.
+
+    Attributes:
+        seconds: of training.
+        communication: the share of it in which ranks communicate or wait, 0 … 1, the mean over ranks.
+    """
+
+    seconds: float
+    communication: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a simulation left: its result, and the traces of its ranks."""
+
+    result: RunResult
+    traces: list[Trace]
+
+
+class Simulations:
+    """Simulates configurations, each once for each number of nodes and epochs."""
+
+    def __init__(self, clusters: Clusters, directory: Path, data_dir: Path) -> None:
+        """
+        Args:
+            clusters: of virtual nodes, whose options it sets.
+            directory: of its files.
+        """
+        self._clusters, self._directory, self._data_dir = clusters, directory, data_dir
+        self._played: dict[tuple[int, int, int], Played | NoSimulation] = {}
+
+    def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
+        """The time on a cluster. Raises NoSimulation."""
+        played = self.played(configuration, len(cluster.node_speed), epochs)
+        run = played.result.run
+        replay = replay_traces(played.traces, run, cluster)
+        time = replay if isinstance(replay, NoClusterTime) else cluster_time(replay, run, cluster)
+        if isinstance(time, NoClusterTime):
+            raise NoSimulation(time.reason)
+        return Time(time.cluster_s, 1 - time.mean("work") / time.cluster_s if time.cluster_s else 0.0)
+
+    def played(self, configuration: Configuration, nodes: int, epochs: int) -> Played:
+        """The simulation of a configuration on so many nodes. Raises NoSimulation."""
+        key = id(configuration), nodes, epochs
+        if key not in self._played:
+            try:
+                self._played[key] = self._play(configuration, nodes, epochs)
+            except NoSimulation as error:
+                self._played[key] = error
+        found = self._played[key]
+        if isinstance(found, NoSimulation):
+            raise found
+        return found
+
+    def _play(self, configuration: Configuration, nodes: int, epochs: int) -> Played:
+        run = simulated_run(configuration.run, nodes, epochs)
+        options = VirtualOptions(
+            compute="sampled",
+            seconds_per_step=configuration.per_step_s,
+            seconds_per_sample=configuration.per_sample_s,
+        )
+        reason = _refusal(run, options)
+        if reason and not _refusal(run, full := VirtualOptions()):
+            options, reason = full, None
+        if reason:
+            raise NoSimulation(reason)
+        result, directory = self._execute(run, options)
+        if result.status != "ok":
+            raise NoSimulation(f"its simulation on {nodes} nodes failed: {result.cause}")
+        traces = read_traces(directory, run, simulated=True)
+        if isinstance(traces, NoClusterTime):
+            raise NoSimulation(traces.reason)
+        return Played(result, traces)
+
+    def _execute(self, run: RunSpec, options: VirtualOptions) -> tuple[RunResult, Path]:
+        """The result of a run, and its directory: runs with other options may have the same keys."""
+        paths = SweepPaths(self._directory / str(len(self._played)))
+        self._clusters.runtime.configure(options)
+        quiet = PlainProgress(Console(quiet=True), total=1)
+        runner = SweepRunner(self._clusters, RUNTIME, paths, self._data_dir, quiet)
+        return runner.run(run), paths.run(run.key).directory
+
+
+@contextmanager
+def simulations(data_dir: Path) -> Iterator[Simulations]:
+    """Simulations that leave no file and no process."""
+    with tempfile.TemporaryDirectory() as directory, Clusters(VirtualRuntime()) as clusters:
+        yield Simulations(clusters, Path(directory), data_dir)
+
+
+def simulated_run(run: RunSpec, nodes: int, epochs: int) -> RunSpec:
+    """A run as virtual nodes play it. Raises NoSimulation if it cannot have so many nodes."""
+    fields = run.model_dump(mode="json", exclude_defaults=True) | NOT_SIMULATED
+    fields |= {"nodes": nodes, "epochs": epochs, "timeout_s": TIMEOUT_S, "threads": 1, "seed": 0}
+    fields["trace"] = "steps"
+    fields["node_speed"] = None
+    fields["link"] = None if run.strategy.deterministic else {"latency_ms": LATENCY_MS}
+    try:
+        return RunSpec.model_validate(fields)
+    except ValidationError as error:
+        raise NoSimulation(f"it cannot have {nodes} nodes: {error.errors()[0]['msg']}") from error
+
+
+def _refusal(run: RunSpec, options: VirtualOptions) -> str | None:
+    runtime = VirtualRuntime()
+    runtime.configure(options)
+    return runtime.unsupported_reason(run)

@@ -1,0 +1,74 @@
+"""The model of how far simulated times are off: its posterior, its intervals and its fit."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from orchestrator.prediction.error_model import ErrorModel, Observation
+
+MODEL = ErrorModel(np.array([0.0, 0.0, 0.0]), np.diag([0.2, 0.05, 0.2]) ** 2, 0.02)
+SEEN = [Observation(2, 0.1, 1.3), Observation(4, 0.2, 1.35)]
+
+
+def test_without_observations_an_interval_is_that_of_the_prior() -> None:
+    found = MODEL.interval([], 1, 0.0)
+    assert found.middle == 1.0
+    assert log(found.high) == pytest.approx(1.645 * (0.2**2 + 0.02**2) ** 0.5)
+    assert log(found.low) == pytest.approx(-log(found.high))
+
+
+def test_near_observations_the_factor_is_theirs() -> None:
+    found = MODEL.interval(SEEN, 2, 0.1)
+    assert found.middle == pytest.approx(1.3, rel=0.02)
+    assert found.width < 1.1
+
+
+def test_an_interval_widens_with_the_distance_in_nodes_and_in_communication() -> None:
+    near, far = MODEL.interval(SEEN, 4, 0.2), MODEL.interval(SEEN, 256, 0.2)
+    assert far.width > 1.3 * near.width
+    assert MODEL.interval(SEEN, 4, 0.9).width > 1.3 * near.width
+
+
+def test_the_posterior_is_that_of_observations_one_at_a_time() -> None:
+    mean, covariance = MODEL._posterior(SEEN)
+    first = ErrorModel(*MODEL._posterior(SEEN[:1]), MODEL.noise)
+    again, same = first._posterior(SEEN[1:])
+    np.testing.assert_allclose(mean, again)
+    np.testing.assert_allclose(covariance, same, atol=1e-12)
+
+
+def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
+    rng = np.random.default_rng(0)
+    mean, spread, noise = np.array([0.1, -0.03, 0.2]), np.array([0.15, 0.04, 0.3]), 0.02
+    groups = []
+    for _ in range(400):
+        own = rng.normal(mean, spread)
+        places = [(nodes, rng.uniform(0, 1)) for nodes in (2, 3, 4, 8, 16, 64)]
+        groups.append(
+            [
+                Observation(nodes, share, exp(own @ [1, np.log2(nodes), share] + rng.normal(0, noise)))
+                for nodes, share in places
+            ]
+        )
+    found = ErrorModel.fitted(groups, MODEL)
+    np.testing.assert_allclose(found.mean, mean, atol=0.04)
+    np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.15)
+    assert found.noise == pytest.approx(noise, rel=0.1)
+
+
+def test_intervals_of_a_fitted_prior_hold_nine_of_ten() -> None:
+    rng = np.random.default_rng(1)
+    inside = []
+    for _ in range(2000):
+        own = rng.multivariate_normal(MODEL.mean, MODEL.covariance)
+        observed = [
+            Observation(n, s, exp(own @ [1, np.log2(n), s] + rng.normal(0, MODEL.noise)))
+            for n, s in ((2, 0.1), (4, 0.3))
+        ]
+        truth = exp(own @ [1, 6, 0.7] + rng.normal(0, MODEL.noise))
+        found = MODEL.interval(observed, 64, 0.7)
+        inside.append(found.low <= truth <= found.high)
+    assert 0.88 < np.mean(inside) < 0.92

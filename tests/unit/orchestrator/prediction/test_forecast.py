@@ -1,0 +1,118 @@
+"""What a forecast consists of, beside a simulation whose times are given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from orchestrator.prediction.error_model import ErrorModel
+from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
+from orchestrator.prediction.forecast import Forecast, Question, Refused, forecasts, stops_paying
+from orchestrator.prediction.simulated import NoSimulation, Simulations, Time, simulated_run
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Cluster, Link
+
+SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
+OWN = Link(latency_s=0.0, bytes_per_s=1e9)
+
+
+def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "epochs": 2, **fields})
+
+
+def configuration(strategy: str, *seconds: tuple[int, float], **fields: Any) -> Configuration:
+    """nodes and seconds of its measured runs."""
+    runs = []
+    for nodes, took_s in seconds:
+        run = spec(strategy, nodes, **fields)
+        cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=1e-5)
+        result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, [0.01], []))
+    return Configuration(runs, 0.001, 0.0001)
+
+
+class GivenTimes(Simulations):
+    """Ten seconds of work over the nodes and their speed, and a latency for each node."""
+
+    def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
+        nodes = len(cluster.node_speed)
+        if nodes > 100:
+            raise NoSimulation("too many")
+        work_s, rest_s = 10 / nodes / cluster.node_speed[0], nodes * cluster.link.latency_s
+        return Time(work_s + rest_s, rest_s / (work_s + rest_s))
+
+    def played(self, configuration: Configuration, nodes: int, epochs: int) -> Any:
+        rank = SimpleNamespace(state_bytes={"weights": 5, "gradient": 5}, activation_bytes=7)
+        run = spec("all_reduce", nodes, transport="gloo")
+        return SimpleNamespace(result=SimpleNamespace(run=run, ranks=[rank], bytes_sent_per_rank=12.0))
+
+
+def forecast(question: Question, *configurations: Configuration) -> list[Forecast | Refused]:
+    simulations = GivenTimes(*3 * [cast("Any", None)])
+    return [*forecasts(Evidence(configurations, [], cast("Any", None)), question, simulations, SURE)]
+
+
+MEASURED = configuration("all_reduce", (2, 6.0), (4, 3.0), transport="gloo")  # 1.2 times the simulated ones
+SERIAL = configuration("serial", (1, 12.0))
+
+
+def test_a_forecast_is_the_simulated_time_with_the_measured_ratio() -> None:
+    (found,) = forecast(Question([8]), MEASURED, SERIAL)
+    assert isinstance(found, Forecast)
+    assert found.seconds == pytest.approx(1.2 * 10 / 8, rel=0.01)
+    assert found.low_s < found.seconds < found.high_s
+    assert (found.speedup, found.efficiency) == (pytest.approx(8, rel=0.01), pytest.approx(1, rel=0.01))
+    assert (found.state_bytes, found.bytes_sent, found.measured_nodes) == (17, 12.0, 4)
+    assert found.cost is None
+
+
+def test_link_speed_and_price_are_those_of_the_question() -> None:
+    slow = Link(latency_s=0.1, bytes_per_s=2e9)
+    (found,) = forecast(Question([8], slow, speed=2.0, price_per_h=3.6), MEASURED, SERIAL)
+    assert isinstance(found, Forecast)
+    assert found.seconds == pytest.approx(1.2 * (10 / 8 / 2 + 0.8), rel=0.01)
+    assert found.speedup == pytest.approx(12.0 / 2 / found.seconds)
+    assert found.cost == pytest.approx(8 * found.seconds / 1000)
+    assert found.low_cost == pytest.approx(8 * found.low_s / 1000)
+
+
+def test_a_wide_interval_and_an_impossible_simulation_are_refused_alone() -> None:
+    vague = ErrorModel(np.zeros(3), np.diag([0.5, 0.5, 0.5]) ** 2, 0.1)
+    simulations = GivenTimes(*3 * [cast("Any", None)])
+    evidence = Evidence([MEASURED], [], cast("Any", None))
+    near, far, impossible = forecasts(evidence, Question([4, 64, 128]), simulations, vague)
+    assert isinstance(near, Forecast)
+    assert isinstance(far, Refused)
+    assert "runs on more than 4 nodes" in far.reason
+    assert isinstance(impossible, Refused)
+    assert (impossible.nodes, impossible.reason) == (128, "too many")
+
+
+def test_nodes_stop_paying_where_no_larger_number_is_faster() -> None:
+    question = Question([2, 4, 8, 16, 32], Link(latency_s=0.05, bytes_per_s=1e9))
+    found = [each for each in forecast(question, MEASURED) if isinstance(each, Forecast)]
+    assert [each.seconds / 1.2 for each in found] == pytest.approx(
+        [5.1, 2.7, 1.65, 1.425, 1.9125], rel=0.01
+    )
+    assert stops_paying(found) == 16
+    assert stops_paying(found[:3]) is None
+
+
+def test_the_share_of_a_step_that_no_sample_causes() -> None:
+    assert share_of_step([(0.5, 0.5), (0.25, 0.25)]) == 0
+    assert share_of_step([(0.5, 1.0), (0.25, 1.0)]) == 1
+    assert share_of_step([(0.5, 0.7), (0.1, 0.46)]) == pytest.approx(0.4)
+    assert share_of_step([]) == 0.5
+
+
+def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
+    measured = spec("all_reduce", 2, transport="gloo", target_accuracy=0.9, seed=3, node_speed={0: 0.5})
+    found = simulated_run(measured, 64, epochs=1)
+    assert (found.nodes, found.epochs, found.target_accuracy, found.node_speed) == (64, 1, None, None)
+    asynchronous = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
+    assert asynchronous.link is not None
+    with pytest.raises(NoSimulation, match="stages"):
+        simulated_run(spec("pipeline", 2, transport="gloo"), 4096, 1)
