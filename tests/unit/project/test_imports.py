@@ -63,6 +63,7 @@ ORCHESTRATOR: dict[str, str] = {
     "results": "errors shipped sweeps",
     "runtimes": "errors identity registries shipped sandbox sweeps results",
     "replay": "errors shipped sweeps results runtimes",
+    "prediction": "",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
     "export": "errors shipped sweeps results runtimes report",

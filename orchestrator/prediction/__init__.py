@@ -1,0 +1,1 @@
+"""How long runs take that were not made, and how far such predictions are off."""
