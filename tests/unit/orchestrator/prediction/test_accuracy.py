@@ -31,10 +31,10 @@ def test_errors_are_relative_to_the_measured_time() -> None:
 
 
 def test_coverage_counts_the_ends_and_ignores_predictions_without_an_interval() -> None:
-    intervals = [(1.0, 2.0), (0.5, 1.0), (1.1, 2.0), (None, None)]
-    outcomes = [outcome(1.0, 1.0, each, choice=str(each)) for each in intervals]
-    assert accuracy(outcomes).coverage == pytest.approx(2 / 3)
-    assert accuracy(outcomes[3:]).coverage is None
+    intervals = [(2.0, 3.0), (0.5, 2.0), (0.5, 1.9), (2.1, 3.0), (0.5, 1.5), (None, None)]
+    outcomes = [outcome(1.0, 2.0, each, choice=str(each)) for each in intervals]
+    assert accuracy(outcomes).coverage == pytest.approx(2 / 5)
+    assert accuracy(outcomes[-1:]).coverage is None
 
 
 def test_regret_is_the_measured_time_lost_by_the_predicted_best() -> None:
