@@ -1,1 +1,1 @@
-"""Predicts times on more nodes and other links, with intervals. See docs/prediction.md."""
+"""Predicts times on more nodes and other links, and says how far they are off. See docs/prediction.md."""

@@ -23,6 +23,7 @@ from tests.bench import (
     traffic,
     virtual,
     virtual_error,
+    vtrain,
 )
 
 PARTS = {
@@ -46,6 +47,7 @@ ON_REQUEST = {
     "flower": flower.main,  # installs another package
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
+    "vtrain": vtrain.main,  # reads files that are not shipped
     "sessions": sessions.main,  # rests between its runs
 }
 
