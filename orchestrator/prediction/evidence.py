@@ -104,26 +104,32 @@ class Evidence:
 
 def read_evidence(paths: SweepPaths) -> Evidence:
     """Read the finished runs of a results directory. Raises InputError if it has no sweep."""
-    results: list[tuple[str, RunResult]] = []
+    results: list[tuple[RunPaths, RunResult]] = []
     unusable: list[Unusable] = []
     for key in read_record(paths).keys:
         try:
             result = read_result(paths.run(key).result)
         except UnusableFile as error:
             unusable.append(Unusable(key, str(error)))
-            continue
-        if result is not None and result.status == "ok" and result.run.strategy.trains:
-            results.append((key, result))
-    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
-    measured: list[MeasuredRun] = []
-    for key, result in results:
-        found = _measured(paths.run(key), key, result, costs)
-        (measured if isinstance(found, MeasuredRun) else unusable).append(found)  # type: ignore[arg-type]
-    return Evidence([*_configurations(measured)], unusable, costs)
+        else:
+            results += [(paths.run(key), result)] if result is not None else []
+    return evidence_of(results, unusable)
 
 
-def _measured(paths: RunPaths, key: str, result: RunResult, costs: Costs) -> MeasuredRun | Unusable:
-    run, info = result.run, result.runtime_info
+def evidence_of(
+    results: Sequence[tuple[RunPaths, RunResult]], unusable: Sequence[Unusable] = ()
+) -> Evidence:
+    """What runs show, each with its paths. unusable: further runs."""
+    ok = [each for each in results if each[1].status == "ok" and each[1].run.strategy.trains]
+    costs = Costs.of([(paths.directory, result) for paths, result in ok])
+    found = [_measured(paths, result, costs) for paths, result in ok]
+    measured = [each for each in found if isinstance(each, MeasuredRun)]
+    unfit = [each for each in found if isinstance(each, Unusable)]
+    return Evidence([*_configurations(measured)], [*unusable, *unfit], costs)
+
+
+def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun | Unusable:
+    run, info, key = result.run, result.runtime_info, paths.directory.name
     if reason := _unfit(result):
         return Unusable(key, reason)
     traces = read_traces(paths.directory, run)

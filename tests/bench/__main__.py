@@ -16,9 +16,11 @@ from tests.bench import (
     model_partitioning,
     overhead,
     partitioners,
+    predict,
     replay,
     report,
     sessions,
+    slow_motion,
     step,
     traffic,
     virtual,
@@ -47,7 +49,9 @@ ON_REQUEST = {
     "flower": flower.main,  # installs another package
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
+    "predict": predict.main,  # takes half an hour
     "vtrain": vtrain.main,  # reads files that are not shipped
+    "slow_motion": slow_motion.main,  # needs a machine without other load
     "sessions": sessions.main,  # rests between its runs
 }
 
