@@ -519,6 +519,35 @@ def replay(
 
 
 @app.command()
+def calibrate(
+    file: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="FILE", help="The file to write.")
+    ] = Path("cluster.json"),
+    out: Annotated[
+        Path,
+        typer.Option(parser=_directory, metavar="DIRECTORY", help="Results directory of the runs."),
+    ] = Path("results/calibrate"),
+    data_dir: DataDir = Path("data"),
+    runtime: Runtime = None,
+    sets: Sets = None,
+    cold: Cold = False,
+    shared_network: SharedNetwork = False,
+) -> None:
+    """Measure in a few minutes what messages and exchanges cost on a runtime, for `predict --cluster`."""
+    from orchestrator.commands.calibrate import SWEEP, write_costs
+
+    selection = RuntimeSelection(runtime, cold, shared_network)
+    loaded = load_sweep(find_sweep(SWEEP), sets or ())
+    code = Command(selection.of(loaded.spec), data_dir, HowToRun()).execute(loaded, out)
+    if code == INTERRUPTED:
+        raise typer.Exit(code)
+    for line in write_costs(SweepPaths(out), file):
+        print(line)
+    print(f"wrote {file}")
+    raise typer.Exit(code)
+
+
+@app.command()
 def predict(
     directory: Annotated[
         Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
@@ -536,13 +565,21 @@ def predict(
     price: Annotated[
         str | None, typer.Option(metavar="PRICE/h", help="Price of a node in an hour, e.g. 2.50/h.")
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory,
+            metavar="FILE",
+            help="Costs of messages that `calibrate` has measured. Default: as in the directory's runs.",
+        ),
+    ] = None,
     data_dir: DataDir = Path("data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Predict what measured configurations do on more nodes, with 90 % intervals."""
     from orchestrator.commands import predict as command
 
-    question = command.question_of(nodes, link, node_speed, price)
+    question = command.question_of(nodes, link, node_speed, price, cluster)
     evidence, found = command.predict(SweepPaths(directory), question, data_dir)
     if as_json:
         print(command.as_json(evidence, found))

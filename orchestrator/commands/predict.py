@@ -15,6 +15,7 @@ from orchestrator.commands.replay import parse_link
 from orchestrator.errors import InputError
 from orchestrator.prediction.evidence import Evidence, read_evidence
 from orchestrator.prediction.forecast import Forecast, Question, Refused, forecasts, stops_paying
+from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import simulations
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label, strategy_label
@@ -25,10 +26,16 @@ from trainer.spec.run_spec import RunSpec
 Found = Sequence[Forecast | Refused]
 
 
-def question_of(nodes: str, link: str | None, speed: float, price: str | None) -> Question:
-    """What the options ask. Raises InputError."""
+def question_of(
+    nodes: str, link: str | None, speed: float, price: str | None, cluster: Path | None = None
+) -> Question:
+    """What the options ask. cluster: a file that `calibrate` has written. Raises InputError."""
     return Question(
-        parse_nodes(nodes), None if link is None else parse_link(link), speed, parse_price(price)
+        parse_nodes(nodes),
+        None if link is None else parse_link(link),
+        speed,
+        parse_price(price),
+        None if cluster is None else read_measured_cluster(cluster),
     )
 
 

@@ -103,7 +103,15 @@ class Evidence:
 
 
 def read_evidence(paths: SweepPaths) -> Evidence:
-    """Read the finished runs of a results directory. Raises InputError if it has no sweep."""
+    """What the finished runs of a results directory show. Raises InputError if it has no sweep."""
+    return evidence_of(*finished_runs(paths))
+
+
+def finished_runs(paths: SweepPaths) -> tuple[list[tuple[RunPaths, RunResult]], list[Unusable]]:
+    """The runs of a results directory that are ok, and those whose results cannot be read.
+
+    Raises InputError if it has no sweep.
+    """
     results: list[tuple[RunPaths, RunResult]] = []
     unusable: list[Unusable] = []
     for key in read_record(paths).keys:
@@ -112,17 +120,17 @@ def read_evidence(paths: SweepPaths) -> Evidence:
         except UnusableFile as error:
             unusable.append(Unusable(key, str(error)))
         else:
-            results += [(paths.run(key), result)] if result is not None else []
-    return evidence_of(results, unusable)
+            results += [(paths.run(key), result)] if result is not None and result.status == "ok" else []
+    return results, unusable
 
 
 def evidence_of(
     results: Sequence[tuple[RunPaths, RunResult]], unusable: Sequence[Unusable] = ()
 ) -> Evidence:
-    """What runs show, each with its paths. unusable: further runs."""
-    ok = [each for each in results if each[1].status == "ok" and each[1].run.strategy.trains]
-    costs = Costs.of([(paths.directory, result) for paths, result in ok])
-    found = [_measured(paths, result, costs) for paths, result in ok]
+    """What runs show that are ok, each with its paths. unusable: further runs."""
+    trained = [each for each in results if each[1].run.strategy.trains]
+    costs = Costs.of([(paths.directory, result) for paths, result in trained])
+    found = [_measured(paths, result, costs) for paths, result in trained]
     measured = [each for each in found if isinstance(each, MeasuredRun)]
     unfit = [each for each in found if isinstance(each, Unusable)]
     return Evidence([*_configurations(measured)], [*unusable, *unfit], costs)

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
 from orchestrator.prediction.evidence import Configuration, Evidence
+from orchestrator.prediction.measured_cluster import MeasuredCluster
 from orchestrator.prediction.simulated import NoSimulation, Simulations
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
@@ -26,12 +27,14 @@ class Question:
         link: between two nodes; None: as in the measured runs.
         speed: of each node's cores, relative to those of the measured runs.
         price_per_h: of a node; None: no cost.
+        measured: what messages and exchanges cost on the cluster; None: as in the measured runs.
     """
 
     nodes: Sequence[int]
     link: Link | None = None
     speed: float = 1.0
     price_per_h: float | None = None
+    measured: MeasuredCluster | None = None
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,13 @@ def _forecast(
 
 
 def cluster_of(configuration: Configuration, nodes: int, question: Question) -> Cluster:
-    """The cluster that is asked about, with what exchanges cost in the measured runs."""
+    """The cluster that is asked about, with the costs of messages and exchanges that were measured.
+
+    Raises NoSimulation if the question has a measured cluster without the transport.
+    """
     known = max(configuration.runs, key=lambda each: each.run.nodes).cluster
+    if question.measured is not None:
+        known = question.measured.costs_on(known, configuration.run.transport)
     link = question.link or known.link
     bandwidth = min(link.bytes_per_s, known.link.bytes_per_s) if question.link else link.bytes_per_s
     return Cluster(

@@ -43,7 +43,7 @@ ELSEWHERE = {
     ),
     r".*-m orchestrator sweep( mine.yml.*)?$": "tests/unit/project/test_docs.py",
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
-    r"(make predict |.*-m orchestrator predict )": "tests/integration/test_predict.py",
+    r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"make (test|test-all)$": ".ci/run",
     # They need a downloaded dataset.
     r".*partitions --dataset mnist ": "tests/unit/orchestrator/commands/test_partitions.py",

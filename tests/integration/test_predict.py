@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.commands.calibrate import write_costs
+from orchestrator.results.store import SweepPaths
 from tests.support.command_line import run_cli
 
 SWEEP = """
@@ -69,6 +71,33 @@ def test_the_table_fits_80_columns(measured: Path) -> None:
     assert len(rows) >= 2 * 2
     assert max(map(len, rows)) <= 80
     assert "…" not in done.stdout
+
+
+def test_costs_of_messages_can_be_those_of_a_file(measured: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    (line,) = write_costs(SweepPaths(measured), file)
+    assert line.startswith("gloo: ")
+    costs = json.loads(file.read_text())
+    assert costs["transports"]["gloo"]["exchanges"].keys() >= {"all_reduce", "send"}
+
+    def seconds(*options: str | Path) -> float:
+        done = run_cli("predict", measured, "--nodes", "2", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        first: float = json.loads(done.stdout)["forecasts"][0]["seconds"]
+        return first
+
+    costs["transports"]["gloo"]["message_s"] = 1.0  # of each message
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(costs))
+    assert seconds("--cluster", slow) > 2 + seconds("--cluster", file)
+
+
+def test_a_file_that_is_no_cluster_is_refused(measured: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"version": 1, "runtime": "local", "nodes": "", "transports": {"gloo": {}}}))
+    done = run_cli("predict", measured, "--cluster", file)
+    assert done.returncode == 2
+    assert f"--cluster {file}: transports.gloo.message_s" in done.stderr
 
 
 def test_a_directory_without_measured_runs_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class VirtualOptions(Description):
     )
     seconds_per_sample: float | None = Field(
         default=None,
-        gt=0,
+        ge=0,
         le=1e3,
         description="CPU seconds per sample of a training step, on a core of speed 1; null: as measured",
     )
@@ -38,6 +38,8 @@ class VirtualOptions(Description):
             raise ValueError(
                 f"seconds_per_step is {self.seconds_per_step:g} without seconds_per_sample; set both"
             )
+        if self.seconds_per_sample == 0 and not self.seconds_per_step:
+            raise ValueError("seconds_per_sample is 0, so that a step takes no time; allowed: above 0")
         return self
 
     @property

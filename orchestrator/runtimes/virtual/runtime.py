@@ -77,7 +77,7 @@ class VirtualRuntime(Runtime):
             )
         if noise := _noise(spec):
             return f"link: {' and '.join(noise)} cannot be simulated; leave it out"
-        if options.seconds_per_sample and strategy.partitions_model:
+        if options.seconds_per_sample is not None and strategy.partitions_model:
             return (
                 "virtual.seconds_per_sample is the cost of the whole model, and "
                 f"{spec.name_of('strategy')} cuts it over ranks; leave it out"
