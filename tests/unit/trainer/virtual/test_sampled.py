@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.virtual_training import train_virtually
 from trainer.core.events import Event, format_event
@@ -13,6 +14,7 @@ from trainer.data.cache import DatasetCache
 from trainer.spec.registries import COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual import sample
+from trainer.virtual.clock import StepCosts
 from trainer.virtual.options import VirtualOptions
 
 DATA = {"name": "synthetic", "classes": 4, "samples": 120, "test_samples": 40}
@@ -131,3 +133,18 @@ def test_measured_costs_are_cpu_times_of_a_real_step(datasets: DatasetCache) -> 
     played = train_virtually(spec_of("all_reduce", 2), VirtualOptions(compute="sampled"), datasets)
     work = sum(played.times[0].work_s) / played.results[0].steps
     assert 1e-5 < work < 1.0
+
+
+def test_given_costs_are_those_of_a_step_and_of_its_samples() -> None:
+    costs = StepCosts.given(VirtualOptions(seconds_per_sample=0.1, seconds_per_step=1.0))
+    assert costs is not None
+    assert costs.gradient_s(3) == pytest.approx(1.3)
+    assert StepCosts.given(VirtualOptions()) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"seconds_per_step": 1.0}, {"seconds_per_sample": 0.0}, {"seconds_per_sample": -1.0}]
+)
+def test_costs_without_time_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="seconds_per_"):
+        VirtualOptions.model_validate(options)
