@@ -106,7 +106,7 @@ def _features(nodes: int, communication: float) -> np.ndarray:
     return np.array([1.0, log2(nodes), communication])
 
 
-# Of 312 runs of 56 configurations on 1 to 4 local nodes: `make bench ARGS=predict`, with batches of 16 and 32.
+# Of 312 runs of 56 configurations on 1 to 4 local nodes, with batches of 16 and 32; see docs/prediction.md.
 PRIOR = ErrorModel(
     mean=np.array([0.0388, 0.0226, 0.2324]),
     covariance=np.array(
