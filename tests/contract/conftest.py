@@ -18,6 +18,7 @@ from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., FinishedRun]
+MOST_NODES = 3  # of a run of the contract
 OWN = f"shardyard.orchestrator={identity()}"  # the label of this process's containers and networks
 
 
@@ -56,27 +57,37 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     return found
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for the runs of all tests: runs in other directories do not share warm containers."""
+    return tmp_path_factory.mktemp("results")
+
+
 @pytest.fixture
-def execute(nodes: Nodes, tmp_path: Path) -> Execute:
+def execute(nodes: Nodes, results: Path) -> Execute:
+    directory = results / ("cold" if nodes.cold else "warm") / nodes.runtime
+
     def execute(**fields: Any) -> FinishedRun:
         run = RunSpec.model_validate({**SMALL, **fields})
         runtime = RUNTIMES.load(nodes.runtime)()
         if runtime.info.simulates_time and (reason := runtime.unsupported_reason(run)):
             pytest.skip(reason)
-        result = runs.execute(run, tmp_path / "results", nodes.runtime, cold=nodes.cold)
+        if not nodes.cold:  # so that runs on fewer nodes use the containers of those on three
+            runs.warm_clusters(nodes.runtime).expect([run, run.model_copy(update={"nodes": MOST_NODES})])
+        result = runs.execute(run, directory, nodes.runtime, cold=nodes.cold)
         assert result.warm is not nodes.cold
-        return FinishedRun(result, tmp_path / "results" / run.key)
+        return FinishedRun(result, directory / run.key)
 
     return execute
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(nodes: Nodes, tmp_path: Path) -> Iterator[None]:
+def nothing_left(nodes: Nodes, results: Path) -> Iterator[None]:
     """A test leaves no process of its runs, and no container or network but those of warm nodes."""
     contained = nodes.runtime in ("docker", "swarm")
     before = leftovers(OWN) if contained else []
     yield
-    assert node_processes(tmp_path) == []
+    assert node_processes(results) == []
     if contained and nodes.cold:
         assert set(leftovers(OWN)) <= set(before)
 

@@ -15,8 +15,8 @@ BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", PAGE)
 def commands() -> list[list[str]]:
     """The page's commands without `make`: `sweep`, `compare` and their arguments."""
     lines = [line for language, block in BLOCKS if not language for line in block.splitlines()]
-    words = [shlex.split(line) for line in lines]
-    return [[target, *shlex.split(given.removeprefix("ARGS="))] for _, target, given in words]
+    found = [re.fullmatch(r'make (\w+) ARGS="(.*)"', line) for line in lines]
+    return [[each[1], *shlex.split(each[2])] for each in found if each]
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ELSEWHERE = {
     r".*--runtime slurm|.*SLURM_CONF|sinfo": "tests/integration/test_slurm_runtime.py",
     r".*--runtime swarm|.*DOCKER_HOST|docker node ": "tests/smoke/test_swarm.py",
     r"shardyard course grade ": "tests/attacks/test_course.py",
+    r"shardyard check \./mine\.py$": "tests/integration/test_check_command.py",
     r"export SHARDYARD_|torchrun |mpirun |srun ": "tests/integration/test_launchers_start.py",
     # They need a cluster, a cloud or a registry. Tests check the files that these programs read.
     r"docker (tag|push|save) |enroot |kind |kubectl |cd |sky |rsync ": (
@@ -45,21 +46,28 @@ ELSEWHERE = {
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"make (test|test-all)$": ".ci/run",
+    # They read the results of such runs.
+    r"python -m orchestrator replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
     # They need a downloaded dataset.
     r".*partitions --dataset mnist ": "tests/unit/orchestrator/commands/test_partitions.py",
+}
+# Pages whose own tests run all their commands and look at what they write.
+OWN_TESTS = {
+    "docs/comparing.md": "tests/integration/test_compare_page.py",
+    "docs/export.md": "tests/integration/test_export_formats.py",
+    "docs/kubernetes.md": "tests/integration/test_cluster_pages.py",
+    "docs/teaching.md": "tests/integration/test_course.py",
 }
 # Results of a short sweep in the place of those that a page takes for granted.
 RESULTS = "python -m orchestrator sweep --nodes 2 --repeat 1 --set epochs=1"
 BEFORE = {
     "README.md": [RESULTS, "cp -r results/quickstart results/a", "cp -r results/quickstart results/b"],
-    "docs/cluster_time.md": [RESULTS],
 }
 # Commands that fail as meant: the component of docs/check.md breaks a law, and the quickstart compares
 # strategies whose global batches differ.
 EXIT_CODES = {
     ("README.md", "python -m orchestrator check ./mine.py"): 1,
     ("README.md", 'make report ARGS="results/quickstart --strict"'): 2,
-    ("docs/check.md", "shardyard check ./mine.py"): 1,
 }
 
 
@@ -118,11 +126,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 PAGES_WITH_COMMANDS = [page for page in PAGES if any(not elsewhere(each) for each in commands(page))]
+RUN_HERE = [page for page in PAGES_WITH_COMMANDS if name_of(page) not in OWN_TESTS]
 
 
 @pytest.mark.skipif(private_network_missing() is not None, reason="local nodes share the network here")
 @pytest.mark.timeout(1800)  # for a page
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name_of)
+@pytest.mark.parametrize("page", RUN_HERE, ids=name_of)
 def test_commands_run_as_printed(page: Path, folder: Path) -> None:
     write_files(PROJECT / "docs" / "check.md" if page.name == "README.md" else page, folder)
     outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}  # of a make around this test
@@ -149,4 +158,8 @@ def test_commands_that_are_not_run_here_exist_and_are_covered() -> None:
     for pattern, test in ELSEWHERE.items():
         assert any(re.match(pattern, command) for command in shown), pattern
         assert (PROJECT / test).is_file(), test
-    assert {"make labs", "shardyard check ./mine.py"} <= {each for each in shown if not elsewhere(each)}
+    for page, test in OWN_TESTS.items():
+        assert PROJECT / page in PAGES_WITH_COMMANDS, page
+        assert (PROJECT / test).is_file(), test
+    run = {each for page in RUN_HERE for each in commands(page) if not elsewhere(each)}
+    assert {"make labs", "python -m orchestrator check ./topics.py"} <= run

@@ -69,10 +69,7 @@ base:
 blocks: [{{}}]
 """.replace("'", "")
 
-pytestmark = [
-    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.xdist_group("slurm"),
-]
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 @dataclass(frozen=True)

@@ -94,20 +94,7 @@ def test_the_report_says_what_the_times_are(results: tuple[Path, dict[str, RunRe
     assert all(text.startswith("Nodes are virtual") for text in texts)
 
 
-def test_the_same_sweep_again_has_the_same_bits_and_times(
-    results: tuple[Path, dict[str, RunResult]], tmp_path: Path
-) -> None:
-    _, first = results
-    again = swept(tmp_path)
-    assert first.keys() == again.keys()
-    for key, result in first.items():
-        assert [rank.weights_digest for rank in again[key].ranks] == [
-            rank.weights_digest for rank in result.ranks
-        ]
-        assert [rank.train_s for rank in again[key].ranks] == [rank.train_s for rank in result.ranks]
-
-
-def test_a_sampled_sweep_has_the_same_times_and_says_that_nothing_was_trained(
+def test_a_sampled_sweep_has_the_same_times_and_is_repeated_with_training(
     results: tuple[Path, dict[str, RunResult]], tmp_path: Path
 ) -> None:
     _, trained = results
@@ -120,10 +107,13 @@ def test_a_sampled_sweep_has_the_same_times_and_says_that_nothing_was_trained(
     with open(tmp_path / "results" / "results.csv", encoding="utf-8", newline="") as file:
         rows = [*csv.DictReader(file)]
     assert all("nothing was trained" in row["flags"] and not row["accuracy"] for row in rows)
-    # The same sweep with training repeats every run in the same directory.
-    repeated = swept(tmp_path)
-    assert {result.status for result in repeated.values()} == {"ok"}
-    assert all(result.accuracy is not None for result in repeated.values())
+    # The sweep with training repeats every run in the same directory, with the same bits and times.
+    again = swept(tmp_path)
+    assert again.keys() == trained.keys()
+    for key, result in again.items():
+        assert (result.status, result.accuracy) == ("ok", trained[key].accuracy)
+        for mine, first in zip(result.ranks, trained[key].ranks, strict=True):
+            assert (mine.weights_digest, mine.train_s) == (first.weights_digest, first.train_s)
 
 
 def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 SessionOf = Callable[[NodeContext, Task, EventWriter, Communicator], Any]
 TEARDOWN_S = 10.0
+# The orchestrator stops a run at its time limit, and says where each rank is. Threads start so fast that
+# one would sometimes give up before that, and the run would have failed. They wait so many seconds longer.
+GIVE_UP_AFTER_S = 10.0
 # Errors with self-explanatory messages; others are shown with their type.
 EXPLAINED = (
     DataError,
@@ -209,7 +212,7 @@ def report_failure(events: EventWriter, error: Exception) -> None:
 
 def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
     """All ranks as threads of this process; True if all of them succeeded."""
-    group = ThreadGroup(context.size, context.timeout_s)
+    group = ThreadGroup(context.size, context.timeout_s + GIVE_UP_AFTER_S)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 

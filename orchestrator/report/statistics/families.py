@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
-from scipy import optimize
 from scipy.special import chdtri, ndtr, stdtr
 
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
@@ -179,9 +178,11 @@ def _shared(contrasts: Sequence[Contrast]) -> np.ndarray:
 
 def _critical(level: float, dof: float, shared: np.ndarray) -> float:
     """The bound that the largest |T_i| exceeds with the probability `level`."""
+    from scipy.optimize import brentq  # slow to load, and most reports on one seed do not need it
+
     # Between that of one comparison and Bonferroni's, give or take the error of the quadrature.
     low, high = critical_t(level, dof) * 0.99, critical_t(level / len(shared), dof) * 1.01
-    return float(optimize.brentq(lambda bound: _tail(bound, dof, shared) - level, low, high))
+    return float(brentq(lambda bound: _tail(bound, dof, shared) - level, low, high))
 
 
 def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False) -> float:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import exp, fsum, inf, log
 from statistics import fmean
 
-from scipy.optimize import brentq
 from scipy.special import polygamma, psi
 
 PRIOR_DOF = 4.0  # of the variance of all configurations, at most
@@ -109,4 +108,6 @@ def _inverse_trigamma(value: float) -> float:
         return inf
     if value >= float(polygamma(1, LEAST_PRIOR_DOF / 2)):
         return LEAST_PRIOR_DOF
+    from scipy.optimize import brentq  # slow to load, as in families.py
+
     return float(brentq(lambda dof: polygamma(1, dof / 2) - value, LEAST_PRIOR_DOF, PRIOR_DOF))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.data.base import DataError
-from trainer.launch.ranks import run_rank
+from trainer.launch.ranks import run_rank, run_threads
 
 RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
 
@@ -127,3 +128,17 @@ def test_truncated_cause_keeps_its_beginning(rank: Rank) -> None:
 def test_failure_with_an_undecodable_path_is_written(rank: Rank) -> None:
     path = Path(os.fsdecode(b"/data/gr\xf6\xdfer"))  # named on a Latin-1 system
     assert rank.fail(DataError(f"cannot read {path}"))
+
+
+def test_threads_leave_the_time_limit_of_a_run_to_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meet(context: NodeContext, *others: Any) -> bool:
+        connected = others[-1]
+        time.sleep(0.2 * context.rank)
+        connected().barrier()
+        return True
+
+    monkeypatch.setattr("trainer.launch.ranks.run_rank", meet)
+    task: Any = None
+    assert run_threads(
+        NodeContext(0, 2, "memory", Path(), timeout_s=0.02), task, EventWriter("run", 0), None
+    )
