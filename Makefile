@@ -9,8 +9,6 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
-# Worker processes of the tests that start containers: one for the machine's own engine, one for the swarm's.
-ENGINES := -n 2 --dist loadscope
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
@@ -93,19 +91,19 @@ test-unit: $(VENV)/ready-dev ## run all unit tests
 test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser
 	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser tests/attacks -m "not containers" $(ARGS)
 
-# Tests that start containers look at all containers of their engine, so those of one engine run one after the
-# other. Many of them are about faults and have time limits, so they do not run beside the others.
+# Tests that start containers look at all containers of the engine, so they run one after the other. Many of
+# them are about faults and have time limits, so they do not run beside the others.
 test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers
 	@status=0; \
 	$(RUN) -m pytest $(WORKERS) -m "not containers" $(ARGS) || status=1; \
-	$(RUN) -m pytest $(ENGINES) -m containers $(ARGS) || status=1; \
+	$(RUN) -m pytest -m containers $(ARGS) || status=1; \
 	exit $$status
 
 golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/orchestrator/report/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
-	$(RUN) -m pytest $(ENGINES) tests/attacks tests/contract tests/smoke -m containers $(ARGS)
+	$(RUN) -m pytest tests/attacks tests/contract tests/smoke -m containers $(ARGS)
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)

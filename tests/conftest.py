@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,21 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "smoke" in item.path.parts:
             item.add_marker("containers")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadscope`, the tests of a container engine are a scope: they follow each other.
-
-    Those of the swarm's engines run beside those of the machine's own.
-    """
-    from xdist.scheduler.loadscope import LoadScopeScheduling
-
-    class PerEngine(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "swarm" if "swarm" in nodeid else "engine"
-
-    return PerEngine(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

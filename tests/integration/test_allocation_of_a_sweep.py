@@ -55,7 +55,10 @@ blocks:
   - axes: {{seed: [0, 1, 2, 3, 4]}}
 """
 
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.xdist_group("slurm"),
+]
 
 
 def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -69,7 +69,10 @@ base:
 blocks: [{{}}]
 """.replace("'", "")
 
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.xdist_group("slurm"),
+]
 
 
 @dataclass(frozen=True)
