@@ -42,11 +42,11 @@ def test_the_posterior_is_that_of_observations_one_at_a_time() -> None:
 
 def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
     rng = np.random.default_rng(0)
-    mean, spread, noise = np.array([0.1, -0.03, 0.2]), np.array([0.15, 0.04, 0.3]), 0.02
+    mean, spread, noise = np.array([0.1, -0.03, 0.2]), np.array([0.15, 0.04, 0.3]), 0.1
     groups = []
-    for _ in range(400):
+    for _ in range(200):  # few and noisy observations of each do not determine its weights
         own = rng.normal(mean, spread)
-        places = [(nodes, rng.uniform(0, 1)) for nodes in (2, 3, 4, 8, 16, 64)]
+        places = [(nodes, rng.uniform(0, 1)) for nodes in (2, 4, 8, 64)]
         groups.append(
             [
                 Observation(nodes, share, exp(own @ [1, np.log2(nodes), share] + rng.normal(0, noise)))
@@ -54,8 +54,8 @@ def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
             ]
         )
     found = ErrorModel.fitted(groups, MODEL)
-    np.testing.assert_allclose(found.mean, mean, atol=0.04)
-    np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.15)
+    np.testing.assert_allclose(found.mean, mean, atol=0.06)
+    np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.3)
     assert found.noise == pytest.approx(noise, rel=0.1)
 
 
