@@ -112,8 +112,8 @@ def test_run_killed_by_a_fault_resumes_without_it(execute: Execute) -> None:
 
 def test_node_that_is_paused_at_the_time_limit_leaves_no_process(execute: Execute, tmp_path: Path) -> None:
     """Neither the stopped ranks nor the helper that would continue them."""
-    pause = {"pause": {"node": 1, "seconds": 10.0}, "at": {"step": 2}}
-    result = execute(**RUN, transport="gloo", timeout_s=10.0, faults=[pause])
+    pause = {"pause": {"node": 1, "seconds": 20.0}, "at": {"step": 2}}
+    result = execute(**RUN, transport="gloo", timeout_s=20.0, faults=[pause])
     assert result.status == "timeout"
     assert where(result) == [("pause", 1, 1, 1)]
     assert node_processes(tmp_path) == []

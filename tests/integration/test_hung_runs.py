@@ -50,7 +50,7 @@ class Stuck(Strategy):
                 replica.set_gradient(gradient)
                 replica.step()
 '''
-LIMIT_S = 15.0  # with the start of ranks on a busy machine
+LIMIT_S = 25.0  # with the start of ranks on a busy machine
 BASE: dict[str, Any] = {
     "nodes": 2,
     "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64},

@@ -66,7 +66,7 @@ class Stuck(Strategy):
 """
 HUNG = """
 name: hung
-base: {strategy: ./stuck.py:Stuck, nodes: 2, timeout_s: 25}
+base: {strategy: ./stuck.py:Stuck, nodes: 2, timeout_s: 40}
 blocks:
   - axes: {transport: [gloo, mpi]}
 """
