@@ -14,11 +14,18 @@ from rich.text import Text
 from orchestrator.commands.replay import parse_link
 from orchestrator.errors import InputError
 from orchestrator.prediction.evidence import Evidence, read_evidence
-from orchestrator.prediction.forecast import Forecast, Question, Refused, forecasts, stops_paying
+from orchestrator.prediction.forecast import (
+    LEAST_GAIN,
+    Forecast,
+    Question,
+    Refused,
+    forecasts,
+    stops_paying,
+)
 from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import simulations
 from orchestrator.report import formats
-from orchestrator.report.model.labels import component_label, strategy_label
+from orchestrator.report.model.labels import Workload, component_label, strategy_label
 from orchestrator.results.store import SweepPaths
 from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.run_spec import RunSpec
@@ -101,16 +108,16 @@ def refusals(evidence: Evidence, found: Found) -> Iterator[str]:
 
 def by_configuration(found: Found) -> Iterator[tuple[str, list[Forecast | Refused]]]:
     """The forecasts of each configuration, with its name."""
-    for name, same in groupby(found, key=lambda each: label(each.run)):
-        yield name, [*same]
+    for _, group in groupby(found, key=lambda each: id(each.configuration)):
+        same = [*group]
+        yield label(same[0].configuration.run), same
 
 
 def label(run: RunSpec) -> str:
     """The name of a configuration: what it trains, and how."""
     partitioner = component_label(run, "partitioner") if run.strategy.uses_partition else ""
     parts = [strategy_label(run), f"over {run.transport}", f"with {partitioner}" if partitioner else ""]
-    what = f"{component_label(run, 'model')} on {component_label(run, 'dataset')}"
-    return f"{' '.join(filter(None, parts))}, {what}, batches of {run.batch_size}"
+    return f"{' '.join(filter(None, parts))}: {Workload.of(run).without_links.label}"
 
 
 def as_json(evidence: Evidence, found: Found) -> str:
@@ -119,7 +126,7 @@ def as_json(evidence: Evidence, found: Found) -> str:
         {
             "forecasts": [_record(each) for each in found if isinstance(each, Forecast)],
             "refused": [
-                {"configuration": label(each.run), "nodes": each.nodes, "reason": each.reason}
+                {"configuration": label(each.configuration.run), "nodes": each.nodes, "reason": each.reason}
                 for each in found
                 if isinstance(each, Refused)
             ],
@@ -131,7 +138,7 @@ def as_json(evidence: Evidence, found: Found) -> str:
 
 def _record(each: Forecast) -> dict[str, Any]:
     return {
-        "configuration": label(each.run),
+        "configuration": label(each.configuration.run),
         "nodes": each.run.nodes,
         "measured_nodes": each.measured_nodes,
         "seconds": each.seconds,
@@ -180,5 +187,5 @@ def _stops(found: Sequence[Forecast]) -> str:
     if len(found) < 2:
         return ""
     if nodes := stops_paying(found):
-        return f"More than {nodes:,} nodes do not make it 5 % faster."
+        return f"More than {nodes:,} nodes do not make it {100 * LEAST_GAIN:g} % faster."
     return f"More nodes make it faster up to {found[-1].run.nodes:,}, the most that were asked for."

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from orchestrator.replay.described import Costs, has_cores, whole_batches
-from orchestrator.replay.run import NoClusterTime, read_traces, replay_run
+from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
@@ -147,7 +147,7 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
     if has_cores(result) or not info.shares_cores:
         seconds, clock = result.train_s or 0.0, WALL
     else:
-        time = replay_run(paths.directory, run, cluster)
+        time = time_of_traces(traces, run, cluster)
         if isinstance(time, NoClusterTime):
             return Unusable(key, time.reason)
         seconds, clock = time.cluster_s, CLUSTER

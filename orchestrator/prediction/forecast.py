@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
+from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence
 from orchestrator.prediction.measured_cluster import MeasuredCluster
-from orchestrator.prediction.simulated import NoSimulation, Simulations
+from orchestrator.prediction.simulated import Simulations
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
@@ -42,7 +43,7 @@ class Forecast:
     """A configuration on so many nodes. Times in seconds; bounds hold 90 %.
 
     Attributes:
-        run: the spec, with these nodes.
+        run: the spec of its simulation, with these nodes.
         communication: the share of the time in which ranks communicate or wait, 0 … 1.
         speedup: the time of the serial run over this one; None without a serial run.
         bytes_sent: of a rank, in the whole run.
@@ -50,8 +51,8 @@ class Forecast:
         cost, low_cost, high_cost: of all nodes; None without a price.
     """
 
+    configuration: Configuration
     run: RunSpec
-    measured_nodes: int
     seconds: float
     low_s: float
     high_s: float
@@ -64,6 +65,10 @@ class Forecast:
     high_cost: float | None
 
     @property
+    def measured_nodes(self) -> int:
+        return self.configuration.most_nodes
+
+    @property
     def efficiency(self) -> float | None:
         return None if self.speedup is None else self.speedup / self.run.nodes
 
@@ -72,7 +77,7 @@ class Forecast:
 class Refused:
     """A configuration on so many nodes without a forecast, and the reason as a clause."""
 
-    run: RunSpec
+    configuration: Configuration
     nodes: int
     reason: str
 
@@ -85,20 +90,21 @@ def forecasts(
     for each in evidence.configurations:
         if _is_serial(each):
             continue
-        observed: list[Observation] | None = None
+        try:
+            observed = observations(each, simulations)
+        except NoPrediction as error:
+            yield from (Refused(each, nodes, str(error)) for nodes in question.nodes)
+            continue
+        reference = serial.get(_workload(each.run))
         for nodes in question.nodes:
             try:
-                if observed is None:
-                    observed = observations(each, simulations)
-                yield _forecast(
-                    each, nodes, question, simulations, model, observed, serial.get(_workload(each.run))
-                )
-            except NoSimulation as error:
-                yield Refused(each.run, nodes, str(error))
+                yield _forecast(each, nodes, question, simulations, model, observed, reference)
+            except NoPrediction as error:
+                yield Refused(each, nodes, str(error))
 
 
 def observations(configuration: Configuration, simulations: Simulations) -> list[Observation]:
-    """How far the simulation is off on the measured runs. Raises NoSimulation."""
+    """How far the simulation is off on the measured runs. Raises NoPrediction."""
     found = []
     for each in configuration.runs:
         time = simulations.time(configuration, each.epochs, each.cluster)
@@ -120,7 +126,7 @@ def _forecast(
     time = simulations.time(configuration, epochs, cluster)
     factor = model.interval(observed, nodes, time.communication)
     if factor.width > MOST_WIDTH:
-        raise NoSimulation(
+        raise NoPrediction(
             f"the interval would reach from {time.seconds * factor.low:.3g} to "
             f"{time.seconds * factor.high:.3g} s, more than {MOST_WIDTH:g} times as far; runs on more than "
             f"{configuration.most_nodes} nodes would narrow it"
@@ -130,8 +136,8 @@ def _forecast(
     price = None if question.price_per_h is None else question.price_per_h * nodes / 3600
     serial_s = None if serial is None else fmean(each.seconds for each in serial.runs) / question.speed
     return Forecast(
+        configuration=configuration,
         run=result.run,
-        measured_nodes=configuration.most_nodes,
         seconds=seconds,
         low_s=low_s,
         high_s=high_s,
@@ -148,7 +154,7 @@ def _forecast(
 def cluster_of(configuration: Configuration, nodes: int, question: Question) -> Cluster:
     """The cluster that is asked about, with the costs of messages and exchanges that were measured.
 
-    Raises NoSimulation if the question has a measured cluster without the transport.
+    Raises NoPrediction if the question has a measured cluster without the transport.
     """
     known = max(configuration.runs, key=lambda each: each.run.nodes).cluster
     if question.measured is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.prediction.simulated import NoSimulation
+from orchestrator.prediction.errors import NoPrediction
 from orchestrator.replay.described import Costs
 from orchestrator.results.records import RunResult
 from trainer.core.record import first_error
@@ -46,9 +46,9 @@ class MeasuredCluster(Description):
     transports: dict[str, TransportCosts]
 
     def costs_on(self, cluster: Cluster, transport: str) -> Cluster:
-        """A cluster with the costs of a transport here. Raises NoSimulation if it was not measured."""
+        """A cluster with the costs of a transport here. Raises NoPrediction if it was not measured."""
         if transport not in self.transports:
-            raise NoSimulation(
+            raise NoPrediction(
                 f"transport {transport} was not measured on the cluster, but {', '.join(self.transports)}"
             )
         costs = self.transports[transport]

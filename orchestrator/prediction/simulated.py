@@ -19,8 +19,9 @@ from rich.console import Console
 from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.progress import PlainProgress
 from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration
-from orchestrator.replay.run import NoClusterTime, cluster_time, read_traces, replay_traces
+from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
@@ -33,10 +34,6 @@ RUNTIME = "virtual"
 LATENCY_MS = 0.05  # in which messages of an asynchronous strategy arrive while it is simulated
 TIMEOUT_S = 3600.0  # of a simulation
 NOT_SIMULATED = {"target_accuracy": None, "save_weights": False, "checkpoint_epochs": None}
-
-
-class NoSimulation(Exception):
-    """A configuration cannot be simulated; why, as a clause."""
 
 
 @dataclass(frozen=True)
@@ -70,55 +67,54 @@ class Simulations:
             directory: of its files.
         """
         self._clusters, self._directory, self._data_dir = clusters, directory, data_dir
-        self._played: dict[tuple[int, int, int], Played | NoSimulation] = {}
+        self._played: dict[tuple[int, int, int], Played | NoPrediction] = {}
 
     def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
-        """The time on a cluster. Raises NoSimulation."""
+        """The time on a cluster. Raises NoPrediction."""
         played = self.played(configuration, len(cluster.node_speed), epochs)
-        run = played.result.run
-        replay = replay_traces(played.traces, run, cluster)
-        time = replay if isinstance(replay, NoClusterTime) else cluster_time(replay, run, cluster)
+        time = time_of_traces(played.traces, played.result.run, cluster)
         if isinstance(time, NoClusterTime):
-            raise NoSimulation(time.reason)
+            raise NoPrediction(time.reason)
         return Time(time.cluster_s, 1 - time.mean("work") / time.cluster_s if time.cluster_s else 0.0)
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Played:
-        """The simulation of a configuration on so many nodes. Raises NoSimulation."""
+        """The simulation of a configuration on so many nodes. Raises NoPrediction."""
         key = id(configuration), nodes, epochs
         if key not in self._played:
             try:
                 self._played[key] = self._play(configuration, nodes, epochs)
-            except NoSimulation as error:
+            except NoPrediction as error:
                 self._played[key] = error
         found = self._played[key]
-        if isinstance(found, NoSimulation):
+        if isinstance(found, NoPrediction):
             raise found
         return found
 
     def _play(self, configuration: Configuration, nodes: int, epochs: int) -> Played:
         run = simulated_run(configuration.run, nodes, epochs)
-        options = VirtualOptions(
+        sampled = VirtualOptions(
             compute="sampled",
             seconds_per_step=configuration.per_step_s,
             seconds_per_sample=configuration.per_sample_s,
         )
-        reason = _refusal(run, options)
-        if reason and not _refusal(run, full := VirtualOptions()):
-            options, reason = full, None
-        if reason:
-            raise NoSimulation(reason)
-        result, directory = self._execute(run, options)
+        runtime = self._clusters.runtime
+        for options in (sampled, VirtualOptions()):
+            runtime.configure(options)
+            if not (reason := runtime.unsupported_reason(run)):
+                break
+        else:
+            raise NoPrediction(str(reason))
+        result, directory = self._execute(run)
         if result.status != "ok":
-            raise NoSimulation(f"its simulation on {nodes} nodes failed: {result.cause}")
+            raise NoPrediction(f"its simulation on {nodes} nodes failed: {result.cause}")
         traces = read_traces(directory, run, simulated=True)
         if isinstance(traces, NoClusterTime):
-            raise NoSimulation(traces.reason)
+            raise NoPrediction(traces.reason)
         return Played(result, traces)
 
-    def _execute(self, run: RunSpec, options: VirtualOptions) -> tuple[RunResult, Path]:
+    def _execute(self, run: RunSpec) -> tuple[RunResult, Path]:
         """The result of a run, and its directory: runs with other options may have the same keys."""
         paths = SweepPaths(self._directory / str(len(self._played)))
-        self._clusters.runtime.configure(options)
         quiet = PlainProgress(Console(quiet=True), total=1)
         runner = SweepRunner(self._clusters, RUNTIME, paths, self._data_dir, quiet)
         return runner.run(run), paths.run(run.key).directory
@@ -132,7 +128,7 @@ def simulations(data_dir: Path) -> Iterator[Simulations]:
 
 
 def simulated_run(run: RunSpec, nodes: int, epochs: int) -> RunSpec:
-    """A run as virtual nodes play it. Raises NoSimulation if it cannot have so many nodes."""
+    """A run as virtual nodes play it. Raises NoPrediction if it cannot have so many nodes."""
     fields = run.model_dump(mode="json", exclude_defaults=True) | NOT_SIMULATED
     fields |= {"nodes": nodes, "epochs": epochs, "timeout_s": TIMEOUT_S, "threads": 1, "seed": 0}
     fields["trace"] = "steps"
@@ -141,10 +137,4 @@ def simulated_run(run: RunSpec, nodes: int, epochs: int) -> RunSpec:
     try:
         return RunSpec.model_validate(fields)
     except ValidationError as error:
-        raise NoSimulation(f"it cannot have {nodes} nodes: {error.errors()[0]['msg']}") from error
-
-
-def _refusal(run: RunSpec, options: VirtualOptions) -> str | None:
-    runtime = VirtualRuntime()
-    runtime.configure(options)
-    return runtime.unsupported_reason(run)
+        raise NoPrediction(f"it cannot have {nodes} nodes: {error.errors()[0]['msg']}") from error

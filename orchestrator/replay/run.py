@@ -99,8 +99,11 @@ def replay_run(
     Raises InputError if the cluster does not have the run's nodes and ranks, or an algorithm is unknown.
     """
     traces = read_traces(directory, run, simulated)
-    if isinstance(traces, NoClusterTime):
-        return traces
+    return traces if isinstance(traces, NoClusterTime) else time_of_traces(traces, run, cluster)
+
+
+def time_of_traces(traces: Sequence[Trace], run: RunSpec, cluster: Cluster) -> ClusterTime | NoClusterTime:
+    """Like `replay_run`, of traces that have been read. Raises InputError."""
     replay = replay_traces(traces, run, cluster)
     return replay if isinstance(replay, NoClusterTime) else cluster_time(replay, run, cluster)
 

@@ -28,9 +28,10 @@ from pydantic import ValidationError
 
 from orchestrator.prediction.accuracy import Outcome, accuracy, lines
 from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
+from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, evidence_of
 from orchestrator.prediction.forecast import Forecast, Question, forecasts, observations
-from orchestrator.prediction.simulated import NoSimulation, Simulations, simulations
+from orchestrator.prediction.simulated import Simulations, simulations
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
@@ -111,14 +112,12 @@ def runs(numbers: Sequence[int]) -> Iterator[RunSpec]:
 def predict(evidence: Evidence, played: Simulations) -> dict[tuple[str, int], Predicted]:
     """Forecasts for the nodes that are held out, by configuration and nodes."""
     found: dict[tuple[str, int], Predicted] = {}
-    by_name = {name_of(each.run): each for each in evidence.configurations}
     for each in forecasts(evidence, Question(HELD_OUT), played):
         if isinstance(each, Forecast):
-            name, nodes = name_of(each.run), each.run.nodes
-            known = by_name[name]
+            known, nodes = each.configuration, each.run.nodes
             two_s = fmean(one.seconds for one in known.runs if one.run.nodes == FITTED[-1])
             formula_s = alpha_beta(known, nodes, played)
-            found[name, nodes] = Predicted(each, two_s * FITTED[-1] / nodes, formula_s)
+            found[name_of(known.run), nodes] = Predicted(each, two_s * FITTED[-1] / nodes, formula_s)
     return found
 
 
@@ -170,7 +169,7 @@ def fit(held_out: Evidence, played: Simulations) -> None:
     """Print the prior that all runs show."""
     groups: list[Sequence[Observation]] = []
     for each in held_out.configurations:
-        with suppress(NoSimulation):
+        with suppress(NoPrediction):
             groups.append(observations(each, played))
     found = ErrorModel.fitted(groups, PRIOR)
     print(f"prior of {sum(map(len, groups))} runs of {len(groups)} configurations")

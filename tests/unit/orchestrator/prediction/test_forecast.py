@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from orchestrator.prediction.error_model import ErrorModel
+from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
 from orchestrator.prediction.forecast import Forecast, Question, Refused, forecasts, stops_paying
-from orchestrator.prediction.simulated import NoSimulation, Simulations, Time, simulated_run
+from orchestrator.prediction.simulated import Simulations, Time, simulated_run
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
@@ -40,7 +41,7 @@ class GivenTimes(Simulations):
     def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
         nodes = len(cluster.node_speed)
         if nodes > 100:
-            raise NoSimulation("too many")
+            raise NoPrediction("too many")
         work_s, rest_s = 10 / nodes / cluster.node_speed[0], nodes * cluster.link.latency_s
         return Time(work_s + rest_s, rest_s / (work_s + rest_s))
 
@@ -114,5 +115,5 @@ def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
     assert (found.nodes, found.epochs, found.target_accuracy, found.node_speed) == (64, 1, None, None)
     asynchronous = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
     assert asynchronous.link is not None
-    with pytest.raises(NoSimulation, match="stages"):
+    with pytest.raises(NoPrediction, match="stages"):
         simulated_run(spec("pipeline", 2, transport="gloo"), 4096, 1)
