@@ -549,9 +549,14 @@ def calibrate(
 
 @app.command()
 def predict(
-    directory: Annotated[
-        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
-    ] = Path("results/quickstart"),
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A results directory; or a sweep, whose runs are executed first: a file, or the name of a "
+            "shipped one.",
+        ),
+    ] = "results/quickstart",
     nodes: Annotated[str, typer.Option(help="Numbers of nodes, e.g. 8,64,1024.")] = "8,64",
     link: Annotated[
         str | None,
@@ -573,22 +578,59 @@ def predict(
             help="Costs of messages that `calibrate` has measured. Default: as in the directory's runs.",
         ),
     ] = None,
+    learned: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Results of virtual nodes with a target accuracy, to predict the time to it.",
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also add the predictions to the report of the results.")
+    ] = False,
     data_dir: DataDir = Path("data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    runtime: Runtime = None,
 ) -> None:
     """Predict what measured configurations do on more nodes, with 90 % intervals."""
     from orchestrator.commands import predict as command
 
-    question = command.question_of(nodes, link, node_speed, price, cluster)
-    evidence, found = command.predict(SweepPaths(directory), question, data_dir)
+    asked = command.asked(nodes, link, node_speed, price)
+    question = command.question_of(asked, cluster, learned)
+    directory, code = Path(source), 0
+    if not directory.is_dir():
+        if as_json:
+            raise InputError(
+                f"--json: {source} is no results directory, and the runs of a sweep print more"
+            )
+        selection, path = RuntimeSelection(runtime), find_sweep(source)
+        imports = selection.imports(import_directory(path), data_dir)
+        loaded = load_sweep(path, cores=selection.shared_cores, imports=imports)
+        directory = Path("results") / loaded.spec.name
+        code = Command(selection.of(loaded.spec), data_dir, HowToRun()).execute(loaded, directory)
+        if code == INTERRUPTED:
+            raise typer.Exit(code)
+    elif runtime:
+        raise InputError(f"--runtime {runtime}: {source} is a results directory, so nothing is executed")
+    predictions = command.predict(SweepPaths(directory), asked, question, data_dir)
     if as_json:
-        print(command.as_json(evidence, found))
-        return
-    console = text_console()
-    for shown in command.lines(found):
-        console.print(shown, soft_wrap=False)
-    for line in command.refusals(evidence, found):
-        console.print(line)
+        print(predictions.model_dump_json(indent=1))
+    else:
+        console = text_console()
+        for shown in command.lines(predictions):
+            console.print(shown, soft_wrap=False)
+        for line in command.refusals(predictions):
+            console.print(line)
+        if learned and not any(each.to_target for each in predictions.forecasts):
+            console.print(f"{learned}: no run reaches its target with a configuration that is predicted")
+    if report:
+        from orchestrator.report import write_report
+        from orchestrator.results.predictions import write_predictions
+
+        write_predictions(SweepPaths(directory), predictions)
+        write_report(SweepPaths(directory))
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.commands.replay import parse_link
 from orchestrator.errors import InputError
-from orchestrator.prediction.evidence import Evidence, read_evidence
-from orchestrator.prediction.forecast import (
-    LEAST_GAIN,
-    Forecast,
-    Question,
-    Refused,
-    forecasts,
-    stops_paying,
-)
+from orchestrator.prediction.evidence import evidence_of, finished_runs
+from orchestrator.prediction.forecast import Forecast, Question, Refused, TimeToTarget, forecasts
 from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import simulations
+from orchestrator.prediction.target import read_learned
 from orchestrator.report import formats
 from orchestrator.report.model.labels import Workload, component_label, strategy_label
+from orchestrator.results.predictions import (
+    LEAST_GAIN,
+    Asked,
+    Prediction,
+    Predictions,
+    RefusedPrediction,
+    ToTarget,
+    UnusedRun,
+    stops_paying,
+)
 from orchestrator.results.store import SweepPaths
 from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.run_spec import RunSpec
 
-Found = Sequence[Forecast | Refused]
+
+def asked(nodes: str, link: str | None, node_speed: float, price: str | None) -> Asked:
+    """The options as a record. Raises InputError."""
+    return Asked(
+        nodes=[*parse_nodes(nodes)], link=link, node_speed=node_speed, price_per_h=parse_price(price)
+    )
 
 
-def question_of(
-    nodes: str, link: str | None, speed: float, price: str | None, cluster: Path | None = None
-) -> Question:
-    """What the options ask. cluster: a file that `calibrate` has written. Raises InputError."""
+def question_of(asked: Asked, cluster: Path | None = None, learned: Path | None = None) -> Question:
+    """What the options ask.
+
+    Args:
+        cluster: a file that `calibrate` has written.
+        learned: a results directory of virtual nodes.
+
+    Raises:
+        InputError: an option cannot be read.
+    """
     return Question(
-        parse_nodes(nodes),
-        None if link is None else parse_link(link),
-        speed,
-        parse_price(price),
+        asked.nodes,
+        None if asked.link is None else parse_link(asked.link),
+        asked.node_speed,
+        asked.price_per_h,
         None if cluster is None else read_measured_cluster(cluster),
+        () if learned is None else read_learned(SweepPaths(learned)),
     )
 
 
@@ -73,44 +87,46 @@ def parse_price(text: str | None) -> float | None:
     return price
 
 
-def predict(paths: SweepPaths, question: Question, data_dir: Path) -> tuple[Evidence, Found]:
-    """Read the measured runs, simulate the nodes that are asked for, and forecast. Raises InputError."""
-    evidence = read_evidence(paths)
+def predict(paths: SweepPaths, asked: Asked, question: Question, data_dir: Path) -> Predictions:
+    """Read the measured runs, simulate the nodes that are asked for, and predict. Raises InputError."""
+    finished, unreadable = finished_runs(paths)
+    evidence = evidence_of(finished, unreadable)
     if not evidence.configurations:
         reasons = "".join(f"\n  {each.key}: {each.reason}" for each in evidence.unusable[:5])
         raise InputError(f"{paths.directory}: no finished run shows how long others take{reasons}")
     with simulations(data_dir) as played:
-        return evidence, [*forecasts(evidence, question, played)]
+        found = [*forecasts(evidence, question, played)]
+    return Predictions(
+        asked=asked,
+        made_from={each.directory.name: result.started_at for each, result in finished},
+        forecasts=[_prediction(each) for each in found if isinstance(each, Forecast)],
+        refused=[_refusal(each) for each in found if isinstance(each, Refused)],
+        unused=[UnusedRun(run=each.key, reason=each.reason) for each in evidence.unusable],
+    )
 
 
-def lines(found: Found) -> Iterator[Text | Table]:
+def lines(predictions: Predictions) -> Iterator[Text | Table]:
     """All that the command prints but the refusals: for each configuration, its name and a table."""
-    for name, of_name in by_configuration(found):
-        ok = [each for each in of_name if isinstance(each, Forecast)]
-        if ok:
-            yield Text(f"{name} (measured on up to {formats.count(ok[0].measured_nodes, 'node')})")
-            yield _table(ok)
-            if sentence := _stops(ok):
-                yield Text(sentence)
-            yield Text("")
+    for name, group in groupby(predictions.forecasts, key=lambda each: (each.configuration, each.runs)):
+        found = [*group]
+        yield Text(f"{name[0]} (measured on up to {formats.count(found[0].measured_nodes, 'node')})")
+        yield _table(found)
+        for each in found:
+            if each.to_target:
+                yield Text(_to_target(each, each.to_target))
+        if sentence := _stops(found):
+            yield Text(sentence)
+        yield Text("")
 
 
-def refusals(evidence: Evidence, found: Found) -> Iterator[str]:
-    """A sentence for each reason without a forecast."""
-    for name, of_name in by_configuration(found):
-        refused = [each for each in of_name if isinstance(each, Refused)]
-        for reason, same in groupby(refused, key=lambda each: each.reason):
-            nodes = ", ".join(f"{each.nodes:,}" for each in same)
-            yield f"{name} on {nodes} nodes: no prediction: {reason}"
-    for each in evidence.unusable:
-        yield f"{each.key} is not used: {each.reason}"
-
-
-def by_configuration(found: Found) -> Iterator[tuple[str, list[Forecast | Refused]]]:
-    """The forecasts of each configuration, with its name."""
-    for _, group in groupby(found, key=lambda each: id(each.configuration)):
-        same = [*group]
-        yield label(same[0].configuration.run), same
+def refusals(predictions: Predictions) -> Iterator[str]:
+    """A sentence for each reason without a prediction."""
+    reasons = groupby(predictions.refused, key=lambda each: (each.configuration, each.runs, each.reason))
+    for (name, _, reason), same in reasons:
+        nodes = ", ".join(f"{each.nodes:,}" for each in same)
+        yield f"{name} on {nodes} nodes: no prediction: {reason}"
+    for each in predictions.unused:
+        yield f"{each.run} is not used: {each.reason}"
 
 
 def label(run: RunSpec) -> str:
@@ -120,43 +136,49 @@ def label(run: RunSpec) -> str:
     return f"{' '.join(filter(None, parts))}: {Workload.of(run).without_links.label}"
 
 
-def as_json(evidence: Evidence, found: Found) -> str:
-    """All that was computed, as a JSON object."""
-    return json.dumps(
-        {
-            "forecasts": [_record(each) for each in found if isinstance(each, Forecast)],
-            "refused": [
-                {"configuration": label(each.configuration.run), "nodes": each.nodes, "reason": each.reason}
-                for each in found
-                if isinstance(each, Refused)
-            ],
-            "unused": [{"run": each.key, "reason": each.reason} for each in evidence.unusable],
-        },
-        indent=1,
+def _prediction(each: Forecast) -> Prediction:
+    return Prediction(
+        configuration=label(each.configuration.run),
+        runs=[one.key for one in each.configuration.runs],
+        nodes=each.run.nodes,
+        measured_nodes=each.measured_nodes,
+        seconds=each.seconds,
+        low_s=each.low_s,
+        high_s=each.high_s,
+        communication=each.communication,
+        speedup=each.speedup,
+        efficiency=each.efficiency,
+        bytes_sent=each.bytes_sent,
+        state_bytes=each.state_bytes,
+        cost=each.cost,
+        low_cost=each.low_cost,
+        high_cost=each.high_cost,
+        to_target=None if each.to_target is None else _target(each.to_target),
+        spec=each.run.model_dump(mode="json", exclude_defaults=True),
     )
 
 
-def _record(each: Forecast) -> dict[str, Any]:
-    return {
-        "configuration": label(each.configuration.run),
-        "nodes": each.run.nodes,
-        "measured_nodes": each.measured_nodes,
-        "seconds": each.seconds,
-        "low_s": each.low_s,
-        "high_s": each.high_s,
-        "communication": each.communication,
-        "speedup": each.speedup,
-        "efficiency": each.efficiency,
-        "bytes_sent": each.bytes_sent,
-        "state_bytes": each.state_bytes,
-        "cost": each.cost,
-        "low_cost": each.low_cost,
-        "high_cost": each.high_cost,
-        "spec": each.run.model_dump(mode="json", exclude_defaults=True),
-    }
+def _target(each: TimeToTarget) -> ToTarget:
+    return ToTarget(
+        accuracy=each.learned.accuracy,
+        epochs=[*each.learned.epochs],
+        seeds=each.learned.runs,
+        seconds=each.seconds,
+        low_s=each.low_s,
+        high_s=each.high_s,
+    )
 
 
-def _table(found: Sequence[Forecast]) -> Table:
+def _refusal(each: Refused) -> RefusedPrediction:
+    return RefusedPrediction(
+        configuration=label(each.configuration.run),
+        runs=[one.key for one in each.configuration.runs],
+        nodes=each.nodes,
+        reason=each.reason,
+    )
+
+
+def _table(found: Sequence[Prediction]) -> Table:
     priced = found[0].cost is not None
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     headings = ["\nnodes", "\ntime", "90 %\ninterval", "speed-\nup", "effi-\nciency", "comm.\nshare"]
@@ -164,13 +186,13 @@ def _table(found: Sequence[Forecast]) -> Table:
     for heading in headings:
         shown.add_column(Text(heading), justify="right", no_wrap=True)
     for each in found:
-        shown.add_row(*_cells(each, priced))
+        shown.add_row(*_cells(each))
     return shown
 
 
-def _cells(each: Forecast, priced: bool) -> list[str]:
+def _cells(each: Prediction) -> list[str]:
     cells = [
-        f"{each.run.nodes:,}",
+        f"{each.nodes:,}",
         formats.seconds(each.seconds),
         f"{formats.significant(each.low_s)}–{formats.significant(each.high_s)}",
         formats.ratio(each.speedup),
@@ -179,13 +201,25 @@ def _cells(each: Forecast, priced: bool) -> list[str]:
         formats.size(each.bytes_sent),
         formats.size(each.state_bytes),
     ]
-    return [*cells, f"{each.cost:.2g}"] if priced and each.cost is not None else cells
+    return cells if each.cost is None else [*cells, f"{each.cost:.2g}"]
 
 
-def _stops(found: Sequence[Forecast]) -> str:
+def _to_target(each: Prediction, target: ToTarget) -> str:
+    """`8 nodes reach 90% in 1.2 s (1–1.6), after 3 to 5 epochs (2 of 3 runs on virtual nodes).`"""
+    fewest, most = target.epochs[0], target.epochs[-1]
+    epochs = formats.count(most, "epoch") if fewest == most else f"{fewest} to {most} epochs"
+    between = f"{formats.significant(target.low_s)}–{formats.significant(target.high_s)}"
+    return (
+        f"{formats.count(each.nodes, 'node')} reach {formats.percent(target.accuracy)} in "
+        f"{formats.seconds(target.seconds)} ({between}), after {epochs} ({len(target.epochs)} of "
+        f"{formats.count(target.seeds, 'run')} on virtual nodes)."
+    )
+
+
+def _stops(found: Sequence[Prediction]) -> str:
     """Until how many of these nodes more of them pay; empty for one number of nodes."""
     if len(found) < 2:
         return ""
     if nodes := stops_paying(found):
         return f"More than {nodes:,} nodes do not make it {100 * LEAST_GAIN:g} % faster."
-    return f"More nodes make it faster up to {found[-1].run.nodes:,}, the most that were asked for."
+    return f"More nodes make it faster up to {found[-1].nodes:,}, the most that were asked for."

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from orchestrator.replay.described import Costs, has_cores, whole_batches
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
+from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
 from trainer.core.registry import ImportedComponent
@@ -32,8 +33,9 @@ class MeasuredRun:
 
     Attributes:
         seconds: of training.
-        clock: wall, where each rank had a core; else cluster: replayed from its traces.
+        clock: wall, where each rank had a core or its quota; else cluster: replayed from its traces.
         cluster: that of the run, with what exchanges cost in other runs.
+        own_bytes_per_s: what messages reach where no link limits them.
         steps_s: CPU seconds of a step with a whole batch, of each rank that takes steps.
         partial: of ranks with a smaller batch at the end of an epoch: its samples and its CPU seconds, each
             as a share of those of a whole batch.
@@ -44,6 +46,7 @@ class MeasuredRun:
     seconds: float
     clock: Clock
     cluster: Cluster
+    own_bytes_per_s: float
     steps_s: Sequence[float]
     partial: Sequence[tuple[float, float]]
 
@@ -102,11 +105,6 @@ class Evidence:
     costs: Costs
 
 
-def read_evidence(paths: SweepPaths) -> Evidence:
-    """What the finished runs of a results directory show. Raises InputError if it has no sweep."""
-    return evidence_of(*finished_runs(paths))
-
-
 def finished_runs(paths: SweepPaths) -> tuple[list[tuple[RunPaths, RunResult]], list[Unusable]]:
     """The runs of a results directory that are ok, and those whose results cannot be read.
 
@@ -144,7 +142,7 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
     if isinstance(traces, NoClusterTime):
         return Unusable(key, traces.reason)
     cluster = costs.cluster(result, key)
-    if has_cores(result) or not info.shares_cores:
+    if has_cores(result) or not info.shares_cores or _has_quotas(result):
         seconds, clock = result.train_s or 0.0, WALL
     else:
         time = time_of_traces(traces, run, cluster)
@@ -171,9 +169,16 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         seconds,
         clock,
         cluster.model_copy(update={"cpu_inflation": []}),
+        costs.cluster(result, key, requested=False).link.bytes_per_s,
         [each for each in whole_s if each],
         [each for each in partial if each[0]],
     )
+
+
+def _has_quotas(result: RunResult) -> bool:
+    """Whether each rank had a quota, and the machine has as many cores."""
+    run, runtime = result.run, result.runtime_info
+    return rank_quota(run, runtime) < 1 and not shares_cores(run, runtime, result.cores)
 
 
 def _unfit(result: RunResult) -> str:
@@ -192,7 +197,7 @@ def _configurations(measured: Iterable[MeasuredRun]) -> Iterator[Configuration]:
     groups: defaultdict[str, list[MeasuredRun]] = defaultdict(list)
     works: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in measured:
-        groups[_text(each.run, FREE)].append(each)
+        groups[same_but(each.run, FREE)].append(each)
         works[_work(each.run)] += each.partial
     for runs in groups.values():
         steps = [fmean(each.steps_s) for each in runs if each.steps_s]
@@ -218,11 +223,12 @@ def share_of_step(partial: Sequence[tuple[float, float]]) -> float:
     return min(max(found, 0.0), 1.0)
 
 
-def _text(run: RunSpec, without: set[str]) -> str:
+def same_but(run: RunSpec, without: set[str]) -> str:
+    """A text that is equal for runs that differ in these fields alone."""
     known = run.canonical()
     return json.dumps({name: value for name, value in known.items() if name not in without}, sort_keys=True)
 
 
 def _work(run: RunSpec) -> str:
     """What a batch computes, as text."""
-    return _text(run, FREE | {"strategy", "partitioner", "transport", "lr", "epochs", "target_accuracy"})
+    return same_but(run, FREE | {"strategy", "partitioner", "transport", "lr", "epochs", "target_accuracy"})

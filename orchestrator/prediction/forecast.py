@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median_low
 
-from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
+from orchestrator.prediction.error_model import PRIOR, ErrorModel, Interval, Observation
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence
 from orchestrator.prediction.measured_cluster import MeasuredCluster
 from orchestrator.prediction.simulated import Simulations
+from orchestrator.prediction.target import Learned, learned_by
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
 MOST_WIDTH = 4.0  # an interval whose upper bound is more than this times the lower one says too little
-LEAST_GAIN = 0.05  # of time, for which more nodes pay
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Question:
         speed: of each node's cores, relative to those of the measured runs.
         price_per_h: of a node; None: no cost.
         measured: what messages and exchanges cost on the cluster; None: as in the measured runs.
+        learned: runs on virtual nodes that show how many epochs a target accuracy takes.
     """
 
     nodes: Sequence[int]
@@ -36,6 +37,17 @@ class Question:
     speed: float = 1.0
     price_per_h: float | None = None
     measured: MeasuredCluster | None = None
+    learned: Sequence[RunResult] = ()
+
+
+@dataclass(frozen=True)
+class TimeToTarget:
+    """The time to a target accuracy: that of the median epochs, with bounds for the fewest and the most."""
+
+    learned: Learned
+    seconds: float
+    low_s: float
+    high_s: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Forecast:
         bytes_sent: of a rank, in the whole run.
         state_bytes: weights, gradient, optimizer state and activations of the rank that holds most.
         cost, low_cost, high_cost: of all nodes; None without a price.
+        to_target: None if no virtual nodes show it.
     """
 
     configuration: Configuration
@@ -63,6 +76,7 @@ class Forecast:
     cost: float | None
     low_cost: float | None
     high_cost: float | None
+    to_target: TimeToTarget | None
 
     @property
     def measured_nodes(self) -> int:
@@ -148,7 +162,26 @@ def _forecast(
         cost=None if price is None else price * seconds,
         low_cost=None if price is None else price * low_s,
         high_cost=None if price is None else price * high_s,
+        to_target=_time_to_target(configuration, cluster, question, simulations, factor),
     )
+
+
+def _time_to_target(
+    configuration: Configuration,
+    cluster: Cluster,
+    question: Question,
+    simulations: Simulations,
+    factor: Interval,
+) -> TimeToTarget | None:
+    """factor: of the simulated time on this cluster, which is the same for any number of epochs."""
+    learned = learned_by(question.learned, configuration.run, len(cluster.node_speed))
+    if learned is None or not learned.epochs:
+        return None
+    fewest, usual, most = (
+        simulations.time(configuration, epochs, cluster).seconds
+        for epochs in (learned.epochs[0], median_low(learned.epochs), learned.epochs[-1])
+    )
+    return TimeToTarget(learned, usual * factor.middle, fewest * factor.low, most * factor.high)
 
 
 def cluster_of(configuration: Configuration, nodes: int, question: Question) -> Cluster:
@@ -156,13 +189,15 @@ def cluster_of(configuration: Configuration, nodes: int, question: Question) -> 
 
     Raises NoPrediction if the question has a measured cluster without the transport.
     """
-    known = max(configuration.runs, key=lambda each: each.run.nodes).cluster
+    run = max(configuration.runs, key=lambda each: each.run.nodes)
+    known, own_bytes_per_s = run.cluster, run.own_bytes_per_s
     if question.measured is not None:
         known = question.measured.costs_on(known, configuration.run.transport)
+        own_bytes_per_s = known.link.bytes_per_s
     link = question.link or known.link
-    bandwidth = min(link.bytes_per_s, known.link.bytes_per_s) if question.link else link.bytes_per_s
+    bandwidth = min(link.bytes_per_s, own_bytes_per_s) if question.link else link.bytes_per_s
     return Cluster(
-        node_speed=[question.speed] * nodes,
+        node_speed=[question.speed * max(known.node_speed)] * nodes,
         processes_per_node=known.processes_per_node,
         link=Link(latency_s=link.latency_s, bytes_per_s=bandwidth),
         intra_node=known.intra_node,
@@ -170,19 +205,6 @@ def cluster_of(configuration: Configuration, nodes: int, question: Question) -> 
         software=known.software,
         algorithms=known.algorithms,
     )
-
-
-def stops_paying(found: Sequence[Forecast]) -> int | None:
-    """The nodes beyond which no number of nodes is faster by 5 %; None if the largest number is faster.
-
-    Args:
-        found: forecasts of one configuration, on several numbers of nodes.
-    """
-    ordered = sorted(found, key=lambda each: each.run.nodes)
-    for at, each in enumerate(ordered[:-1]):
-        if min(more.seconds for more in ordered[at + 1 :]) > (1 - LEAST_GAIN) * each.seconds:
-            return each.run.nodes
-    return None
 
 
 def _state_bytes(result: RunResult) -> int | None:

@@ -33,7 +33,7 @@ from trainer.virtual.options import VirtualOptions
 RUNTIME = "virtual"
 LATENCY_MS = 0.05  # in which messages of an asynchronous strategy arrive while it is simulated
 TIMEOUT_S = 3600.0  # of a simulation
-NOT_SIMULATED = {"target_accuracy": None, "save_weights": False, "checkpoint_epochs": None}
+NOT_SIMULATED = {"target_accuracy": None, "patience": 1, "save_weights": False, "checkpoint_epochs": None}
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,10 @@ class SweepPaths:
         return self.directory / "sweep.json"
 
     @property
+    def predictions(self) -> Path:
+        return self.directory / "predictions.json"
+
+    @property
     def code(self) -> Path:
         """The files of users' components, which nodes read, in a private directory."""
         return self.directory / "code" / "files"
@@ -281,7 +285,7 @@ def read_of_run(path: Path, max_bytes: int = MAX_STORED_BYTES) -> bytes:
 
 def read_result(path: Path) -> RunResult | None:
     """The result in the file; None if there is no file. Raises UnusableFile."""
-    result = _read_quickly(path) or _read(RunResult, path, read_of_run)
+    result = _read_quickly(path) or read_stored(RunResult, path, read_of_run)
     if result is not None:
         try:
             spec = result.run
@@ -329,10 +333,10 @@ def _contradiction(result: RunResult, spec: RunSpec) -> str | None:
 
 def read_spec(paths: RunPaths) -> RunSpec | None:
     """The spec of a run; None if there is no file. Raises UnusableFile."""
-    return _read(RunSpec, paths.spec, read_of_run)
+    return read_stored(RunSpec, paths.spec, read_of_run)
 
 
-def _read(model: type[T], path: Path, content: Callable[[Path], bytes]) -> T | None:
+def read_stored(model: type[T], path: Path, content: Callable[[Path], bytes]) -> T | None:
     """The record in a file; None if there is no file. Raises UnusableFile."""
     try:
         data = content(path)
@@ -398,7 +402,7 @@ def read_record(paths: SweepPaths) -> SweepRecord:
 
 def _read_record(paths: SweepPaths) -> SweepRecord | None:
     """The sweep of the directory, which may itself be reached through a link."""
-    return _read(
+    return read_stored(
         SweepRecord, paths.record, lambda path: read_below(path.parent, path.name, MAX_STORED_BYTES)
     )
 

@@ -29,9 +29,10 @@ from pydantic import ValidationError
 from orchestrator.prediction.accuracy import Outcome, accuracy, lines
 from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
 from orchestrator.prediction.errors import NoPrediction
-from orchestrator.prediction.evidence import Configuration, Evidence, evidence_of
-from orchestrator.prediction.forecast import Forecast, Question, forecasts, observations
+from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, evidence_of
+from orchestrator.prediction.forecast import Forecast, Question, cluster_of, forecasts, observations
 from orchestrator.prediction.simulated import Simulations, simulations
+from orchestrator.report.model.labels import component_label
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
@@ -49,13 +50,16 @@ RUN = {"dataset": "digits", "lr": 0.02, "epochs": 3}
 WORST = 10  # errors that are printed
 
 Runs = list[tuple[RunPaths, RunResult]]
+Key = tuple[str, int, str]  # configuration, nodes, link
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The forecast of a configuration, and two baselines in seconds."""
+    """The forecast of a configuration with its interval, and two baselines. All in seconds."""
 
-    forecast: Forecast
+    seconds: float
+    low_s: float
+    high_s: float
     linear_s: float
     formula_s: float
 
@@ -65,15 +69,10 @@ def main() -> None:
         directory = Path(name) / "runs"
         known = execute(directory, FITTED)
         evidence = evidence_of(known)
-        predicted = predict(evidence, played)
-        record = [
-            [*key, each.forecast.low_s, each.forecast.seconds, each.forecast.high_s]
-            for key, each in predicted.items()
-        ]
-        digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
-        print(f"{len(record)} predictions with intervals, SHA-256 {digest}", flush=True)
+        predicted = predict(evidence, Question(HELD_OUT), played)
+        print(f"{len(predicted)} predictions with intervals, SHA-256 {sha256(predicted)}", flush=True)
         held_out = evidence_of([*known, *execute(directory, HELD_OUT)])
-        report(predicted, held_out)
+        report(predicted, by_key(held_out))
         fit(held_out, played)
 
 
@@ -109,54 +108,68 @@ def runs(numbers: Sequence[int]) -> Iterator[RunSpec]:
                                 yield run
 
 
-def predict(evidence: Evidence, played: Simulations) -> dict[tuple[str, int], Predicted]:
-    """Forecasts for the nodes that are held out, by configuration and nodes."""
-    found: dict[tuple[str, int], Predicted] = {}
-    for each in forecasts(evidence, Question(HELD_OUT), played):
+def predict(
+    evidence: Evidence, question: Question, played: Simulations, link: str = ""
+) -> dict[Key, Predicted]:
+    """The forecasts that a question has, each with the baselines. link: that of the question, as text."""
+    found: dict[Key, Predicted] = {}
+    for each in forecasts(evidence, question, played):
         if isinstance(each, Forecast):
             known, nodes = each.configuration, each.run.nodes
-            two_s = fmean(one.seconds for one in known.runs if one.run.nodes == FITTED[-1])
-            formula_s = alpha_beta(known, nodes, played)
-            found[name_of(known.run), nodes] = Predicted(each, two_s * FITTED[-1] / nodes, formula_s)
+            most = [one.seconds for one in known.runs if one.run.nodes == known.most_nodes]
+            linear_s = fmean(most) * known.most_nodes / nodes
+            formula_s = alpha_beta(known, nodes, question, played)
+            found[name_of(known.run), nodes, link] = Predicted(
+                each.seconds, each.low_s, each.high_s, linear_s, formula_s
+            )
     return found
 
 
-def alpha_beta(configuration: Configuration, nodes: int, played: Simulations) -> float:
+def alpha_beta(configuration: Configuration, nodes: int, question: Question, played: Simulations) -> float:
     """Seconds by the α–β formula, with the costs of a message that the runs show."""
-    cluster = configuration.runs[0].cluster
+    cluster = cluster_of(configuration, nodes, question)
     simulated = played.played(configuration, nodes, configuration.runs[0].epochs)
     step_s = configuration.per_step_s + configuration.per_sample_s * configuration.run.batch_per_replica
     kinds = simulated.traces[0].records["kind"]
     steps, exchanges = int((kinds == Kind.STEP).sum()), int((kinds > Kind.STEP).sum())
     latency_s = 2 * (cluster.overhead_s or 0.0) + cluster.link.latency_s
     sent_s = (simulated.result.bytes_sent_per_rank or 0.0) / cluster.link.bytes_per_s
-    return steps * step_s + exchanges * latency_s + sent_s
+    return steps * step_s / cluster.node_speed[0] + exchanges * latency_s + sent_s
 
 
-def report(predicted: Mapping[tuple[str, int], Predicted], held_out: Evidence) -> None:
+def sha256(predicted: Mapping[Key, Predicted]) -> str:
+    """Of the predictions with their intervals."""
+    record = [[*key, each.low_s, each.seconds, each.high_s] for key, each in predicted.items()]
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def by_key(evidence: Evidence) -> dict[Key, list[MeasuredRun]]:
+    """The runs that are measured."""
+    found: defaultdict[Key, list[MeasuredRun]] = defaultdict(list)
+    for configuration in evidence.configurations:
+        for each in configuration.runs:
+            found[name_of(configuration.run), each.run.nodes, link_of(each.run)].append(each)
+    return found
+
+
+def report(predicted: Mapping[Key, Predicted], measured: Mapping[Key, Sequence[MeasuredRun]]) -> None:
     """Print the accuracy of predictions and baselines, the largest errors, and how the truth repeats."""
     outcomes: defaultdict[str, list[Outcome]] = defaultdict(list)
-    spreads = []
-    for configuration in held_out.configurations:
-        for nodes in HELD_OUT:
-            measured = [each for each in configuration.runs if each.run.nodes == nodes]
-            name = name_of(configuration.run)
-            if not measured or (name, nodes) not in predicted:
-                continue
-            each = predicted[name, nodes]
-            seconds = [one.seconds for one in measured]
-            spreads.append(max(seconds) / min(seconds) - 1)
-            for one in measured:
-                strategy, _, workload = name.partition(" ")
-                case = f"{workload} {nodes} nodes seed {one.run.seed}"
-                own = each.forecast
-                outcomes["prediction"].append(
-                    Outcome(case, strategy, own.seconds, own.low_s, own.high_s, one.seconds)
-                )
-                for baseline, took_s in (("linear", each.linear_s), ("α–β", each.formula_s)):
-                    outcomes[baseline].append(Outcome(case, strategy, took_s, None, None, one.seconds))
+    for key in predicted.keys() & measured.keys():
+        name, nodes, link = key
+        each = predicted[key]
+        for one in measured[key]:
+            strategy, _, workload = name.partition(" ")
+            case = f"{workload} {nodes} nodes {link} seed {one.run.seed}"
+            outcomes["prediction"].append(
+                Outcome(case, strategy, each.seconds, each.low_s, each.high_s, one.seconds)
+            )
+            for baseline, took_s in (("linear", each.linear_s), ("α–β", each.formula_s)):
+                outcomes[baseline].append(Outcome(case, strategy, took_s, None, None, one.seconds))
     for line in lines({label: accuracy(rows) for label, rows in outcomes.items()}):
         print(line)
+    seconds = [[one.seconds for one in runs] for runs in measured.values()]
+    spreads = [max(each) / min(each) - 1 for each in seconds if len(each) > 1]
     print(f"measured times of two seeds differ by {np.median(spreads):.1%} in the median")
     for worst in sorted(outcomes["prediction"], key=lambda each: -abs(each.error))[:WORST]:
         print(
@@ -178,7 +191,15 @@ def fit(held_out: Evidence, played: Simulations) -> None:
 
 
 def name_of(run: RunSpec) -> str:
-    return f"{run.name_of('strategy')} {run.name_of('model')} {run.batch_size}"
+    return f"{run.name_of('strategy')} {component_label(run, 'model')} {run.batch_size}"
+
+
+def link_of(run: RunSpec) -> str:
+    """`1 ms 200 Mbit/s`; empty without a link."""
+    if run.link is None:
+        return ""
+    link = run.link.default
+    return f"{link.latency_ms:g} ms {link.bandwidth_mbit:g} Mbit/s"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from orchestrator.replay.described import cluster_times
@@ -18,6 +18,7 @@ from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.statistics.chances import Tolerance
+from orchestrator.results.predictions import Predictions, read_predictions
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
 
@@ -136,7 +137,8 @@ class Comparison:
     rows: the runs with a result, in the order of the sweep file. pending: keys of the others. The
     mappings are by key. unusable: why the result of a pending run cannot be used. clusters: the cluster
     time of a run, or why it has none. windows: what is drawn of the timelines of the slowest runs, or why
-    there is none.
+    there is none. predictions: those that are stored beside the runs. predictions_unusable: why stored ones
+    are not shown; empty if they are.
     """
 
     record: SweepRecord
@@ -145,6 +147,8 @@ class Comparison:
     unusable: Mapping[str, str] = field(default_factory=dict)
     clusters: Mapping[str, ClusterTime | NoClusterTime] = field(default_factory=dict)
     windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
+    predictions: Predictions | None = None
+    predictions_unusable: str = ""
 
     @property
     def tolerance(self) -> Tolerance:
@@ -236,7 +240,24 @@ def read_comparison(
                 results += [(key, result)] if result else []
         if elsewhere is not None:
             return compare(record, results, unusable, elsewhere, elsewhere=True)
-        return compare(record, results, unusable, cluster_times(paths, results))
+        compared = compare(record, results, unusable, cluster_times(paths, results))
+        return _with_predictions(compared, paths, results)
+
+
+def _with_predictions(
+    comparison: Comparison, paths: SweepPaths, results: Sequence[tuple[str, RunResult]]
+) -> Comparison:
+    """The comparison with the predictions of its directory, or with the reason why it has none."""
+    try:
+        predictions = read_predictions(paths)
+    except UnusableFile as error:
+        return replace(comparison, predictions_unusable=f"{paths.predictions.name} {error.reason}")
+    if predictions is None:
+        return comparison
+    started = {key: result.started_at for key, result in results if result.status == "ok"}
+    if predictions.outdated(started):
+        return replace(comparison, predictions_unusable="they were made from other runs")
+    return replace(comparison, predictions=predictions)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from orchestrator.report.quantities.quantity import COUNT, Quantity
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.limits import counted
+from orchestrator.results.predictions import Prediction
 
 NOT_REACHED = "not reached"
 
@@ -422,6 +423,45 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
     *_both("staleness", "Staleness", STALENESS),
+)
+
+
+def _of_prediction(
+    key: str, title: str, of: Callable[[Prediction], float | None], write: Callable[[float | None], str]
+) -> Column[Prediction]:
+    return Column(key, title, lambda each: Cell(write(of(each)), value=of(each)))
+
+
+def _configuration(each: Prediction) -> Cell:
+    name, _, workload = each.configuration.partition(": ")
+    return Cell(name, workload)
+
+
+def _predicted_time(each: Prediction) -> Cell:
+    return Cell(seconds(each.seconds), f"90%: {span(each.low_s, each.high_s, seconds)}", each.seconds)
+
+
+def _predicted_target(each: Prediction) -> Cell:
+    target = each.to_target
+    if target is None:
+        return Cell(ABSENT)
+    between = span(target.low_s, target.high_s, seconds)
+    return Cell(seconds(target.seconds), f"90%: {between}; to {percent(target.accuracy)}", target.seconds)
+
+
+PREDICTED: tuple[Column[Prediction], ...] = (
+    Column("configuration", "Configuration", _configuration, number=False),
+    Column("nodes", "Nodes", lambda each: Cell(f"{each.nodes:,}", value=each.nodes)),
+    Column("time", "Time", _predicted_time),
+    _of_prediction("speedup", "Speedup", lambda each: each.speedup, formats.ratio),
+    _of_prediction("efficiency", "Efficiency", lambda each: each.efficiency, percent),
+    _of_prediction("communication", "Communication", lambda each: each.communication, percent),
+    Column("to_target", "Time to target", _predicted_target),
+    _of_prediction("bytes_sent", "Sent per rank", lambda each: each.bytes_sent, formats.size),
+    _of_prediction("state_bytes", "State per rank", lambda each: each.state_bytes, formats.size),
+    _of_prediction(
+        "cost", "Cost", lambda each: each.cost, lambda cost: ABSENT if cost is None else f"{cost:.2g}"
+    ),
 )
 
 

@@ -48,6 +48,7 @@ def render(page: Page, comparison: Comparison) -> str:
         *_evidence(page.evidence),
         *(text for question in page.questions for text in _question(question, anchors)),
         *(["## Cautions", *_findings(page.cautions, anchors)] if page.cautions else []),
+        *_predicted(page),
         *_published(page),
         *_results(page),
         *_strategies(page.legend),
@@ -145,6 +146,13 @@ def _finding(finding: Finding, anchor: str) -> str:
     runs = f"  \n  <sub>{', '.join(keys)}</sub>" if keys else ""
     target = f'<a id="{anchor}"></a>' if anchor else ""
     return f"- {target}**{finding.topic}**: {plain(finding.text)}{runs}"
+
+
+def _predicted(page: Page) -> Iterator[str]:
+    if page.predicted:
+        yield "## Predictions"
+        yield _paragraph(page.predicted_for)
+        yield from _table(page.predicted)
 
 
 def _published(page: Page) -> Iterator[str]:

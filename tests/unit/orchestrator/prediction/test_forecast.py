@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from orchestrator.prediction.error_model import ErrorModel
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
-from orchestrator.prediction.forecast import Forecast, Question, Refused, forecasts, stops_paying
+from orchestrator.prediction.forecast import Forecast, Question, Refused, cluster_of, forecasts
 from orchestrator.prediction.simulated import Simulations, Time, simulated_run
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
@@ -31,7 +32,7 @@ def configuration(strategy: str, *seconds: tuple[int, float], **fields: Any) -> 
         run = spec(strategy, nodes, **fields)
         cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=1e-5)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, [0.01], []))
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], []))
     return Configuration(runs, 0.001, 0.0001)
 
 
@@ -92,14 +93,48 @@ def test_a_wide_interval_and_an_impossible_simulation_are_refused_alone() -> Non
     assert (impossible.nodes, impossible.reason) == (128, "too many")
 
 
-def test_nodes_stop_paying_where_no_larger_number_is_faster() -> None:
-    question = Question([2, 4, 8, 16, 32], Link(latency_s=0.05, bytes_per_s=1e9))
-    found = [each for each in forecast(question, MEASURED) if isinstance(each, Forecast)]
-    assert [each.seconds / 1.2 for each in found] == pytest.approx(
-        [5.1, 2.7, 1.65, 1.425, 1.9125], rel=0.01
-    )
-    assert stops_paying(found) == 16
-    assert stops_paying(found[:3]) is None
+def test_a_faster_link_than_the_measured_one_is_not_capped_by_it() -> None:
+    shaped = configuration("all_reduce", (2, 6.0), link={"latency_ms": 1.0, "bandwidth_mbit": 8.0})
+    slow = shaped.runs[0].cluster.model_copy(update={"link": Link(latency_s=0.001, bytes_per_s=1e6)})
+    shaped = replace(shaped, runs=[replace(shaped.runs[0], cluster=slow)])
+    assert cluster_of(shaped, 4, Question([4])).link == slow.link
+    asked = Link(latency_s=0.0, bytes_per_s=1e8)
+    assert cluster_of(shaped, 4, Question([4], asked)).link == asked
+    beyond = Link(latency_s=0.0, bytes_per_s=1e12)
+    assert cluster_of(shaped, 4, Question([4], beyond)).link.bytes_per_s == OWN.bytes_per_s
+
+
+def test_nodes_have_the_quota_of_the_measured_ones() -> None:
+    known = configuration("all_reduce", (2, 6.0))
+    fifth = known.runs[0].cluster.model_copy(update={"node_speed": [0.2, 0.1]})
+    known = replace(known, runs=[replace(known.runs[0], cluster=fifth)])
+    assert cluster_of(known, 3, Question([3], speed=2.0)).node_speed == [0.4, 0.4, 0.4]
+
+
+def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
+    class ByEpochs(GivenTimes):
+        def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
+            return Time(float(epochs), 0.5)
+
+    run = spec("all_reduce", 4, transport="gloo", target_accuracy=0.9)
+    runs = [
+        cast(
+            "Any",
+            SimpleNamespace(run=run, last_epoch=epochs, epochs=[SimpleNamespace(target_reached=True)]),
+        )
+        for epochs in (3, 4, 9)
+    ]
+    measured = configuration("all_reduce", (2, 2.0), (4, 2.0))
+    evidence = Evidence([measured], [], cast("Any", None))
+    simulations = ByEpochs(*3 * [cast("Any", None)])
+    found, without = forecasts(evidence, Question([4, 8], learned=runs), simulations, SURE)
+    assert isinstance(found, Forecast)
+    assert isinstance(without, Forecast)
+    assert without.to_target is None
+    assert found.to_target is not None
+    assert found.to_target.seconds == pytest.approx(2 * found.seconds)
+    assert found.to_target.low_s == pytest.approx(1.5 * found.low_s)
+    assert found.to_target.high_s == pytest.approx(4.5 * found.high_s)
 
 
 def test_the_share_of_a_step_that_no_sample_causes() -> None:

@@ -1,0 +1,174 @@
+"""Predicted: what more nodes would do, as `predict --report` has stored it beside the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.report.figures.axes import Axis, amount_axis, count_axis
+from orchestrator.report.figures.chart import Chart, chart_of
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.lines import points_of, record, tooltip
+from orchestrator.report.figures.named_lines import Lines, Record
+from orchestrator.report.figures.theme import colour
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.formats import count, first_few, listed, ratio, seconds
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.statistics.spread import Spread, span
+from orchestrator.report.topics.topic import Topic
+from orchestrator.results.predictions import Prediction, Predictions, stops_paying
+
+Line = tuple[Group, Sequence[Prediction]]  # the measured group with most nodes, and what follows from it
+
+
+def predicted(view: WorkloadView, predictions: Predictions) -> list[Line]:
+    """The configurations of a workload that have predictions, each with its own, the fewest nodes first."""
+    by_run: dict[str, list[Prediction]] = {}
+    for each in predictions.forecasts:
+        for key in each.runs:
+            by_run.setdefault(key, []).append(each)
+    found: dict[tuple[str, ...], Line] = {}
+    for group in sorted(view.groups, key=lambda group: group.shape.ranks):
+        of_group = by_run.get(group.ok_rows[0].key, [])
+        if of_group:
+            found[tuple(of_group[0].runs)] = group, sorted(of_group, key=lambda each: each.nodes)
+    return [*found.values()]
+
+
+def fastest(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """What is predicted to be the fastest on each number of nodes, and where more of them do not pay."""
+    if comparison.predictions is None:
+        return
+    for view in map(comparison.view, comparison.workloads):
+        lines = predicted(view, comparison.predictions)
+        if not lines:
+            continue
+        where = f" over links of {link}" if (link := comparison.predictions.asked.link) else ""
+        texts = [_on(nodes, where, view, lines) for nodes in reversed(_counts(lines))]
+        yield Finding(
+            "predicted",
+            " ".join([*texts, *_paying(view, lines), "The accuracy on so many nodes is not predicted."]),
+            evidence(group for group, _ in lines),
+            {"predictions": [_data(view, *line) for line in lines]},
+            view.workload if view.one_of_many else None,
+        )
+
+
+def _counts(lines: Sequence[Line]) -> list[int]:
+    return sorted({each.nodes for _, found in lines for each in found})
+
+
+def _on(nodes: int, where: str, view: WorkloadView, lines: Sequence[Line]) -> str:
+    """`On 64 nodes, local_sgd over gloo is predicted to be the fastest: 1.2 s (0.8 to 1.9), …`"""
+    found = [(each, view.name(group)) for group, of in lines for each in of if each.nodes == nodes]
+    found.sort(key=lambda pair: pair[0].seconds)
+    (best, name), *others = found
+    speedup = f", {ratio(best.speedup)} times as fast as serial" if best.speedup else ""
+    text = (
+        f"On {count(nodes, 'node')}{where}, {name} is predicted to be the fastest: "
+        f"{seconds(best.seconds)} (90% interval {span(best.low_s, best.high_s, seconds)}){speedup}."
+    )
+    close = [other for each, other in others if each.low_s <= best.high_s]
+    return f"{text} The intervals of {first_few(close)} overlap with it." if close else text
+
+
+def _paying(view: WorkloadView, lines: Sequence[Line]) -> Iterator[str]:
+    """From which number of nodes on more of them do not pay."""
+    ends: dict[int, list[str]] = {}
+    for group, found in lines:
+        if (nodes := stops_paying(found)) is not None:
+            ends.setdefault(nodes, []).append(view.name(group))
+    for nodes, names in sorted(ends.items()):
+        yield f"More than {count(nodes, 'node')} do not pay with {listed(names)}."
+
+
+def _data(view: WorkloadView, group: Group, found: Sequence[Prediction]) -> Mapping[str, Any]:
+    return {
+        "strategy": view.name(group),
+        "nodes": [each.nodes for each in found],
+        "seconds": [each.seconds for each in found],
+        "intervals": [(each.low_s, each.high_s) for each in found],
+    }
+
+
+def unusable(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Why stored predictions are not shown."""
+    if comparison.predictions_unusable:
+        yield Finding(
+            "predictions_unusable",
+            f"The predictions of this directory are not shown: {comparison.predictions_unusable}. Make "
+            "them again with `predict --report`.",
+        )
+
+
+def _draw(subject: Subject) -> Chart | None:
+    view, predictions = subject.view, subject.comparison.predictions
+    if predictions is None or not (lines := predicted(view, predictions)):
+        return None
+    same = {group.line for group, _ in lines}
+    groups = [group for group in view.groups if group.line in same]
+    link = predictions.asked.link
+    as_measured = link is None and predictions.asked.node_speed == 1
+    most = max(group.shape.ranks for group in groups) if as_measured else 0
+    records: list[Record] = []
+    for group, spread in points_of(groups, subject.style, TRAIN_S):
+        if as_measured:
+            records.append({**record(group, spread, TRAIN_S.write, groups), "how": "measured"})
+        of_line = next(found for last, found in lines if last.line == group.line)
+        if group in [last for last, _ in lines]:
+            records += [_record(group, each, groups) for each in of_line if each.nodes > most]
+    if not any(each["how"] == "predicted" for each in records):
+        return None
+    x = count_axis(sorted({each["nodes"] for each in records}), "nodes", "nodes")
+    values = [value for each in records for value in (each["low"], each["high"])]
+    lines_of = Lines(
+        title=f"Predicted {view.clock} time{f', over links of {link}' if link else ''}",
+        records=records,
+        groups=groups,
+        style=subject.style,
+        x=x,
+        y=amount_axis(values, "mean", f"{view.clock} time (s)", log=True),
+        tooltip=[*tooltip(f"{view.clock} time", ("nodes", "nodes")), alt.Tooltip("how:N", title="time is")],
+        behind=[_beyond(most, x)] if as_measured else [],
+        log_axis="y",
+    )
+    return lines_of.chart()
+
+
+def _record(group: Group, each: Prediction, groups: Sequence[Group]) -> Record:
+    spread = Spread(each.seconds, each.low_s, each.high_s, 0)
+    return {
+        **record(group, spread, TRAIN_S.write, groups),
+        "nodes": each.nodes,
+        "range": f"90% interval {spread.range(TRAIN_S.write)}",
+        "accuracy": "",
+        "how": "predicted",
+    }
+
+
+def _beyond(measured: int, x: Axis) -> alt.Chart:
+    """The numbers of nodes that were not measured, shaded."""
+    base = chart_of([{"series": "", x.field: measured}])
+    shade: alt.Chart = base.mark_rect(color=colour("shade"), aria=False)
+    return shade.encode(x=x.x, x2=alt.value("width"))
+
+
+TOPIC = Topic(
+    sweep_rules=(fastest, unusable),
+    figures=(
+        FigureKind(
+            "predicted",
+            "predicted",
+            "Points on grey are predicted, and those before them measured. Without grey, all are "
+            "predicted, for other links or nodes than the measured ones. Bands: 90% intervals of a run; "
+            "between measured points, the range over seeds. Each node keeps its batch size, so more nodes "
+            "are another training, whose accuracy is not predicted.",
+            _draw,
+            ("predicted",),
+        ),
+    ),
+)
