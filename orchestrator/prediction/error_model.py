@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 Z_90 = 1.645  # standard normal: 90 % are within ± this
-ITERATIONS = 500
+ITERATIONS = 200
+RUNS_OF_ONE = 5  # of a configuration: as many as the published prior has of each
 
 
 class Observation(NamedTuple):
@@ -78,27 +79,29 @@ class ErrorModel:
         covariance = np.linalg.inv(precision + design.T @ design / self.noise**2)
         return covariance @ (precision @ self.mean + design.T @ logs / self.noise**2), covariance
 
-    @classmethod
-    def fitted(cls, groups: Sequence[Sequence[Observation]], start: ErrorModel) -> ErrorModel:
+    def fitted(self, groups: Sequence[Sequence[Observation]], strength: float = 0.0) -> ErrorModel:
         """The prior that makes the observations most likely, by expectation maximisation.
 
         Args:
-            groups: the observations of each configuration.
-            start: the first guess.
+            groups: the observations of each configuration. At least one, unless this prior counts.
+            strength: the number of configurations that this prior counts as, each with RUNS_OF_ONE runs.
+                With 0, it is the first guess alone.
         """
-        model, count = start, sum(len(group) for group in groups)
+        model, number = self, strength + len(groups)
+        runs = strength * RUNS_OF_ONE
         for _ in range(ITERATIONS):
             found = [model._posterior(group) for group in groups]
-            means = np.array([mean for mean, _ in found])
-            centre = means.mean(axis=0)
-            off = means - centre
-            covariance = off.T @ off / len(groups) + np.mean([each for _, each in found], axis=0)
-            squares = 0.0
+            centre = (strength * self.mean + sum(mean for mean, _ in found)) / number
+            scatter = strength * (self.covariance + np.outer(self.mean - centre, self.mean - centre))
+            for mean, own in found:
+                scatter = scatter + np.outer(mean - centre, mean - centre) + own
+            squares = runs * self.noise**2
             for group, (mean, own) in zip(groups, found, strict=True):
                 design = np.array([_features(each.nodes, each.communication) for each in group])
                 rest = np.array([log(each.ratio) for each in group]) - design @ mean
                 squares += float(rest @ rest + np.trace(design @ own @ design.T))
-            model = cls(centre, covariance, (squares / count) ** 0.5)
+            count = runs + sum(map(len, groups))
+            model = ErrorModel(centre, scatter / number, (squares / count) ** 0.5)
         return model
 
 

@@ -16,6 +16,7 @@ from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
+PRIOR_COUNTS = 10.0  # as so many configurations, beside those of the directory
 MOST_WIDTH = 4.0  # an interval whose upper bound is more than this times the lower one says too little
 
 
@@ -99,15 +100,18 @@ class Refused:
 def forecasts(
     evidence: Evidence, question: Question, simulations: Simulations, model: ErrorModel = PRIOR
 ) -> Iterator[Forecast | Refused]:
-    """A forecast of each configuration but the serial one, on each number of nodes."""
+    """A forecast of each configuration but the serial one, on each number of nodes.
+
+    model: the prior of the error model, before the runs of all configurations here are known.
+    """
     serial = {_workload(each.run): each for each in evidence.configurations if _is_serial(each)}
-    for each in evidence.configurations:
-        if _is_serial(each):
-            continue
-        try:
-            observed = observations(each, simulations)
-        except NoPrediction as error:
-            yield from (Refused(each, nodes, str(error)) for nodes in question.nodes)
+    asked = [each for each in evidence.configurations if not _is_serial(each)]
+    known = [_observations(each, simulations) for each in asked]
+    own = [each for each in known if not isinstance(each, NoPrediction)]
+    model = model.fitted(own, PRIOR_COUNTS)
+    for each, observed in zip(asked, known, strict=True):
+        if isinstance(observed, NoPrediction):
+            yield from (Refused(each, nodes, str(observed)) for nodes in question.nodes)
             continue
         reference = serial.get(_workload(each.run))
         for nodes in question.nodes:
@@ -124,6 +128,15 @@ def observations(configuration: Configuration, simulations: Simulations) -> list
         time = simulations.time(configuration, each.epochs, each.cluster)
         found.append(Observation(each.run.nodes, time.communication, each.seconds / time.seconds))
     return found
+
+
+def _observations(
+    configuration: Configuration, simulations: Simulations
+) -> list[Observation] | NoPrediction:
+    try:
+        return observations(configuration, simulations)
+    except NoPrediction as error:
+        return error
 
 
 def _forecast(

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from orchestrator.prediction.accuracy import Outcome, accuracy, lines
-from orchestrator.prediction.error_model import PRIOR, ErrorModel, Observation
+from orchestrator.prediction.error_model import PRIOR, Observation
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, evidence_of
 from orchestrator.prediction.forecast import Forecast, Question, cluster_of, forecasts, observations
@@ -184,7 +184,7 @@ def fit(held_out: Evidence, played: Simulations) -> None:
     for each in held_out.configurations:
         with suppress(NoPrediction):
             groups.append(observations(each, played))
-    found = ErrorModel.fitted(groups, PRIOR)
+    found = PRIOR.fitted(groups)
     print(f"prior of {sum(map(len, groups))} runs of {len(groups)} configurations")
     print(f"  mean {found.mean.round(4).tolist()}, noise {found.noise:.4f}")
     print(f"  covariance {found.covariance.round(6).tolist()}", flush=True)

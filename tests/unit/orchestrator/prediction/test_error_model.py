@@ -53,10 +53,23 @@ def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
                 for nodes, share in places
             ]
         )
-    found = ErrorModel.fitted(groups, MODEL)
+    found = MODEL.fitted(groups)
     np.testing.assert_allclose(found.mean, mean, atol=0.06)
     np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.3)
     assert found.noise == pytest.approx(noise, rel=0.1)
+
+
+def test_few_configurations_change_a_prior_little_and_many_much() -> None:
+    rng = np.random.default_rng(2)
+    group = [Observation(2, 0.5, exp(0.3 + rng.normal(0, 0.2))) for _ in range(10)]
+    noises = [MODEL.fitted([group] * number, strength=10).noise for number in (0, 1, 100)]
+    assert noises[0] == pytest.approx(MODEL.noise)
+    assert noises[0] < noises[1] < noises[2]
+    assert noises[2] == pytest.approx(0.2, rel=0.3)
+    middles = [
+        MODEL.fitted([group] * number, strength=10).interval([], 2, 0.5).middle for number in (1, 100)
+    ]
+    assert 1 < middles[0] < middles[1] < exp(0.4)
 
 
 def test_intervals_of_a_fitted_prior_hold_nine_of_ten() -> None:
