@@ -68,8 +68,9 @@ def _on(nodes: int, where: str, view: WorkloadView, lines: Sequence[Line]) -> st
     found.sort(key=lambda pair: pair[0].seconds)
     (best, name), *others = found
     speedup = f", {ratio(best.speedup)} times as fast as serial" if best.speedup else ""
+    predicted_to = "is predicted to be the fastest:" if others else "is predicted to take"
     text = (
-        f"On {count(nodes, 'node')}{where}, {name} is predicted to be the fastest: "
+        f"On {count(nodes, 'node')}{where}, {name} {predicted_to} "
         f"{seconds(best.seconds)} (90% interval {span(best.low_s, best.high_s, seconds)}){speedup}."
     )
     close = [other for each, other in others if each.low_s <= best.high_s]

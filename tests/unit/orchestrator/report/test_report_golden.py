@@ -23,12 +23,14 @@ from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render import columns
 from orchestrator.report.topics import FIGURES, find
 from orchestrator.report.topics.faults import fault_costs
+from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.orchestrator.report.test_report_data_partition import with_labels
 from tests.unit.orchestrator.report.test_report_faults import KILL, disturbed
 from tests.unit.orchestrator.report.test_report_learning import learned
 from tests.unit.orchestrator.report.test_report_locations import NEWER, a_node, contained
+from tests.unit.orchestrator.report.test_report_predicted import prediction
 from tests.unit.orchestrator.report.test_report_stragglers import WAITS_FOR_LAST, waiting
 from tests.unit.orchestrator.report.test_report_textbook_optimizers import trained
 from tests.unit.report_support import (
@@ -238,6 +240,20 @@ def on_many_nodes() -> list[RunResult]:
     return [*repeated("serial", around(16.0, 0.1), **fields), *few, *many]
 
 
+def predictions() -> Predictions:
+    """What runs on few nodes let expect. A sweep has them, or a reason why they are not shown."""
+    few = on_many_nodes()[5]
+    target = {"accuracy": 0.9, "epochs": [3, 5], "seeds": 3, "seconds": 3.0, "low_s": 2.0, "high_s": 5.0}
+    costs = {"cost": 0.5, "low_cost": 0.4, "high_cost": 0.6, "to_target": target}
+    return Predictions(
+        asked=Asked(nodes=[64, 256], link=None, node_speed=1, price_per_h=2.5),
+        made_from={},
+        forecasts=[prediction(few, 64, 0.8, **costs), prediction(few, 256, 0.78)],
+        refused=[],
+        unused=[],
+    )
+
+
 def golden_comparison() -> Comparison:
     """Every kind of finding, every column of every table, and every figure."""
     one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
@@ -305,11 +321,14 @@ def golden_comparison() -> Comparison:
             {"measure": "train_s", "compare": four, "against": {"lr": 9.0}},
         ],
     )
+    compared = compare(
+        record,
+        [(result.key, result) for result in results],
+        clusters={cluster.run: cluster for cluster in [*clusters, *clusters_of_linked]},
+    )
     return windowed(
-        compare(
-            record,
-            [(result.key, result) for result in results],
-            clusters={cluster.run: cluster for cluster in [*clusters, *clusters_of_linked]},
+        dataclasses.replace(
+            compared, predictions=predictions(), predictions_unusable="they were made from other runs"
         )
     )
 
@@ -376,6 +395,10 @@ def test_the_golden_comparison_fills_every_column(table: str, comparison: Compar
 def test_the_golden_comparison_fills_every_column_about_faults(comparison: Comparison) -> None:
     costs = fault_costs(comparison)
     assert columns.filled(columns.FAULTS, costs) == list(columns.FAULTS)
+
+
+def test_the_golden_comparison_fills_every_column_about_predictions() -> None:
+    assert columns.filled(columns.PREDICTED, predictions().forecasts) == list(columns.PREDICTED)
 
 
 def test_markdown(comparison: Comparison, plots: list[Plot]) -> None:

@@ -21,23 +21,23 @@ from orchestrator.results.predictions import (
     stops_paying,
     write_predictions,
 )
+from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, UnusableFile
 from tests.unit.report_support import a_comparison, a_run, finding_of, findings_of
 
 ASKED = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
 SERIAL = a_run("serial", train_s=16.0, cores=64)
-MEASURED = [
-    a_run(strategy, nodes=2, train_s=seconds, transport="gloo", cores=64)
-    for strategy, seconds in (("one_shot", 8.0), ("all_reduce", 10.0))
-]
+ONE_SHOT = a_run("one_shot", nodes=2, train_s=8.0, transport="gloo", cores=64)
+ALL_REDUCE = a_run("all_reduce", nodes=2, train_s=10.0, transport="gloo", cores=64)
+MEASURED = [ONE_SHOT, ALL_REDUCE]
 
 
-def prediction(strategy: str, nodes: int, seconds: float, **changes: Any) -> Prediction:
-    (run,) = [run.key for run in MEASURED if run.run.name_of("strategy") == strategy]
+def prediction(run: RunResult, nodes: int, seconds: float, **changes: Any) -> Prediction:
+    """What follows from a run for so many nodes."""
     return Prediction.model_validate(
         {
-            "configuration": f"{strategy} over gloo: digits",
-            "runs": [run],
+            "configuration": f"{run.run.name_of('strategy')} over gloo: digits",
+            "runs": [run.key],
             "nodes": nodes,
             "measured_nodes": 2,
             "seconds": seconds,
@@ -59,10 +59,10 @@ def prediction(strategy: str, nodes: int, seconds: float, **changes: Any) -> Pre
 
 
 FOUND = [
-    prediction("one_shot", 8, 2.0),
-    prediction("one_shot", 64, 1.96),
-    prediction("all_reduce", 8, 5.0),
-    prediction("all_reduce", 64, 2.5),
+    prediction(ONE_SHOT, 8, 2.0),
+    prediction(ONE_SHOT, 64, 1.96),
+    prediction(ALL_REDUCE, 8, 5.0),
+    prediction(ALL_REDUCE, 64, 2.5),
 ]
 
 
@@ -158,6 +158,6 @@ def test_damaged_predictions_are_refused(content: str, tmp_path: Path) -> None:
 
 def test_nodes_stop_paying_where_no_larger_number_is_faster() -> None:
     times = {2: 5.1, 4: 2.7, 8: 1.65, 16: 1.425, 32: 1.9125}
-    found = [prediction("one_shot", nodes, seconds) for nodes, seconds in times.items()]
+    found = [prediction(ONE_SHOT, nodes, seconds) for nodes, seconds in times.items()]
     assert stops_paying(found) == 16
     assert stops_paying(found[:3]) is None
