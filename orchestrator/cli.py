@@ -611,8 +611,6 @@ def predict(
         code = Command(selection.of(loaded.spec), data_dir, HowToRun()).execute(loaded, directory)
         if code == INTERRUPTED:
             raise typer.Exit(code)
-    elif runtime:
-        raise InputError(f"--runtime {runtime}: {source} is a results directory, so nothing is executed")
     predictions = command.predict(SweepPaths(directory), asked, question, data_dir)
     if as_json:
         print(predictions.model_dump_json(indent=1))

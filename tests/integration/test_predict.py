@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,18 @@ blocks:
   - base: {transport: gloo}
     axes: {strategy: [local_sgd, ddp], nodes: [2]}
   - base: {transport: gloo, strategy: pipeline, nodes: 2}
+"""
+FEW = """
+name: few
+base: {dataset: digits, model: mlp, epochs: 2}
+blocks:
+  - base: {strategy: local_sgd, transport: gloo, nodes: 2}
+"""
+LEARNED = """
+name: learned
+base: {dataset: digits, model: mlp, epochs: 20, target_accuracy: 0.5}
+blocks:
+  - base: {strategy: local_sgd, transport: gloo, nodes: 8}
 """
 
 
@@ -61,6 +74,44 @@ def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_pa
     assert "all_reduce" in refused[2, "ddp"]
     assert found["unused"] == []
     assert sorted(path.name for path in measured.iterdir()) == before
+
+
+def test_a_report_has_the_predictions_until_a_run_is_repeated(measured: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(measured, copy)
+    done = run_cli("predict", copy, "--nodes", "2,16", "--report")
+    assert done.returncode == 0, done.stderr
+    kinds = {each["kind"] for each in json.loads((copy / "findings.json").read_text())}
+    assert "predicted" in kinds
+    assert (copy / "plots" / "predicted.svg").exists()
+    assert "## Predictions" in (copy / "report.md").read_text()
+    (repeated,) = copy.glob("local_sgd-*")
+    shutil.rmtree(repeated)
+    done = run_cli("report", copy)
+    assert done.returncode == 0, done.stderr
+    kinds = {each["kind"] for each in json.loads((copy / "findings.json").read_text())}
+    assert "predictions_unusable" in kinds
+    assert "predicted" not in kinds
+
+
+def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(tmp_path: Path) -> None:
+    (tmp_path / "measured.yml").write_text(FEW)
+    (tmp_path / "learned.yml").write_text(LEARNED)
+    learned = tmp_path / "results" / "learned"
+    assert run_cli("sweep", "learned.yml", "--runtime", "virtual", directory=tmp_path).returncode == 0
+    done = run_cli("predict", "measured.yml", "--runtime", "local", "--nodes", "8", directory=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = tmp_path / "results" / "few"
+    assert (measured / "report.html").exists()
+    done = run_cli("predict", measured, "--nodes", "8,16", "--learned", learned, "--json")
+    on_8, on_16 = json.loads(done.stdout)["forecasts"]
+    target = on_8["to_target"]
+    assert (target["accuracy"], target["seeds"]) == (0.5, 1)
+    assert 0 < target["low_s"] < target["seconds"] < target["high_s"]
+    assert on_16["to_target"] is None
+    refused = run_cli("predict", measured, "--learned", measured)
+    assert refused.returncode == 2
+    assert "target_accuracy" in refused.stderr
 
 
 def test_the_table_fits_80_columns(measured: Path) -> None:

@@ -90,7 +90,7 @@ def _assumed(asked: Asked) -> str:
     speed = f", nodes of {asked.node_speed:g} times their speed" if asked.node_speed != 1 else ""
     price = f", at a price of {asked.price_per_h:g} for a node in an hour" if asked.price_per_h else ""
     return (
-        f"Predicted from the finished runs of this sweep, over {links}{speed}{price}, for the same number of "
-        "epochs. Each time has a 90% interval: 9 of 10 such runs take a time in it, if the error model is "
-        "right. docs/prediction.md reports how often it was."
+        f"Predicted from the finished runs of this sweep, over {links}{speed}{price}, for the same number "
+        "of epochs. Each time has a 90% interval: 9 of 10 such runs take a time in it, if the error model "
+        "is right. docs/prediction.md reports how often it was."
     )
