@@ -271,7 +271,7 @@ def _dataset_of(request: CheckRequest) -> tuple[Dataset, Tensor | None]:
 
     form = request.dataset or {}
     if form == VECTORS:
-        return Vectors(scaling="standardise"), None
+        return Vectors(), None
     if "module" not in form:
         return REGISTRIES["dataset"].parse(form), None
     on = request.model_copy(update={"registered": "", "parameters": {}, **form})

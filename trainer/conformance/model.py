@@ -12,6 +12,7 @@ from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import Dataset
 from trainer.models.base import Model
+from trainer.models.shapes import noise
 from trainer.user_components.model import draws_error, names_error, output_error, weights_error
 from trainer.user_components.random_state import scatter_seeds
 
@@ -65,7 +66,7 @@ class Built:
         """
         import torch
 
-        classes = self.dataset.class_count + more_classes
+        classes = self.dataset.outputs + more_classes
         with torch.random.fork_rng(devices=[]):
             scatter_seeds(other)
             torch.manual_seed(seed)
@@ -91,8 +92,7 @@ class Built:
         if self._samples is not None:
             chosen = torch.arange(seed - 1, seed - 1 + size) % len(self._samples)
             return self._samples[chosen]
-        drawn = torch.randn(size, *self.dataset.shape, generator=torch.Generator().manual_seed(seed))
-        return drawn.to(getattr(torch, self.dataset.input_type))
+        return noise(self.dataset, size, torch.Generator().manual_seed(seed))
 
 
 def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Iterator[Law[Any]]:

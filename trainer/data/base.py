@@ -84,13 +84,13 @@ class Data:
 
 
 class Dataset(Component):
-    """A source of samples. Its sizes are known without reading files, so that a spec can be checked."""
+    """A source of samples. Its sizes are known without reading files, so that a spec can be checked.
 
-    scaling: Scaling = Field(
-        "standardise",
-        description="of pixels: each channel to mean 0 and variance 1 over the training split, or all "
-        "pixels from the darkest, 0, to the brightest, 1",
-    )
+    Attributes:
+        accuracy_is: what the accuracy is where it is not the share of samples of the right class; or None.
+    """
+
+    accuracy_is: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -113,6 +113,16 @@ class Dataset(Component):
         """Number of classes; 1 where samples have none."""
 
     @property
+    def outputs(self) -> int:
+        """Scores that a model returns for a target: one for each class, or for each token."""
+        return self.class_count
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of the targets of one sample; () for its class."""
+        return ()
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The files that it reads, as paths in the data directory; empty if it needs no download."""
         return ()
@@ -126,6 +136,16 @@ class Dataset(Component):
     @abstractmethod
     def load(self, data_dir: Path) -> Data:
         """Read both splits. Writes and downloads nothing. Raises DataError."""
+
+
+class ScaledDataset(Dataset):
+    """A dataset of images or other measurements, whose numbers are scaled."""
+
+    scaling: Scaling = Field(
+        "standardise",
+        description="of pixels: each channel to mean 0 and variance 1 over the training split, or all "
+        "pixels from the darkest, 0, to the brightest, 1",
+    )
 
 
 class Partitioner(Component):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from trainer.core.registry import Component
 from trainer.data.base import image_error
@@ -49,7 +49,14 @@ def exact_image_size_error(shape: tuple[int, ...], pixels: int) -> str | None:
 
 
 class Model(Component):
-    """A network. The last block of a registered one returns log-probabilities of the classes."""
+    """A network. The last block of a registered one returns log-probabilities of the classes.
+
+    Attributes:
+        takes_tokens: whether its inputs are tokens, int64, and its outputs have shape (batch, tokens of the
+            vocabulary, tokens of a sample).
+    """
+
+    takes_tokens: ClassVar[bool] = False
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why the model cannot take inputs of this shape, (channels, height, width) of images."""

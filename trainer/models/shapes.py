@@ -19,6 +19,16 @@ def input_type(dataset: Dataset) -> torch.dtype:
     return kind
 
 
+def noise(dataset: Dataset, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Inputs in the shape of a dataset's, without meaning: normally distributed, or any tokens."""
+    import torch
+
+    shape, kind = (size, *dataset.shape), input_type(dataset)
+    if dataset.target_shape and not kind.is_floating_point:
+        return torch.randint(dataset.outputs, shape, generator=generator, dtype=kind)
+    return torch.randn(shape, generator=generator).to(kind)
+
+
 def block_shapes(model: Model, dataset: Dataset) -> list[tuple[int, ...]]:
     """Return the input shape of every block in forward order, and the shape of the model's output.
 
@@ -36,7 +46,7 @@ def block_shapes(model: Model, dataset: Dataset) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     with torch.device("meta"), torch.no_grad():
         x = torch.empty(1, *dataset.shape, dtype=input_type(dataset))
-        for _, block in model.blocks(dataset.shape, dataset.class_count, torch.Generator("cpu")):
+        for _, block in model.blocks(dataset.shape, dataset.outputs, torch.Generator("cpu")):
             shapes.append(tuple(x.shape[1:]))
             x = block.eval()(x)
     return [*shapes, tuple(x.shape[1:])]

@@ -204,7 +204,7 @@ def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int
     """Return the number of parameters and of floating-point buffer elements of every stage."""
     dataset = task.spec.dataset
     with torch.device("meta"):
-        blocks = dict(task.spec.model.blocks(dataset.shape, dataset.class_count, torch.Generator("cpu")))
+        blocks = dict(task.spec.model.blocks(dataset.shape, dataset.outputs, torch.Generator("cpu")))
     return [
         (
             sum(p.numel() for name in names for p in blocks[name].parameters()),

@@ -60,7 +60,7 @@ class ModelSharder:
         """column, row: forward functions of column- and row-parallel layers."""
         self.shardings: dict[Tensor, tuple[Sharding, int]] = {}
         self._column_layers = {pair.column: pair for pair in pairs}
-        self._row_layers = {pair.row for pair in pairs}
+        self._row_layers = {pair.row: pair for pair in pairs}
         self._comm, self._column, self._row = comm, column, row
         # Of the channels between a column-parallel layer and its row-parallel one.
         self._channels: Sharding | None = None
@@ -74,7 +74,8 @@ class ModelSharder:
                 pair = self._column_layers[path]
                 chain.set_submodule(path, self._shard_columns(cast("Layer", layer), pair.units))
             elif path in self._row_layers:
-                chain.set_submodule(path, self._shard_rows(cast("Layer", layer)))
+                pair = self._row_layers[path]
+                chain.set_submodule(path, self._shard_rows(cast("Layer", layer), pair.units))
             elif self._channels is not None:
                 chain.set_submodule(path, self._shard_between(layer, self._channels))
         return chain.get_submodule(name)
@@ -85,10 +86,9 @@ class ModelSharder:
         self._shard_state(layer, ("weight", "bias"), self._channels)
         return ParallelLayer(layer, self._comm, self._column)
 
-    def _shard_rows(self, layer: Layer) -> nn.Module:
-        """B by rows, sharded as the outputs of the column-parallel layer are. Its bias is replicated."""
-        channels = cast("Sharding", self._channels)
-        inputs = channels.repeated(layer.weight.shape[1] // sum(channels.sizes))
+    def _shard_rows(self, layer: Layer, units: int) -> nn.Module:
+        """B by rows, sharded as the units of the column-parallel layer are. Its bias is replicated."""
+        inputs = Sharding.of_units(units, layer.weight.shape[1] // units, self._comm)
         self._shard_state(layer, ("weight",), inputs, dim=1)
         self._channels = None
         return ParallelLayer(layer, self._comm, self._row)
@@ -163,8 +163,10 @@ def multiply(x: Tensor, layer: Layer) -> Tensor:
 
 
 def add_bias(x: Tensor, layer: Layer) -> Tensor:
-    """Add the bias of a layer, if it has one, to its features or channels (dimension 1)."""
-    return x if layer.bias is None else x + layer.bias.view(-1, *[1] * (x.dim() - 2))
+    """Add the bias of a layer, if it has one, to features (last dimension) or channels (dimension 1)."""
+    if layer.bias is None:
+        return x
+    return x + (layer.bias if isinstance(layer, nn.Linear) else layer.bias.view(-1, 1, 1))
 
 
 class _CopyToRanks(torch.autograd.Function):
@@ -191,7 +193,11 @@ class _ReduceFromRanks(torch.autograd.Function):
 
 
 def _all_reduce(x: Tensor, comm: Communicator) -> Tensor:
-    """Return the sum over ranks, in channels_last order, which is the same on all ranks."""
-    total = x.movedim(1, -1).clone(memory_format=torch.contiguous_format)
+    """Return the sum over ranks, with features or channels last in memory, as in serial training.
+
+    Dropout draws in the order of memory.
+    """
+    features = 1 if x.dim() == 4 else -1
+    total = x.movedim(features, -1).clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total.view(-1), "sum")
-    return total.movedim(-1, 1)
+    return total.movedim(-1, features)

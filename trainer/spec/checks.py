@@ -18,7 +18,15 @@ from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
 from trainer.spec.node_speed import speeds_by_node
-from trainer.spec.registries import AGGREGATIONS, ATTACKS, LOSSES, OPTIMIZERS, STRATEGIES, TRANSPORTS
+from trainer.spec.registries import (
+    AGGREGATIONS,
+    ATTACKS,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    STRATEGIES,
+    TRANSPORTS,
+)
 
 # Types of the errors: the fields to change.
 CHECK_ERROR_TYPES = (
@@ -122,7 +130,7 @@ def link(run: RunFields) -> CheckError:
 
 
 def model(run: RunFields) -> CheckError:
-    reason = run.model.validation_error(run.dataset.shape)
+    reason = run.model.validation_error(run.dataset.shape) or _tokens_error(run)
     if reason is None:
         return None
     return PydanticCustomError(
@@ -130,6 +138,17 @@ def model(run: RunFields) -> CheckError:
         "{model} cannot train on {dataset}: {reason}",
         {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
     )
+
+
+def _tokens_error(run: RunFields) -> str | None:
+    """Users' models are tried together with their datasets when a sweep is loaded."""
+    tokens = run.dataset.input_type == "int64"
+    if isinstance(run.model, ImportedComponent) or tokens == run.model.takes_tokens:
+        return None
+    if not tokens:
+        return "it takes tokens, and the inputs are other numbers"
+    allowed = ", ".join(name for name in MODELS.entries if MODELS.load(name).takes_tokens)
+    return f"its inputs are tokens; models of tokens: {allowed}"
 
 
 def loss(run: RunFields) -> CheckError:
@@ -160,7 +179,8 @@ def batch_size(run: RunFields) -> CheckError:
 
 def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
-    if run.strategy.partitions_model and run.world_size > 1 and run.model.indivisible:
+    cuts = run.strategy.partitions_model and run.strategy.full_gradients  # between blocks, not in layers
+    if cuts and run.world_size > 1 and run.model.indivisible:
         reason = f"it splits the model, and {run.model.indivisible}"
     if reason is None:
         return None

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss
 from trainer.losses.nll import Nll
+from trainer.models.shapes import noise
 
 if TYPE_CHECKING:
     from trainer.spec.run_spec import RunSpec
@@ -182,11 +183,13 @@ def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:
     """Inputs and targets: noise in the shape of a registered dataset, samples of a user's."""
     from pathlib import Path
 
+    from trainer.training.replica import channels_last
+
     if isinstance(spec.dataset, ImportedComponent):
         train = spec.dataset.load(Path(os.environ.get("SHARDYARD_DATA", "data"))).train
         samples = np.arange(spec.batch_size) % len(train.labels)
         return torch.from_numpy(train.inputs[samples]), torch.from_numpy(train.targets[samples])
     generator = torch.Generator().manual_seed(spec.seed)
-    inputs = torch.randn((spec.batch_size, *spec.dataset.shape), generator=generator)
-    targets = torch.randint(spec.dataset.class_count, (spec.batch_size,), generator=generator)
-    return inputs.contiguous(memory_format=torch.channels_last), targets
+    inputs = noise(spec.dataset, spec.batch_size, generator)
+    shape = spec.batch_size, *spec.dataset.target_shape
+    return channels_last(inputs), torch.randint(spec.dataset.outputs, shape, generator=generator)

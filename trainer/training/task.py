@@ -79,7 +79,7 @@ class Task:
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.rngs.torch_seed("weights", weights_seed))
-            for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
+            for name, block in self.spec.model.blocks(dataset.shape, dataset.outputs, generator):
                 if only is None or name in only:
                     model.add_module(name, take(name, block))
         for parameter in model.parameters():

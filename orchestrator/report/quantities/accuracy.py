@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from statistics import fmean
 
 from orchestrator.report import formats
@@ -40,6 +41,11 @@ def _mean_of_local(row: Row) -> float | None:
     return fmean(row.local_accuracies) if row.local_accuracies else None
 
 
+def _bits_per_token(row: Row) -> float | None:
+    loss = row.result.ranks[0].test_loss if row.result.ranks else None
+    return loss / log(2) if loss is not None and row.run.dataset.target_shape else None
+
+
 ACCURACIES = named(
     accuracy=Quantity(
         SHARE,
@@ -62,6 +68,13 @@ ACCURACIES = named(
         NUMBER,
         lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
         meaning="loss of the final weights on the test split",
+    ),
+    bits_per_token=Quantity(
+        NUMBER,
+        _bits_per_token,
+        "Bits per token",
+        "loss of the final weights on the test split / ln 2; a token is a byte or a character of a text",
+        "the dataset has no tokens",
     ),
     local_accuracy_min=Quantity(
         SHARE,

@@ -104,7 +104,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         "why there is no speedup",
         empty="there is one",
     ),
-    *_quantities("accuracy", "accuracy_difference", "test_loss"),
+    *_quantities("accuracy", "accuracy_difference", "test_loss", "bits_per_token"),
     *_quantities("local_accuracy_min", "local_accuracy_mean", "local_accuracy_max"),
     *_quantities("steps", "samples_per_s", "data_s", "compute_s", "communicate_s", "wait_s"),
     *_quantities("cpu_contention_s", "other_s", "evaluate_s"),

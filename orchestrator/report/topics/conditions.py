@@ -25,15 +25,17 @@ SEPARATED = ("runtime", "image")  # runs that differ in these are never compared
 def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """What the accuracy is where it is not the share of samples of the right class."""
     rows = evidence(view.groups)
-    meaning = rows[0].run.loss.accuracy_is if rows else None
-    if meaning:
-        loss = rows[0].run.name_of("loss")
-        yield Finding(
-            "accuracy_is",
-            f"With the loss {loss}, accuracy is {meaning}.",
-            rows,
-            {"loss": loss, "accuracy": meaning},
-        )
+    if not rows:
+        return
+    for name in ("loss", "dataset"):
+        run = rows[0].run
+        if meaning := getattr(run, name).accuracy_is:
+            yield Finding(
+                "accuracy_is",
+                f"With the {name} {run.name_of(name)}, accuracy is {meaning}.",
+                rows,
+                {name: run.name_of(name), "accuracy": meaning},
+            )
 
 
 def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import IO, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.base import Data, DataError, Dataset
+from trainer.data.base import Data, DataError, ScaledDataset
 from trainer.data.datasets.files import Archive
 from trainer.data.datasets.normalise import normalise
 
@@ -21,7 +21,7 @@ _TRAIN = tuple(f"{_FOLDER}/data_batch_{number}" for number in range(1, 6))
 _TEST = f"{_FOLDER}/test_batch"
 
 
-class Cifar10(Dataset):
+class Cifar10(ScaledDataset):
     """Photographs: 50,000 training and 10,000 test images, 3×32×32 (Krizhevsky 2009).
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images", technical report,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.base import Data, Dataset
+from trainer.data.base import Data, ScaledDataset
 from trainer.data.datasets.bundled import bundled_file
 from trainer.data.datasets.normalise import normalise
 
 _TRAIN_SAMPLES = 1437  # four fifths
 
 
-class Digits(Dataset):
+class Digits(ScaledDataset):
     """Handwritten digits of scikit-learn: 1,437 training and 360 test images, 1×28×28; no download.
 
     Each of the original 8×8 pixels becomes 3×3, with a border of 2, so that models for MNIST fit. The

@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.base import Data, DataError, Dataset
+from trainer.data.base import Data, DataError, ScaledDataset
 from trainer.data.datasets.files import Archive
 from trainer.data.datasets.normalise import normalise
 
 
-class _IdxDataset(Dataset):
+class _IdxDataset(ScaledDataset):
     """60 000 training and 10 000 test images, 1×28×28, 10 classes, in torchvision's file layout."""
 
     archives: ClassVar[tuple[Archive, ...]]  # images and labels of train, then of test

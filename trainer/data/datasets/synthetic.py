@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from trainer.data.base import Data, Dataset, Images, Labels
+from trainer.data.base import Data, Images, Labels, ScaledDataset
 from trainer.data.datasets.normalise import normalise
 
 _KNOTS = 4  # values per axis between which a template is interpolated
 
 
-class Synthetic(Dataset):
+class Synthetic(ScaledDataset):
     """Generated images of any shape: one smooth image per class, plus noise; no download.
 
     Class sizes differ by at most 1. The data depend only on the parameters and not on the run's seed, so

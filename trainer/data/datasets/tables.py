@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.data.base import Data, Dataset
+from trainer.data.base import Data, ScaledDataset
 from trainer.data.datasets.bundled import bundled_file
 from trainer.data.datasets.normalise import normalise
 
 
-class Table(Dataset):
+class Table(ScaledDataset):
     """A table of numbers with a class per row. A column is a channel, and so is scaled by itself.
 
     A fifth of the rows is the test split, the same in every run, whatever its seed.

@@ -197,6 +197,10 @@ def larger_model() -> list[RunResult]:
     ]
 
 
+def on_tokens() -> list[RunResult]:
+    return [a_run("all_reduce", nodes=3, transport="mpi", dataset="copy", model="gpt", cores=2)]
+
+
 def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
     """Runs compared in cluster time, with a known and with an unknown error; hogwild has none."""
     results, clusters = [], []
@@ -269,6 +273,7 @@ def golden_comparison() -> Comparison:
         *replayed,
         *linked,
         *larger_model(),
+        *on_tokens(),
         *model_partitioned(),
         *with_target(),
         *with_a_slow_node(),

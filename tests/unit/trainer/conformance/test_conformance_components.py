@@ -56,7 +56,11 @@ SUFFIXES = {
     "transport": "Communicator",
     "runtime": "Runtime",
 }
-SHARED_FILES = {"fashion_mnist": "mnist", "iris": "tables", "wine": "tables", "breast_cancer": "tables"}
+SHARED_FILES = {
+    "fashion_mnist": "mnist",
+    **dict.fromkeys(["iris", "wine", "breast_cancer"], "tables"),
+    **dict.fromkeys(["pydoc_text", "tiny_shakespeare", "copy", "induction"], "text"),
+}
 
 
 def build(kind: str, name: str, **parameters: Any) -> Component:

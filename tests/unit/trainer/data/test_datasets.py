@@ -256,7 +256,12 @@ def test_synthetic_rejects(parameters: dict[str, Any]) -> None:
 
 def test_classes_are_known_before_files_are_read() -> None:
     classes = {name: DATASETS.parse(name).class_count for name in DATASETS.entries}
-    assert classes == dict.fromkeys(classes, 10) | {"iris": 3, "wine": 3, "breast_cancer": 2}
+    assert classes == dict.fromkeys(classes, 10) | {
+        "iris": 3,
+        "wine": 3,
+        "breast_cancer": 2,
+        **dict.fromkeys(["pydoc_text", "tiny_shakespeare", "copy", "induction"], 1),
+    }
     for dataset in (Digits(), Synthetic(classes=7, samples=70, test_samples=1)):
         assert dataset.class_count == dataset.load(NOWHERE).classes
 
@@ -272,4 +277,8 @@ def test_sizes_are_known_before_files_are_read() -> None:
         "wine": 143,
         "breast_cancer": 456,
         "synthetic": 2048,
+        "pydoc_text": 5624,
+        "tiny_shakespeare": 15_685,
+        "copy": 2048,
+        "induction": 2048,
     }

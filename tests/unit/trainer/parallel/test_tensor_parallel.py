@@ -42,6 +42,13 @@ NARROW = [
     {"name": "wide_resnet", "widen": 1, "norm": "batch"},
     {"name": "wide_resnet", "widen": 3, "norm": "group"},  # groups of 3 channels
 ]
+TOKENS = {"name": "copy", "length": 4, "samples": 60, "test_samples": 20}
+SIZE = {"layers": 2, "width": 16, "heads": 4, "dropout": 0.1}
+TRANSFORMERS = [
+    {"name": "gpt", **SIZE},
+    {"name": "gpt", **SIZE, "positions": "rope", "norm": "rms", "activation": "swiglu", "tied": True},
+    {"name": "vit_small", **SIZE, "patch": 3},
+]
 
 
 def second_of_two() -> MemoryCommunicator:
@@ -119,6 +126,18 @@ def test_tensor_parallel_equals_serial_in_every_step(
 def test_tensor_parallel_equals_serial_with_norms_and_residual_blocks(model: Any, ranks: int) -> None:
     """Also with dropout between the two layers of a pair."""
     serial, parallel, off = serial_and_parallel(ranks, model=model, **{**MOMENTUM, **TINY, "epochs": 1})
+    np.testing.assert_allclose(off, 0, atol=1e-12)
+    np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("model", TRANSFORMERS, ids=str)
+def test_tensor_parallel_transformers_equal_serial(model: dict[str, Any], ranks: int) -> None:
+    """By heads and hidden units, with dropout after each branch."""
+    fields = {**ADAM, "dataset": TOKENS if model["name"] == "gpt" else TINY["dataset"], "model": model}
+    serial, parallel, off = serial_and_parallel(ranks, **{**fields, "epochs": 2})
     np.testing.assert_allclose(off, 0, atol=1e-12)
     np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
 
@@ -219,7 +238,8 @@ def test_pairs_of_every_model_are_layers_in_forward_order(name: str) -> None:
     model = MODELS.parse(name)
     chain = nn.Sequential()
     with torch.device("meta"):
-        for block, module in model.blocks((1, 28, 28), 10, torch.Generator("cpu")):
+        shape = (7,) if model.takes_tokens else (1, 28, 28)
+        for block, module in model.blocks(shape, 10, torch.Generator("cpu")):
             chain.add_module(block, module)
     layers: dict[str, Any] = {
         path: layer for path, layer in chain.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)
@@ -230,7 +250,7 @@ def test_pairs_of_every_model_are_layers_in_forward_order(name: str) -> None:
     assert paths == [path for path in layers if path in paths]
     for pair in model.tensor_parallel_pairs:
         outputs, inputs = len(layers[pair.column].weight), layers[pair.row].weight.shape[1]
-        assert outputs % pair.units == inputs % outputs == 0
+        assert outputs % pair.units == inputs % pair.units == 0
 
 
 def test_a_layer_with_weights_inside_a_pair_is_refused() -> None:
