@@ -73,6 +73,10 @@ class Strategy(Component):
     servers: ClassVar[int] = 0
     # Ranks hold partitions of one model and process the same samples.
     partitions_model: ClassVar[bool] = False
+    # It cuts the model between blocks.
+    cuts_model: ClassVar[bool] = False
+    # Ranks divide the tokens of each sample.
+    splits_samples: ClassVar[bool] = False
     # False: every rank trains on the whole training set.
     uses_partition: ClassVar[bool] = True
     # False: each rank has only a part of a layer's gradient.

@@ -179,9 +179,11 @@ def batch_size(run: RunFields) -> CheckError:
 
 def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
-    cuts = run.strategy.partitions_model and run.strategy.full_gradients  # between blocks, not in layers
-    if cuts and run.world_size > 1 and run.model.indivisible:
+    if run.strategy.cuts_model and run.world_size > 1 and run.model.indivisible:
         reason = f"it splits the model, and {run.model.indivisible}"
+    tokens = run.dataset.shape[0]
+    if reason is None and run.strategy.splits_samples and tokens % run.world_size:
+        reason = f"ranks have as many tokens of a sample, and {tokens} is no multiple of {run.world_size}"
     if reason is None:
         return None
     return PydanticCustomError(

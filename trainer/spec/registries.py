@@ -173,6 +173,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
+        "context_parallel": "trainer.strategies.context_parallel:ContextParallel",
         "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
         "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
         "hogwild": "trainer.strategies.hogwild:Hogwild",

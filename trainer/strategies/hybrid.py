@@ -32,6 +32,7 @@ class Hybrid(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
+    cuts_model: ClassVar[bool] = True
 
     shape: Grid | None = Field(
         None,

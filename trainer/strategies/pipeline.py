@@ -30,6 +30,7 @@ class Pipeline(Strategy):
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
+    cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")

@@ -33,6 +33,7 @@ class PipelineTorch(Strategy):
     equivalent: ClassVar[str | None] = "pipeline"
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
+    cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     attributes_stragglers: ClassVar[bool] = False
 

@@ -39,6 +39,7 @@ class RpcSplit(Strategy):
     equals: ClassVar[Equal | None] = "serial"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
+    cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 
     split_points: SplitPoints = Field(

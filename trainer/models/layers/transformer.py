@@ -6,7 +6,9 @@ Layers derive the number of their heads and units from their weights, so that th
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +27,20 @@ class Attention(nn.Module):
     """Self-attention with several heads (Vaswani et al. 2017, section 3.2).
 
     The rows of `qkv` are ordered by head, and within a head query, key, value.
+
+    Attributes:
+        first: the position of the first token.
+        mix: combines the values of all tokens, by queries and keys; each is of shape (batch, heads, tokens,
+            head width).
     """
+
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __init__(self, width: int, heads: int, *, causal: bool, rotary: bool) -> None:
         super().__init__()
         self.head_width = width // heads
-        self.causal, self.rotary = causal, rotary
+        self.rotary, self.first = rotary, 0
+        self.mix = partial(scaled_dot_product_attention, is_causal=causal)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -40,8 +50,8 @@ class Attention(nn.Module):
         by_head = self.qkv(x).view(batch, tokens, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
         query, key, value = by_head  # each (batch, heads, tokens, head width)
         if self.rotary:
-            query, key = rotate(query), rotate(key)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+            query, key = rotate(query, self.first), rotate(key, self.first)
+        mixed = self.mix(query, key, value)
         y: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return y
 
@@ -100,7 +110,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: shape (batch, tokens, width)."""
         x = x + self.drop(self.attention(self.norm1(x)))
-        return x + self.drop(self.mlp(self.norm2(x)))
+        y: Tensor = x + self.drop(self.mlp(self.norm2(x)))
+        return y
 
     def initialise(self, blocks: int) -> None:
         """Draw initial weights as GPT-2 does: residual branches of N blocks are scaled by 1/√(2N)."""
@@ -116,7 +127,11 @@ class TransformerBlock(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """A vector for each token, and one for each position where these are learned."""
+    """A vector for each token, and one for each position where these are learned.
+
+    Attributes:
+        first: the position of the first token.
+    """
 
     def __init__(self, tokens: int, window: int, width: int, drop: Dropout, *, positions: bool) -> None:
         super().__init__()
@@ -125,13 +140,13 @@ class TokenEmbedding(nn.Module):
         self.position = nn.Embedding(window, width) if positions else None
         if self.position is not None:
             nn.init.normal_(self.position.weight, std=INITIAL_DEVIATION)
-        self.drop = drop
+        self.drop, self.first = drop, 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: int64, shape (batch, tokens). Returns (batch, tokens, width)."""
         x: Tensor = self.token(tokens)
         if self.position is not None:
-            x = x + self.position.weight[: tokens.shape[1]]
+            x = x + self.position.weight[self.first : self.first + tokens.shape[1]]
         y: Tensor = self.drop(x)
         return y
 
@@ -142,14 +157,14 @@ class TokenHead(nn.Module):
     tied: the weight of the embedding, which is then also that of the head (Press & Wolf 2017).
     """
 
-    def __init__(self, norm: nn.Module, width: int, tokens: int, tied: nn.Parameter | None) -> None:
+    def __init__(self, norm: nn.Module, width: int, tokens: int, tied: Tensor | None) -> None:
         super().__init__()
         self.norm = norm
         self.scores = nn.Linear(width, tokens, bias=False)
         if tied is None:
             nn.init.normal_(self.scores.weight, std=INITIAL_DEVIATION)
         else:
-            self.scores.weight = tied
+            self.scores.weight = cast("nn.Parameter", tied)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: shape (batch, tokens, width)."""
