@@ -12,6 +12,7 @@ from tests.bench import (
     containers,
     engines,
     flower,
+    ladder,
     links,
     model_partitioning,
     overhead,
@@ -50,6 +51,7 @@ ON_REQUEST = {
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
     "predict": predict.main,  # takes half an hour
+    "ladder": ladder.main,  # takes an hour, in three calls
     "vtrain": vtrain.main,  # reads files that are not shipped
     "slow_motion": slow_motion.main,  # needs a machine without other load
     "sessions": sessions.main,  # rests between its runs

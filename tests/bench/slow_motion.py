@@ -3,7 +3,11 @@
 In slow motion every node has the same share of a core, links are slower by the same factor, and times are
 divided by it. An engine enforces a quota in periods of 100 ms: a node with 0.4 cores works for 40 ms and
 rests for 60. Steps of a few milliseconds then wait for nodes that rest. Shorter periods avoid that, and
-cost more switches. Here two nodes train with a core each and in slow motion, with several periods.
+cost more switches. Here two nodes train with most of a core each and in slow motion, with several periods.
+A whole core each is no reference on two cores: the engine and the orchestrator work, too.
+
+A quota also makes the same work take more CPU time, because a node continues with cold caches. This factor
+can be measured, so the error is printed with and without it.
 """
 
 from __future__ import annotations
@@ -15,14 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-from orchestrator.replay.described import has_cores
 from orchestrator.results.records import RunResult
 from tests.bench.runs import runs_on
 from tests.support.containers import containers_missing
 from trainer.spec.run_spec import RunSpec
 
 STRATEGIES = ("one_shot", "local_sgd", "all_reduce", "reduce_broadcast", "pipeline")
-SHARES = (0.4, 0.2)
+REFERENCE, SHARES = 0.8, (0.4, 0.2)
 PERIODS_MS = (100, 20, 5)
 ENGINE_PERIOD_MS = 100
 SEEDS = range(3)
@@ -39,7 +42,8 @@ def main() -> None:
         print(f"skipped: no control groups at {GROUPS}, so the period of a quota cannot be set")
         return
     print(
-        f"two nodes in slow motion, beside a core each; target: median of the absolute error {TARGET:.0%}"
+        f"two nodes in slow motion, beside {REFERENCE:g} cores each; target: median of the absolute error "
+        f"{TARGET:.0%}"
     )
     for share in SHARES:
         for period in PERIODS_MS:
@@ -47,42 +51,42 @@ def main() -> None:
 
 
 def pairs(share: float, period_ms: int) -> Iterator[tuple[str, RunResult, RunResult]]:
-    """Each strategy with a core for each node, then in slow motion, for each seed."""
+    """Each strategy with most of a core for each node, then in slow motion, for each seed."""
     with (
         tempfile.TemporaryDirectory() as directory,
         period_of_quotas(period_ms),
         runs_on("docker", results=Path(directory)) as execute,
     ):
-        execute(run("one_shot", SEEDS[0], 1.0))  # with cold caches; it does not count
+        execute(run("one_shot", SEEDS[0], REFERENCE))  # with cold caches; it does not count
         execute(run("one_shot", SEEDS[0], share))
         for seed in SEEDS:
             for strategy in STRATEGIES:
-                yield strategy, execute(run(strategy, seed, 1.0)), execute(run(strategy, seed, share))
+                reference = execute(run(strategy, seed, REFERENCE))
+                yield strategy, reference, execute(run(strategy, seed, share))
 
 
 def run(strategy: str, seed: int, cpus: float) -> RunSpec:
-    fields = {"dataset": "digits", "model": "lenet", "lr": 0.02, "epochs": 3, "transport": "gloo"}
+    fields = {"dataset": "digits", "model": "lenet", "lr": 0.02, "epochs": 8, "transport": "gloo"}
     return RunSpec.model_validate({**fields, "strategy": strategy, "nodes": 2, "seed": seed, "cpus": cpus})
 
 
 def report(share: float, period_ms: int, found: Sequence[tuple[str, RunResult, RunResult]]) -> None:
-    """Print the time in slow motion over that with a core each, as a ratio, and the same for CPU time."""
+    """Print time and CPU time in slow motion over the reference, and the first ratio over the second."""
     print(f"  {share:g} cores, periods of {period_ms} ms")
-    errors = []
+    plain, corrected = [], []
     for strategy in STRATEGIES:
-        rows = [(one, slow) for name, one, slow in found if name == strategy and has_cores(one)]
-        if not rows:
-            print(f"    {strategy:18} left out: other processes used the cores")
-            continue
-        times = [(slow.train_s or 0.0) * share / (one.train_s or 1.0) - 1 for one, slow in rows]
-        cpu = [(slow.work_cpu_s or 0.0) / (one.work_cpu_s or 1.0) - 1 for one, slow in rows]
-        errors += times
-        print(f"    {strategy:18} time {median(times):+7.1%}  CPU time {median(cpu):+7.1%}")
-    if off := [abs(each) for each in errors]:
-        left_out = len(found) - len(off)
+        rows = [(one, slow) for name, one, slow in found if name == strategy]
+        times = [(slow.train_s or 0.0) * share / ((one.train_s or 1.0) * REFERENCE) for one, slow in rows]
+        cpu = [(slow.work_cpu_s or 0.0) / (one.work_cpu_s or 1.0) for one, slow in rows]
+        rest = [time / more for time, more in zip(times, cpu, strict=True)]
         print(
-            f"    absolute error: median {median(off):.1%}, worst {max(off):.1%}; {left_out} pairs left out"
+            f"    {strategy:18} time {median(times) - 1:+7.1%}  CPU time {median(cpu) - 1:+7.1%}  "
+            f"time beyond CPU time {median(rest) - 1:+7.1%}"
         )
+        plain += [abs(each - 1) for each in times]
+        corrected += [abs(each - 1) for each in rest]
+    for name, off in (("time", plain), ("time beyond CPU time", corrected)):
+        print(f"    absolute error of {name}: median {median(off):.1%}, worst {max(off):.1%}", flush=True)
 
 
 @contextmanager
