@@ -10,7 +10,7 @@ from trainer.conformance.threads import Training, threads_in_torch
 from trainer.conformance.threads import train as train_spec
 from trainer.spec.run_spec import RunSpec
 
-__all__ = ["SMALL", "Notes", "Training", "threads_in_torch", "train"]
+__all__ = ["ON_TOKENS", "SMALL", "Notes", "Training", "threads_in_torch", "train"]
 
 SMALL = {
     "dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0},
@@ -18,6 +18,11 @@ SMALL = {
     "batch_size": 10,
     "lr": 0.1,
     "epochs": 2,
+}
+# What strategies need whose ranks divide the tokens of a sample.
+ON_TOKENS = {
+    "dataset": {"name": "induction", "length": 23, "tokens": 30, "samples": 121, "test_samples": 40},
+    "model": {"name": "gpt", "layers": 1, "width": 16, "heads": 8},
 }
 
 

@@ -70,6 +70,11 @@ class Model(Component):
     @property
     def indivisible(self) -> str | None:
         """Why the model cannot be split into its blocks; or None."""
+        return self.shared_weights
+
+    @property
+    def shared_weights(self) -> str | None:
+        """Which blocks have the same weights, as a clause; or None."""
         return None
 
     @property

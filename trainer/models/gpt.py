@@ -36,7 +36,7 @@ class Gpt(Transformer):
         return self.positions == "rope"
 
     @property
-    def indivisible(self) -> str | None:
+    def shared_weights(self) -> str | None:
         return "its head has the weights of its embedding (tied: true)" if self.tied else None
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from trainer.core.strategy import Equal, Strategy, Uneven
 
 if TYPE_CHECKING:
+    from trainer.models.base import Model
     from trainer.training.session import Session
 
 
@@ -42,6 +43,9 @@ class Fsdp(Strategy):
         description="free a block's weights after the forward pass and gather them again",
     )
     uneven: Uneven = "join"
+
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        return f"it shards block by block, and {model.shared_weights}" if model.shared_weights else None
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
+from rich.table import Table
+from rich.text import Text
 
-from orchestrator.commands.predict import by_configuration, parse_nodes, parse_price
+from orchestrator.commands.predict import lines, parse_nodes, parse_price
 from orchestrator.errors import InputError
-from orchestrator.prediction.evidence import Configuration, MeasuredRun
-from orchestrator.prediction.forecast import Refused
-from trainer.spec.run_spec import RunSpec
+from orchestrator.results.predictions import Asked, Predictions
+from tests.unit.orchestrator.report.test_report_predicted import prediction
+from tests.unit.report_support import a_run
 
 
 def test_nodes_are_sorted_numbers() -> None:
@@ -36,16 +35,15 @@ def test_other_prices_are_refused(text: str) -> None:
 
 
 def test_configurations_that_differ_in_their_rate_have_a_table_each() -> None:
-    each_rate = [configuration(0.1), configuration(0.2)]
-    found = [Refused(each, nodes, "") for each in each_rate for nodes in (8, 64)]
-    names, groups = zip(*by_configuration(found), strict=True)
-    assert [[each.nodes for each in group if isinstance(each, Refused)] for group in groups] == 2 * [
-        [8, 64]
+    found = [
+        prediction(
+            a_run("all_reduce", nodes=2, transport="gloo", lr=lr), nodes, 1.0, configuration=f"lr {lr}"
+        )
+        for lr in (0.1, 0.2)
+        for nodes in (8, 64)
     ]
-    assert "lr 0.1" in names[0]
-    assert "lr 0.2" in names[-1]
-
-
-def configuration(lr: float) -> Configuration:
-    run = RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "lr": lr})
-    return Configuration([cast("MeasuredRun", SimpleNamespace(run=run))], 0.001, 0.0)
+    asked = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
+    shown = [*lines(Predictions(asked=asked, made_from={}, forecasts=found, refused=[], unused=[]))]
+    names = [str(each) for each in shown if isinstance(each, Text) and "measured on" in each]
+    assert [name.partition(" (")[0] for name in names] == ["lr 0.1", "lr 0.2"]
+    assert [each.row_count for each in shown if isinstance(each, Table)] == [2, 2]

@@ -120,10 +120,10 @@ def test_a_tied_head_has_the_weights_of_the_embedding() -> None:
     tied(some_tokens()).sum().backward()
     embedding: Any = tied.embedding
     assert tied.head.scores.weight is embedding.token.weight
-    with pytest.raises(ValidationError, match="tied"):
-        RunSpec.model_validate(
-            {"strategy": "pipeline", "nodes": 2, "model": {"name": "gpt", "tied": True}, "dataset": "copy"}
-        )
+    for strategy in ("pipeline", "fsdp"):
+        run = {"strategy": strategy, "model": {"name": "gpt", "tied": True}, "dataset": "copy", "nodes": 2}
+        with pytest.raises(ValidationError, match="tied"):
+            RunSpec.model_validate(run)
 
 
 def test_initial_weights_are_those_of_gpt_2() -> None:

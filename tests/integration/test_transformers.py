@@ -1,0 +1,59 @@
+"""Every way to split a GPT gives the weights of one node, over real transports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.runs import RunCache
+
+GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.1}
+RUN: dict[str, Any] = {
+    "dataset": {"name": "induction", "length": 23, "tokens": 30, "samples": 96, "test_samples": 32},
+    "batch_size": 16,
+    "lr": 0.1,
+    "epochs": 2,
+}
+RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "transport", "tied"),
+    [
+        ("tensor_parallel", 3, "gloo", True),
+        ("tensor_parallel", 2, "mpi", False),
+        (RING, 3, "gloo", True),
+        (RING, 2, "mpi", False),
+        (ULYSSES, 2, "gloo", False),
+        (ULYSSES, 2, "mpi", True),
+        ("pipeline", 2, "gloo", False),
+    ],
+    ids=str,
+)
+def test_a_split_gpt_has_the_weights_of_one_node(
+    run_cache: RunCache, strategy: Any, nodes: int, transport: str, tied: bool
+) -> None:
+    # Stages of a pipeline drop other activations than one node does.
+    model = {**GPT, "tied": tied, "dropout": 0.0 if strategy == "pipeline" else 0.1}
+    serial = run_cache.get(strategy="serial", model=model, **RUN)
+    split = run_cache.get(strategy=strategy, nodes=nodes, transport=transport, model=model, **RUN)
+    assert (split.result.status, split.result.cause) == ("ok", None)
+    np.testing.assert_allclose(split.weights, serial.weights, rtol=0, atol=1e-6)
+    assert split.result.replicas_equal
+    for mine, other in zip(split.result.epochs[-1:], serial.result.epochs[-1:], strict=True):
+        assert mine.test_loss == pytest.approx(other.test_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tied"), [("ddp", True), ("zero1", True), ("fsdp", False), ("ddp", False)]
+)
+def test_replicas_of_a_gpt_have_the_weights_of_all_reduce(
+    run_cache: RunCache, strategy: str, tied: bool
+) -> None:
+    fields = {"model": {**GPT, "tied": tied}, "nodes": 2, "transport": "gloo", "batch_per": "run", **RUN}
+    expected, found = (run_cache.get(strategy=name, **fields) for name in ("all_reduce", strategy))
+    assert (found.result.status, found.result.cause) == ("ok", None)
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-6)
+    assert found.result.replicas_equal
