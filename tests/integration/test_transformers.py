@@ -16,6 +16,7 @@ RUN: dict[str, Any] = {
     "lr": 0.1,
     "epochs": 2,
 }
+SEQUENCE = {"name": "tensor_parallel", "sequence_parallel": True}
 RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
 
 
@@ -24,6 +25,8 @@ RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("r
     [
         ("tensor_parallel", 3, "gloo", True),
         ("tensor_parallel", 2, "mpi", False),
+        (SEQUENCE, 3, "gloo", True),
+        (SEQUENCE, 2, "mpi", False),
         (RING, 3, "gloo", True),
         (RING, 2, "mpi", False),
         (ULYSSES, 2, "gloo", False),

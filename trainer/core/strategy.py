@@ -75,8 +75,6 @@ class Strategy(Component):
     partitions_model: ClassVar[bool] = False
     # It cuts the model between blocks.
     cuts_model: ClassVar[bool] = False
-    # Ranks divide the tokens of each sample.
-    splits_samples: ClassVar[bool] = False
     # False: every rank trains on the whole training set.
     uses_partition: ClassVar[bool] = True
     # False: each rank has only a part of a layer's gradient.
@@ -137,6 +135,11 @@ class Strategy(Component):
     def claimed_equal(self) -> Equal | None:
         """`equals`, unless a parameter changes the mathematics."""
         return self.equals
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether ranks divide the tokens of each sample."""
+        return False
 
     @property
     def not_checkpointed(self) -> str | None:

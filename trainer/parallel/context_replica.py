@@ -6,7 +6,6 @@ The forward and backward passes of ring attention are in trainer/strategies/cont
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
-from trainer.models.layers.dropout import Dropout
-from trainer.models.layers.transformer import Attention, TokenEmbedding
+from trainer.models.layers.transformer import Attention
+from trainer.parallel.token_part import TokenPart
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica
 from trainer.training.task import Task
@@ -34,62 +33,32 @@ class ContextParallelReplica(Replica):
     """
 
     def __init__(self, task: Task, clock: Clock, comm: Communicator, attend: Attend) -> None:
+        """The ranks of `comm` are two or more."""
         # Replica 0 on all ranks: dropout must draw the masks of serial training.
         super().__init__(task.build_model(0, device=comm.device), task, clock)
-        self._comm = comm
-        self._tokens = task.spec.dataset.shape[0] // comm.size
-        self._first = comm.rank * self._tokens
-        self._accuracy = 0.0
-        if comm.size == 1:
-            return
-        for module in [*self.model.modules()]:
+        self._part = TokenPart(comm, task.spec.dataset.shape[0])
+        self._part.adapt(self.model)
+        self._parts, self._accuracy = comm.size, 0.0
+        for module in self.model.modules():
             if isinstance(module, Attention):
-                module.first = self._first
+                module.first = self._part.first
                 module.mix = lambda query, key, value: attend(query, key, value, comm)
-            elif isinstance(module, TokenEmbedding):
-                module.first = self._first
-            for name, child in module.named_children():
-                if isinstance(child, Dropout):
-                    setattr(module, name, TokenDropout(child, self._first, comm.size))
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """As `Replica.backward`, of the whole batch: the sum of the ranks' gradients."""
-        own = slice(self._first, self._first + self._tokens)
-        part = replace(batch, inputs=batch.inputs[:, own], targets=batch.targets[:, own])
-        super().backward(part, weight / self._comm.size)
-        if self._comm.size == 1 or not weight or self.loss is None:
-            return
-        facts = torch.stack([self.loss, self.loss.new_tensor(super().batch_accuracy)]) / self._comm.size
-        sums = torch.cat([self.gradient(), facts])
-        self._comm.all_reduce(sums, "sum")
-        self.set_gradient(sums[:-2])
-        self.loss, self._accuracy = sums[-2], sums[-1].item()
+        super().backward(self._part.of_batch(batch), weight / self._parts)
+        if self.loss is not None:
+            self.loss, self._accuracy = self._part.sum(self._parameters, self.loss, super().batch_accuracy)
 
     @property
     def batch_accuracy(self) -> float:
         """Accuracy on all tokens of the last batch, 0 … 1."""
-        return self._accuracy if self._comm.size > 1 else super().batch_accuracy
+        return self._accuracy
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities for all tokens, on rank 0 only. Every rank calls it."""
-        if self._comm.size == 1:
-            return super().predict(inputs)
-        output: Tensor = self.model(inputs[:, self._first : self._first + self._tokens])
-        parts = self._comm.gather(output.contiguous().flatten(), root=0)
-        return None if parts is None else torch.cat([part.view_as(output) for part in parts], dim=-1)
-
-
-class TokenDropout(Dropout):
-    """Dropout of some tokens: it draws the mask of all tokens, as serial training does."""
-
-    def __init__(self, full: Dropout, first: int, parts: int) -> None:
-        super().__init__(full.probability, full.generator)
-        self._first, self._parts = first, parts
-
-    def mask(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        full = super().mask(x.new_empty(batch, tokens * self._parts, width))
-        return full[:, self._first : self._first + tokens]
+        output: Tensor = self.model(self._part.of(inputs))
+        return self._part.gather(output)
 
 
 class RingAttention(torch.autograd.Function):

@@ -155,6 +155,18 @@ def reduce_from_ranks(x: Tensor, comm: Communicator) -> Tensor:
     return y
 
 
+def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
+    """g of Korthikanti et al.: an all-gather of the tokens forward, a reduce-scatter backward."""
+    y: Tensor = _GatherTokens.apply(x, comm)  # type: ignore[no-untyped-call]
+    return y
+
+
+def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
+    """g̅ of Korthikanti et al.: a reduce-scatter over tokens forward, an all-gather backward."""
+    y: Tensor = _ScatterTokens.apply(x, comm)  # type: ignore[no-untyped-call]
+    return y
+
+
 def multiply(x: Tensor, layer: Layer) -> Tensor:
     """Apply the weight of a layer without its bias."""
     if isinstance(layer, nn.Conv2d):
@@ -201,3 +213,39 @@ def _all_reduce(x: Tensor, comm: Communicator) -> Tensor:
     total = x.movedim(features, -1).clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total.view(-1), "sum")
     return total.movedim(-1, features)
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
+        ctx.comm = comm
+        return _gather(x, comm)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(gradient, ctx.comm), None
+
+
+class _ScatterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
+        ctx.comm = comm
+        return _reduce_scatter(x, comm)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradient, ctx.comm), None
+
+
+def _gather(x: Tensor, comm: Communicator) -> Tensor:
+    """The ranks' tokens, (batch, tokens, …), one after the other."""
+    parts = comm.all_gather(x.contiguous().flatten())
+    return torch.cat([part.view_as(x) for part in parts], dim=1)
+
+
+def _reduce_scatter(x: Tensor, comm: Communicator) -> Tensor:
+    """The sum over ranks of this rank's tokens. It sends the bytes of a reduce-scatter: (P − 1)/P of x."""
+    parts = torch.stack(x.chunk(comm.size, dim=1))
+    return comm.all_to_all(parts.flatten(1)).sum(dim=0).view(parts.shape[1:])

@@ -10,6 +10,8 @@ from torch import Tensor
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.parallel.tensor_layers import LayerForward, ModelSharder
+from trainer.parallel.token_part import TokenPart
+from trainer.training.loader import Batch
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -58,3 +60,33 @@ class TensorParallelReplica(Replica):
             self._comm.broadcast(shard, root=rank)
             shards.append(shard.view(shape))
         return torch.cat(shards, dim)
+
+
+class SequenceParallelReplica(TensorParallelReplica):
+    """A tensor-parallel replica whose ranks have some of the tokens between the pairs of layers."""
+
+    def __init__(
+        self, task: Task, clock: Clock, comm: Communicator, column: LayerForward, row: LayerForward
+    ) -> None:
+        super().__init__(task, clock, comm, column, row)
+        self._part = TokenPart(comm, task.spec.dataset.shape[0])
+        self._part.adapt(self.model)
+        self._accuracy = 0.0
+        # They see this rank's tokens alone. The shards of a pair see all, and have their whole gradient.
+        self._replicated = [each for each in self._parameters if each not in self._shardings]
+
+    def backward(self, batch: Batch, weight: float = 1.0) -> None:
+        """As `Replica.backward`, of the whole batch."""
+        super().backward(self._part.of_batch(batch), weight / self._comm.size)
+        if self.loss is not None:
+            self.loss, self._accuracy = self._part.sum(self._replicated, self.loss, super().batch_accuracy)
+
+    @property
+    def batch_accuracy(self) -> float:
+        """Accuracy on all tokens of the last batch, 0 … 1."""
+        return self._accuracy
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """Log-probabilities for all tokens, on rank 0 only. Every rank calls it."""
+        output: Tensor = self.model(self._part.of(inputs))
+        return self._part.gather(output)

@@ -45,11 +45,14 @@ class ContextParallel(Strategy):
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
-    splits_samples: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 
     attention: Literal["ring", "ulysses"] = Field("ring", description="how tokens of other ranks are seen")
+
+    @property
+    def splits_samples(self) -> bool:
+        return True
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if ranks == 1:
@@ -67,7 +70,10 @@ class ContextParallel(Strategy):
         from trainer.parallel.context_replica import ContextParallelReplica
 
         attend = ring_attention if self.attention == "ring" else ulysses_attention
-        replica = ContextParallelReplica(session.task, session.clock, session.comm, attend)
+        if session.size == 1:
+            replica = session.replica()
+        else:
+            replica = ContextParallelReplica(session.task, session.clock, session.comm, attend)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.batches(epoch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy
 
 if TYPE_CHECKING:
@@ -35,7 +37,16 @@ class TensorParallel(Strategy):
     Traffic of a pair per rank and step: 4B·(in + out)·2(P − 1)/P bytes, where in and out are the sizes of a
     sample's X and Z. Images need no gradient, so in is 0 for the first layer of the model.
 
-    Source: Shoeybi et al. 2019, "Megatron-LM", Sec. 3.
+    With `sequence_parallel`, for models of tokens, all that is between the pairs is divided, too: rank i
+    has X and Z of its tokens alone (Korthikanti et al. 2022, Sec. 4.2.2). The sum over ranks becomes a
+    reduce-scatter over tokens (g̅), and an all-gather of X comes before each pair (g). Both together send
+    the bytes of the all-reduce. Norms, dropout and residuals store 1/P of their activations; the gathered X
+    is stored whole, where the paper gathers it again. Replicated weights, such as those of norms, see some
+    tokens only, so their gradients are summed over ranks. Here the embedding and the head are divided by
+    tokens as well.
+
+    Sources: Shoeybi et al. 2019, "Megatron-LM", Sec. 3; Korthikanti et al. 2022, "Reducing Activation
+    Recomputation in Large Transformer Models", Sec. 4.2.
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
@@ -45,22 +56,34 @@ class TensorParallel(Strategy):
     uses_partition: ClassVar[bool] = False
     full_gradients: ClassVar[bool] = False
 
+    sequence_parallel: bool = Field(False, description="divide the tokens between the pairs of layers")
+
+    @property
+    def splits_samples(self) -> bool:
+        return self.sequence_parallel
+
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if ranks == 1:
             return None
         if not model.tensor_parallel_pairs:
             return "it has no pair of layers to shard"
+        if self.sequence_parallel and not model.takes_tokens:
+            return "sequence_parallel divides tokens, and its inputs are none"
         column, row, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
         if ranks <= units:
             return None
         return f"{column} and {row} can be sharded over 1 to {units} ranks"
 
     def train(self, session: Session) -> None:
-        from trainer.parallel.tensor_replica import TensorParallelReplica
+        from trainer.parallel.tensor_replica import SequenceParallelReplica, TensorParallelReplica
 
-        replica = TensorParallelReplica(
-            session.task, session.clock, session.comm, column_parallel, row_parallel
-        )
+        shared = session.task, session.clock, session.comm
+        if self.sequence_parallel and session.comm.size > 1:
+            replica: TensorParallelReplica = SequenceParallelReplica(
+                *shared, column_parallel_of_tokens, row_parallel_to_tokens
+            )
+        else:
+            replica = TensorParallelReplica(*shared, column_parallel, row_parallel)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.batches(epoch):
@@ -83,3 +106,19 @@ def row_parallel(y: Tensor, layer: Layer, comm: Communicator) -> Tensor:
 
     z = reduce_from_ranks(multiply(y, layer), comm)  # g: all-reduce forward, identity backward
     return add_bias(z, layer)  # after the sum, or it would be added P times
+
+
+def column_parallel_of_tokens(x: Tensor, layer: Layer, comm: Communicator) -> Tensor:
+    """Return Y_i = X A_i + a_i for all tokens. x: X of this rank's tokens, (B, tokens of this rank, in)."""
+    from trainer.parallel.tensor_layers import gather_tokens
+
+    y: Tensor = layer(gather_tokens(x, comm))  # g: all-gather forward, reduce-scatter backward
+    return y
+
+
+def row_parallel_to_tokens(y: Tensor, layer: Layer, comm: Communicator) -> Tensor:
+    """Return Z = Σ_i Y_i B_i + b of this rank's tokens. y: this rank's Y_i, of all tokens."""
+    from trainer.parallel.tensor_layers import add_bias, multiply, scatter_tokens
+
+    z = scatter_tokens(multiply(y, layer), comm)  # g̅: reduce-scatter forward, all-gather backward
+    return add_bias(z, layer)

@@ -39,3 +39,16 @@ class ChannelDropout(Dropout):
     def mask(self, x: Tensor) -> Tensor:
         """Draw one factor for each channel of each sample: shape (batch, channels, 1, 1)."""
         return super().mask(x.new_empty(*x.shape[:2], 1, 1))
+
+
+class TokenDropout(Dropout):
+    """Dropout of some tokens: it draws the mask of all tokens, as serial training does."""
+
+    def __init__(self, full: Dropout, first: int, parts: int) -> None:
+        super().__init__(full.probability, full.generator)
+        self._first, self._parts = first, parts
+
+    def mask(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        full = super().mask(x.new_empty(batch, tokens * self._parts, width))
+        return full[:, self._first : self._first + tokens]

@@ -46,8 +46,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: shape (batch, tokens, width)."""
-        batch, tokens, _ = x.shape
-        by_head = self.qkv(x).view(batch, tokens, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
+        qkv = self.qkv(x)
+        batch, tokens, _ = qkv.shape  # with sequence parallelism, x has fewer tokens
+        by_head = qkv.view(batch, tokens, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
         query, key, value = by_head  # each (batch, heads, tokens, head width)
         if self.rotary:
             query, key = rotate(query, self.first), rotate(key, self.first)

@@ -142,6 +142,40 @@ def test_tensor_parallel_transformers_equal_serial(model: dict[str, Any], ranks:
     np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("model", TRANSFORMERS[:2], ids=str)
+def test_sequence_parallel_transformers_equal_serial(model: dict[str, Any], ranks: int) -> None:
+    tokens = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
+    run = {**ADAM, "dataset": tokens, "model": model, "epochs": 2}
+    strategy = {"name": NAME, "sequence_parallel": True}
+    (serial, losses), (parallel, found) = (
+        with_losses("serial", 1, **run),
+        with_losses(strategy, ranks, **run),
+    )
+    np.testing.assert_allclose(found, np.repeat(losses, ranks), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
+    assert len({result.weights_digest for result in parallel.results}) == 1
+    for mine, other in zip(parallel.of("epoch"), serial.of("epoch"), strict=True):
+        assert mine.fields["accuracy"] == other.fields["accuracy"]
+
+
+def test_sequence_parallelism_sends_the_bytes_of_tensor_parallelism() -> None:
+    """But for the gradients of replicated weights. Its ranks store fewer activations."""
+    tokens = {"name": "induction", "length": 11, "tokens": 15, "samples": 44, "test_samples": 20}
+    run = {**ADAM, "dataset": tokens, "model": {"name": "gpt", **SIZE}, "epochs": 1}
+    plain, divided = (
+        train({"name": NAME, "sequence_parallel": each}, 2, **run).results[0] for each in (False, True)
+    )
+    # Embedding and head, positions, norms and row-parallel biases of two blocks, the last norm.
+    replicated = 15 * 16 * 2 + 12 * 16 + 2 * (2 * 2 * 16 + 2 * 16) + 2 * 16
+    summed = 4 * (replicated + 2)  # 2·(P − 1)/P of it, with the loss and the accuracy
+    assert divided.bytes_sent == pytest.approx(plain.bytes_sent + plain.steps * summed)
+    assert plain.activation_bytes is not None
+    assert divided.activation_bytes is not None
+    assert divided.activation_bytes < 0.9 * plain.activation_bytes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_single_precision_only_rounding_differs_from_serial(ranks: int) -> None:
