@@ -10,7 +10,7 @@ from trainer.conformance.threads import Training, threads_in_torch
 from trainer.conformance.threads import train as train_spec
 from trainer.spec.run_spec import RunSpec
 
-__all__ = ["ON_TOKENS", "SMALL", "Notes", "Training", "threads_in_torch", "train"]
+__all__ = ["SMALL", "Notes", "Training", "fields_for", "threads_in_torch", "train"]
 
 SMALL = {
     "dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0},
@@ -20,10 +20,15 @@ SMALL = {
     "epochs": 2,
 }
 # What strategies need whose ranks divide the tokens of a sample.
-ON_TOKENS = {
+ON_TOKENS: dict[str, Any] = {
     "dataset": {"name": "induction", "length": 23, "tokens": 30, "samples": 121, "test_samples": 40},
     "model": {"name": "gpt", "layers": 1, "width": 16, "heads": 8},
 }
+
+
+def fields_for(strategy: str) -> dict[str, Any]:
+    """The fields without which a run of a strategy is refused."""
+    return ON_TOKENS if strategy == "context_parallel" else {}
 
 
 def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fields: Any) -> Training:

@@ -30,6 +30,7 @@ from tests.unit.report_support import (
     findings_of,
     write_page,
 )
+from tests.unit.training import fields_for
 from trainer.core.rng import SOURCES
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
@@ -192,10 +193,13 @@ LOCAL_STEPS = [
     [name for name in STRATEGIES.entries if STRATEGIES.load(name).trains and name != "serial"],
 )
 def test_rules_for_large_batches_do_not_cover_steps_with_one_batch(name: str) -> None:
-    run = RunSpec(strategy=name, nodes=4, lr_scaling="linear")
+    fields = {"strategy": name, "nodes": 4, **fields_for(name)}
+    run = RunSpec.model_validate({**fields, "lr_scaling": "linear"})
     assert scales_beyond_the_rule(run) is (name in LOCAL_STEPS)
-    assert not scales_beyond_the_rule(RunSpec(strategy=name, nodes=4))
-    shared = RunSpec(strategy=name, nodes=4, lr_scaling="linear", batch_per="run", batch_size=96)
+    assert not scales_beyond_the_rule(RunSpec.model_validate(fields))
+    shared = RunSpec.model_validate(
+        {**fields, "lr_scaling": "linear", "batch_per": "run", "batch_size": 96}
+    )
     assert not scales_beyond_the_rule(shared)
 
 

@@ -27,6 +27,7 @@ from tests.unit.report_support import (
     value,
     write_page,
 )
+from tests.unit.training import fields_for
 from trainer.spec.registries import STRATEGIES
 
 NAMES = ["all_reduce", "one_shot", "gossip", "local_sgd"]
@@ -173,7 +174,7 @@ def test_one_model_size_has_no_figure() -> None:
 @pytest.mark.parametrize("name", [name for name in STRATEGIES.entries if name != "serial"])
 def test_every_strategy_has_its_file_in_the_legend(name: str) -> None:
     nodes = 4 if name == "hybrid" else max(2, STRATEGIES.load(name).min_nodes)
-    (entry,) = legend(a_comparison(a_run(name, nodes=nodes)).groups)
+    (entry,) = legend(a_comparison(a_run(name, nodes=nodes, **fields_for(name))).groups)
     assert entry.name == name
     text = (PROJECT / entry.file).read_text()
     assert f"class {type(STRATEGIES.parse(name)).__name__}(" in text

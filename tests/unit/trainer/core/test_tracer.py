@@ -12,7 +12,7 @@ import torch
 from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
 from tests.unit.trace_laws import assert_lawful, assert_matching, cpu_s
-from tests.unit.training import train
+from tests.unit.training import fields_for, train
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
@@ -253,7 +253,7 @@ def test_a_rank_alone_and_evaluation_record_nothing() -> None:
 @pytest.mark.parametrize("mode", ["steps", "full"])
 @pytest.mark.parametrize("name", THREADED)
 def test_traces_of_every_strategy(name: str, mode: Mode) -> None:
-    training = train(name, THREADED[name], model="lenet", trace=mode)
+    training = train(name, THREADED[name], **{"model": "lenet", "trace": mode, **fields_for(name)})
     assert len(training.traces) == THREADED[name]
     for trace, result in zip(training.traces, training.results, strict=True):
         assert result.work_cpu_s is not None

@@ -18,7 +18,7 @@ from orchestrator.report.model.baselines import rows_of
 from orchestrator.results.store import RunPaths
 from tests.unit.conftest import event, run_result
 from tests.unit.orchestrator.execution.test_run_result import row, trained
-from tests.unit.training import ON_TOKENS
+from tests.unit.training import fields_for
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, format_event
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
@@ -267,8 +267,7 @@ def test_at_most_one_interval() -> None:
 def test_checkpoint_intervals_follow_the_strategy(strategy: str) -> None:
     kind = STRATEGIES.load(strategy)
     run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
-    if strategy == "context_parallel":
-        run |= ON_TOKENS
+    run |= fields_for(strategy)
     if kind.max_nodes:
         run["nodes"] = min(run["nodes"], kind.max_nodes)
     for interval in ("epochs", "steps"):

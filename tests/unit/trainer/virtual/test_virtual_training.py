@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
-from tests.unit.training import ON_TOKENS
+from tests.unit.training import fields_for
 from trainer.comm.base import CommunicationError
 from trainer.conformance import threads
 from trainer.core.trace import WORK_PHASES, Kind
@@ -38,8 +38,8 @@ PRICED = VirtualOptions(seconds_per_sample=0.01)
 def spec_of(strategy: Any, nodes: int, **fields: Any) -> RunSpec:
     model = "mlp" if str(strategy).startswith("tensor") else {"name": "lenet"}
     chosen = {"dataset": DATA, "model": model, "epochs": 2, "batch_size": 8, "save_weights": True}
-    if strategy == "context_parallel":
-        chosen |= ON_TOKENS
+    if isinstance(strategy, str):
+        chosen |= fields_for(strategy)
     if strategy in ("pipeline", "hybrid"):  # by default their stages follow from measured times
         stages = 2 if strategy == "hybrid" else nodes
         strategy = {"name": strategy, "split_points": ["conv2", "fc1", "fc2"][: stages - 1]}
