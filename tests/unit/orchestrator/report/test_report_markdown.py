@@ -71,6 +71,7 @@ def test_sections_are_in_the_order_of_the_page(text: str) -> None:
     assert len(asked) > 5
     assert found[: len(asked) + 3] == ["Verdict", "What it rests on", *asked, "Cautions"]
     assert found[len(asked) + 3 :] == [
+        "Predictions",
         "Published and measured",
         "Results",
         "What faults cost",
