@@ -42,7 +42,7 @@ ELSEWHERE = {
     r"make sweep$|make sweep-|make sweep ARGS=.(sweeps/|--nodes |--repeat )": (
         "tests/unit/orchestrator/sweeps/test_sweep.py"
     ),
-    r".*-m orchestrator sweep( mine.yml.*)?$": "tests/unit/project/test_docs.py",
+    r".*-m orchestrator sweep( mine.yml.*| transformer)?$": "tests/unit/project/test_docs.py",
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"make (test|test-all)$": ".ci/run",
