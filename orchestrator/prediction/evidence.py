@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, get_args
 
-from orchestrator.replay.described import Costs, has_cores, whole_batches
+from orchestrator.replay.described import Costs, described, has_cores, whole_batches
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
 from orchestrator.results.limits import rank_quota, shares_cores
@@ -169,7 +169,7 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         seconds,
         clock,
         cluster.model_copy(update={"cpu_inflation": []}),
-        costs.cluster(result, key, requested=False).link.bytes_per_s,
+        described(result, costs.software, requested=False).link.bytes_per_s,
         [each for each in whole_s if each],
         [each for each in partial if each[0]],
     )

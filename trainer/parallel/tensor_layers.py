@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, linear
 
 from trainer.comm.base import Communicator
 from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import Dropout
+from trainer.parallel.exchanged import exchanged
 
 Layer = nn.Linear | nn.Conv2d
 LayerForward = Callable[[Tensor, Layer, Communicator], Tensor]
@@ -145,26 +145,22 @@ class ShardedDropout(Dropout):
 
 def copy_to_ranks(x: Tensor, comm: Communicator) -> Tensor:
     """f of Shoeybi et al.: the identity forward, an all-reduce of the gradient backward."""
-    y: Tensor = _CopyToRanks.apply(x, comm)  # type: ignore[no-untyped-call]
-    return y
+    return exchanged(x, comm, _same, _all_reduce)
 
 
 def reduce_from_ranks(x: Tensor, comm: Communicator) -> Tensor:
     """g of Shoeybi et al.: an all-reduce forward, the identity backward."""
-    y: Tensor = _ReduceFromRanks.apply(x, comm)  # type: ignore[no-untyped-call]
-    return y
+    return exchanged(x, comm, _all_reduce, _same)
 
 
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """g of Korthikanti et al.: an all-gather of the tokens forward, a reduce-scatter backward."""
-    y: Tensor = _GatherTokens.apply(x, comm)  # type: ignore[no-untyped-call]
-    return y
+    return exchanged(x, comm, _gather, _reduce_scatter)
 
 
 def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """g̅ of Korthikanti et al.: a reduce-scatter over tokens forward, an all-gather backward."""
-    y: Tensor = _ScatterTokens.apply(x, comm)  # type: ignore[no-untyped-call]
-    return y
+    return exchanged(x, comm, _reduce_scatter, _gather)
 
 
 def multiply(x: Tensor, layer: Layer) -> Tensor:
@@ -181,27 +177,8 @@ def add_bias(x: Tensor, layer: Layer) -> Tensor:
     return x + (layer.bias if isinstance(layer, nn.Linear) else layer.bias.view(-1, 1, 1))
 
 
-class _CopyToRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        ctx.comm = comm
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(gradient, ctx.comm), None
-
-
-class _ReduceFromRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        return _all_reduce(x, comm)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+def _same(x: Tensor, comm: Communicator) -> Tensor:
+    return x.view_as(x)
 
 
 def _all_reduce(x: Tensor, comm: Communicator) -> Tensor:
@@ -213,30 +190,6 @@ def _all_reduce(x: Tensor, comm: Communicator) -> Tensor:
     total = x.movedim(features, -1).clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total.view(-1), "sum")
     return total.movedim(-1, features)
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        ctx.comm = comm
-        return _gather(x, comm)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(gradient, ctx.comm), None
-
-
-class _ScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        ctx.comm = comm
-        return _reduce_scatter(x, comm)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradient, ctx.comm), None
 
 
 def _gather(x: Tensor, comm: Communicator) -> Tensor:

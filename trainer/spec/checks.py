@@ -181,9 +181,11 @@ def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
     if run.strategy.cuts_model and run.world_size > 1 and run.model.indivisible:
         reason = f"it splits the model, and {run.model.indivisible}"
-    tokens = run.dataset.shape[0]
-    if reason is None and run.strategy.splits_samples and tokens % run.world_size:
-        reason = f"ranks have as many tokens of a sample, and {tokens} is no multiple of {run.world_size}"
+    tokens, ranks = run.dataset.shape[0], run.world_size
+    if reason is None and run.strategy.splits_samples and tokens % ranks:
+        reason = (
+            f"each rank has the same number of tokens of a sample, and {tokens} is no multiple of {ranks}"
+        )
     if reason is None:
         return None
     return PydanticCustomError(

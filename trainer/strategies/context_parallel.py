@@ -58,12 +58,14 @@ class ContextParallel(Strategy):
         if ranks == 1:
             return None
         if not model.takes_tokens:
-            return "its inputs are no tokens, which ranks could divide"
+            return "it divides tokens, and the model takes other inputs"
         heads = getattr(model, "heads", None)
         if heads is None:
-            return "it has no attention of ours, which ranks could divide"
+            return "it divides the attention of Shardyard's transformers, which the model does not have"
         if self.attention == "ulysses" and heads % ranks:
-            return f"ulysses gives each rank as many heads, and {heads} is no multiple of {ranks}"
+            return (
+                f"ulysses gives each rank the same number of heads, and {heads} is no multiple of {ranks}"
+            )
         return None
 
     def train(self, session: Session) -> None:

@@ -68,7 +68,7 @@ class TensorParallel(Strategy):
         if not model.tensor_parallel_pairs:
             return "it has no pair of layers to shard"
         if self.sequence_parallel and not model.takes_tokens:
-            return "sequence_parallel divides tokens, and its inputs are none"
+            return "sequence_parallel divides tokens, and the model takes other inputs"
         column, row, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
         if ranks <= units:
             return None

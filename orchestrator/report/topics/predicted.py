@@ -119,9 +119,8 @@ def _draw(subject: Subject) -> Chart | None:
     for group, spread in points_of(groups, subject.style, TRAIN_S):
         if as_measured:
             records.append({**record(group, spread, TRAIN_S.write, groups), "how": "measured"})
-        of_line = next(found for last, found in lines if last.line == group.line)
-        if group in [last for last, _ in lines]:
-            records += [_record(group, each, groups) for each in of_line if each.nodes > most]
+        found = next((found for last, found in lines if last is group), ())
+        records += [_record(group, each, groups) for each in found if each.nodes > most]
     if not any(each["how"] == "predicted" for each in records):
         return None
     x = count_axis(sorted({each["nodes"] for each in records}), "nodes", "nodes")
