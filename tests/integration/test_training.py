@@ -27,8 +27,16 @@ SPLIT: dict[str, Any] = {
     "hybrid": {"split_points": ["flatten"]},
 }
 NODES = {"serial": 1, "hybrid": 4}  # hybrid: two pipelines of two stages; the others: 3
-# The order of updates differs between runs: use a model that learns in any order.
-MODELS = dict.fromkeys(("hogwild", "async_parameter_server"), MLP)
+OTHER_FIELDS: dict[str, dict[str, Any]] = {
+    # The order of updates differs between runs: use a model that learns in any order.
+    **dict.fromkeys(("hogwild", "async_parameter_server"), {"model": MLP}),
+    # Divides tokens; a guess is right in a third of them.
+    "context_parallel": {
+        "dataset": {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64},
+        "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 4},
+        "batch_size": 2,
+    },
+}
 ROWS = [
     (name, transport)
     for name in STRATEGIES.entries
@@ -48,8 +56,7 @@ def trained(cache: RunCache, name: str, transport: str, **fields: Any) -> Finish
     """The run of a strategy on a transport."""
     strategy = {"name": name, **SPLIT.get(name, {})}
     run = {**SHARED, "strategy": strategy, "transport": transport, "nodes": NODES.get(name, 3)}
-    run["model"] = MODELS.get(name, SHARED["model"])
-    done = cache.get(**{**run, **fields})
+    done = cache.get(**{**run, **OTHER_FIELDS.get(name, {}), **fields})
     assert (done.result.status, done.result.cause) == ("ok", None)
     return done
 
@@ -71,7 +78,7 @@ def test_every_strategy_on_every_transport(run_cache: RunCache, name: str, trans
     assert [rank.rank for rank in result.ranks] == list(range(nodes))
     assert sum(rank.samples for rank in result.ranks) == SAMPLES * EPOCHS
 
-    # The model learned: accuracy is well above the 10 % of a guess, and the loss fell on every rank.
+    # The model learned: accuracy is above that of a guess, and the loss fell on every rank.
     assert result.accuracy is not None
     assert result.accuracy > 0.4
     for rank in range(nodes):
