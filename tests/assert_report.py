@@ -10,6 +10,9 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
 from trainer.spec.registries import STRATEGIES
 
+# The accuracy that a run exceeds if it has learned. Every fifth character of the text is a space.
+CHARACTERS, CLASSES = 0.25, 0.5
+
 
 def main(directory: Path) -> None:
     with open(directory / "results.csv", newline="") as file:
@@ -17,7 +20,8 @@ def main(directory: Path) -> None:
     assert rows, "the report has no rows"
     for row in rows:
         assert row["status"] == "ok", f"{row['key']}: {row['cause']}"
-        assert float(row["accuracy"]) > 0.5, f"{row['key']} learned nothing: accuracy {row['accuracy']}"
+        least = CHARACTERS if row["dataset"].startswith("pydoc_text") else CLASSES
+        assert float(row["accuracy"]) > least, f"{row['key']} learned nothing: accuracy {row['accuracy']}"
         partitioned = row["partitioner"] != "random_sampling"
         assert (float(row["coverage"]) == 1.0) is partitioned, f"{row['key']}: coverage {row['coverage']}"
         assert (float(row["overlap"]) == 0.0) is partitioned, f"{row['key']}: overlap {row['overlap']}"
