@@ -40,8 +40,9 @@ def test_a_split_gpt_has_the_weights_of_one_node(
 ) -> None:
     # Stages of a pipeline drop other activations than one node does.
     model = {**GPT, "tied": tied, "dropout": 0.0 if strategy == "pipeline" else 0.1}
-    serial = run_cache.get(strategy="serial", model=model, **RUN)
-    split = run_cache.get(strategy=strategy, nodes=nodes, transport=transport, model=model, **RUN)
+    fields = {**RUN, "model": model, "clip_norm": 0.3}
+    serial = run_cache.get(strategy="serial", **fields)
+    split = run_cache.get(strategy=strategy, nodes=nodes, transport=transport, **fields)
     assert (split.result.status, split.result.cause) == ("ok", None)
     np.testing.assert_allclose(split.weights, serial.weights, rtol=0, atol=1e-6)
     assert split.result.replicas_equal
@@ -49,13 +50,15 @@ def test_a_split_gpt_has_the_weights_of_one_node(
         assert mine.test_loss == pytest.approx(other.test_loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("step", [{}, {"accumulate": 3, "clip_norm": 0.1}], ids=str)
 @pytest.mark.parametrize(
     ("strategy", "tied"), [("ddp", True), ("zero1", True), ("fsdp", False), ("ddp", False)]
 )
 def test_replicas_of_a_gpt_have_the_weights_of_all_reduce(
-    run_cache: RunCache, strategy: str, tied: bool
+    run_cache: RunCache, strategy: str, tied: bool, step: dict[str, Any]
 ) -> None:
     fields = {"model": {**GPT, "tied": tied}, "nodes": 2, "transport": "gloo", "batch_per": "run", **RUN}
+    fields |= step
     expected, found = (run_cache.get(strategy=name, **fields) for name in ("all_reduce", strategy))
     assert (found.result.status, found.result.cause) == ("ok", None)
     np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-6)

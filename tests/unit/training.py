@@ -10,7 +10,7 @@ from trainer.conformance.threads import Training, threads_in_torch
 from trainer.conformance.threads import train as train_spec
 from trainer.spec.run_spec import RunSpec
 
-__all__ = ["SMALL", "Notes", "Training", "fields_for", "threads_in_torch", "train"]
+__all__ = ["ON_TOKENS", "SMALL", "Notes", "Training", "fields_for", "threads_in_torch", "train"]
 
 SMALL = {
     "dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0},

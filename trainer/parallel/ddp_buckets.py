@@ -12,6 +12,7 @@ from trainer.compression.base import Compression
 from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
 from trainer.core.trace import Kind
+from trainer.training.replica import Replica
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,14 @@ class Buckets:
         if clock.tracer:
             self._comm.trace_at(Kind.WAIT_STARTED, entered, left)
             clock.tracer.release(compute_s=cpu_left - cpu)  # a replay computes it after the wait
+
+
+class DdpReplica(Replica):
+    """A replica whose model is in DistributedDataParallel, which averages the sum over micro-batches."""
+
+    def _begin_micro_batch(self, last: bool) -> None:
+        ddp: Any = self.model
+        ddp.require_backward_grad_sync = last  # as its context manager `no_sync` does
 
 
 class _CountedGroup:

@@ -165,6 +165,11 @@ class PipelineStage(Replica):
                 self.loss = torch.stack(self._losses).sum()
                 self._output, self._targets = torch.cat(self._outputs), torch.cat(self._micro_targets)
 
+    def squared_gradient_norm(self) -> Tensor:
+        norm = super().squared_gradient_norm()
+        self._comm.all_reduce(norm, "sum")
+        return norm
+
     def _receive_input(self, samples: int) -> Tensor:
         buffer = torch.empty(samples, *self._input_shape, device=self._comm.device)
         self._comm.recv(buffer.view(-1), self.stage_index - 1)

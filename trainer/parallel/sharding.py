@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
+from trainer.parallel.ddp_buckets import DdpReplica
 from trainer.training.replica import Replica, optimizer_tensors
 from trainer.training.task import Task
 
@@ -37,8 +38,13 @@ class ShardedReplica(Replica):
             sharded.set_custom_all_gather(AllGather(comm))
             sharded.set_custom_reduce_scatter(ReduceScatter(comm))
         self._root: Any = fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-        self._reshard = reshard
+        self._reshard, self._comm = reshard, comm
         super().__init__(model, task, comm.clock)
+
+    def squared_gradient_norm(self) -> Tensor:
+        norm = super().squared_gradient_norm()  # of this rank's rows
+        self._comm.all_reduce(norm, "sum")
+        return norm
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -67,7 +73,7 @@ class ShardedReplica(Replica):
         }
 
 
-class ShardedOptimizerReplica(Replica):
+class ShardedOptimizerReplica(DdpReplica):
     """ZeRO-1: a full model in DDP; each tensor's owner rank updates it and broadcasts the result."""
 
     def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:

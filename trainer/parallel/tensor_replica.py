@@ -12,7 +12,7 @@ from trainer.core.clock import Clock
 from trainer.parallel.tensor_layers import LayerForward, ModelSharder
 from trainer.parallel.token_part import TokenPart
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica
+from trainer.training.replica import Replica, squared_norm
 from trainer.training.task import Task
 
 
@@ -34,6 +34,16 @@ class TensorParallelReplica(Replica):
         # Replica 0 on all ranks: dropout of replicated activations must draw the same masks.
         super().__init__(task.build_model(0, device=comm.device, take=sharder), task, clock)
         self._shardings, self._comm = sharder.shardings, comm
+
+    def squared_gradient_norm(self) -> Tensor:
+        """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
+        shards, replicated = [], []
+        for each in self._parameters:
+            if each.grad is not None:
+                (shards if each in self._shardings else replicated).append(each.grad)
+        of_shards = squared_norm(shards)
+        self._comm.all_reduce(of_shards, "sum")
+        return of_shards + squared_norm(replicated)
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""

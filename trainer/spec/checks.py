@@ -40,6 +40,8 @@ CHECK_ERROR_TYPES = (
     "partitioner",
     "strategy",
     "batch_size",
+    "accumulate",
+    "clip_norm",
     "augmentation",
     "optimizer",
     "target_accuracy",
@@ -174,6 +176,36 @@ def batch_size(run: RunFields) -> CheckError:
         "batch_size",
         "{batch} samples per step of the run are not a multiple of the {replicas} replicas that share them",
         {"batch": run.batch_size, "replicas": run.num_replicas},
+    )
+
+
+def accumulate(run: RunFields) -> CheckError:
+    if run.accumulate == 1:
+        return None
+    name, reason = run.name_of("strategy"), None
+    if "micro_batches" in type(run.strategy).model_fields:
+        reason = f"{name} has micro-batches of its own; allowed: 1, and {name}.micro_batches"
+    elif not run.strategy.uses_replica:
+        reason = f"{name} has no micro-batches; allowed: 1, or strategy {run.strategy.equivalent}"
+    elif run.accumulate > run.batch_per_replica:
+        reason = f"a replica has {run.batch_per_replica} samples per step; allowed: 1 to as many"
+    elif run.model.has_synchronous_layers:
+        reason = "layers with sync_batch need the whole batch; allowed: 1, or another norm"
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "accumulate", "{count} micro-batches: {reason}", {"count": run.accumulate, "reason": reason}
+    )
+
+
+def clip_norm(run: RunFields) -> CheckError:
+    if run.clip_norm is None or run.strategy.uses_replica:
+        return None
+    return PydanticCustomError(
+        "clip_norm",
+        "{norm} is not possible: ranks of {strategy} do not know the norm of the whole gradient; allowed: "
+        "null, or strategy {allowed}",
+        {"norm": run.clip_norm, "strategy": run.name_of("strategy"), "allowed": run.strategy.equivalent},
     )
 
 
@@ -596,6 +628,8 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     model,
     loss,
     batch_size,
+    accumulate,
+    clip_norm,
     strategy,
     participation,
     aggregation,

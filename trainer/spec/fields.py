@@ -138,6 +138,19 @@ class RunFields(BaseModel):
         description="rank: each replica takes batch_size samples per step; run: batch_size is the global "
         "batch, shared evenly among the replicas",
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=65536,
+        description="micro-batches per step of each replica, whose gradients are added up; more need less "
+        "memory for activations",
+    )
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of the gradient with which the optimizer takes a step; larger ones are "
+        "scaled down to it; null: any",
+    )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each replica over its samples")
     target_accuracy: float | None = Field(
         None,

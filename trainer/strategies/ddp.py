@@ -53,8 +53,7 @@ class Ddp(Strategy):
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.parallel.ddp_buckets import Buckets
-        from trainer.training.replica import Replica
+        from trainer.parallel.ddp_buckets import Buckets, DdpReplica
 
         # Gradient and bucket differ only in the stride of dimensions of size 1, which has no meaning.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
@@ -67,7 +66,7 @@ class Ddp(Strategy):
         )
         buckets = Buckets(session.comm, self.compression, session.task.rngs.torch_seed("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = Replica(ddp, session.task, session.clock)
+        replica = DdpReplica(ddp, session.task, session.clock)
         # After the first pass DDP rebuilds its buckets in another order, which changes the rounding.
         session.start(replica, warm_up=replica.backward)
         for epoch in session.epochs():

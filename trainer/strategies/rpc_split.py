@@ -41,6 +41,7 @@ class RpcSplit(Strategy):
     partitions_model: ClassVar[bool] = True
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    uses_replica: ClassVar[bool] = False
 
     split_points: SplitPoints = Field(
         None,

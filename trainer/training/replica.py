@@ -39,6 +39,7 @@ class Replica:
         self.activation_bytes: int | None = None  # measured in the first step
         self._output = self._targets = torch.zeros(0)
         self._clock, self._loss_function = clock, task.spec.loss
+        self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
@@ -66,20 +67,44 @@ class Replica:
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
 
+        With `accumulate`, it is the sum of those of micro-batches, each weighted by its samples.
+
         Args:
             batch: a batch from `session.batches` or `session.synchronous_batches`.
             weight: 0 lets the samples not count, neither in the gradient nor in BatchNorm statistics.
         """
+        losses, outputs = [], []
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
-            self._track_statistics(bool(weight))
-            output = self.model(batch.inputs)
-            loss = self._loss_function.of(output, batch.targets)
-            (loss if weight == 1.0 else loss * weight).backward()
+            for number, (inputs, targets, share) in enumerate(self._split(batch), start=1):
+                self._begin_micro_batch(last=number == self._micro_batches)
+                self._track_statistics(bool(weight * share))
+                output = self.model(inputs)
+                loss = self._loss_function.of(output, targets)
+                (loss if weight * share == 1.0 else loss * (weight * share)).backward()
+                if share:
+                    losses.append(loss.detach() * share)
+                    outputs.append(output.detach())
             self._clock.charge(len(batch.targets))
             if weight:
-                self.loss = loss.detach()
-                self._output, self._targets = output.detach(), batch.targets
+                self.loss = torch.stack(losses).sum()
+                self._output, self._targets = torch.cat(outputs), batch.targets
+
+    def _split(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """The micro-batches of a batch: inputs, targets, and the share of its samples, 0 … 1.
+
+        There are equally many in every step and on every rank, because their passes may exchange data. A
+        batch with fewer samples gives micro-batches of one sample with share 0.
+        """
+        inputs, targets = (each.tensor_split(self._micro_batches) for each in (batch.inputs, batch.targets))
+        for own_inputs, own_targets in zip(inputs, targets, strict=True):
+            if share := len(own_targets) / len(batch.targets):
+                yield own_inputs, own_targets, share
+            else:
+                yield batch.inputs[:1], batch.targets[:1], 0.0
+
+    def _begin_micro_batch(self, last: bool) -> None:
+        """What precedes the forward pass of a micro-batch. last: of its step."""
 
     def _track_statistics(self, counts: bool) -> None:
         """Whether the next batch updates BatchNorm statistics."""
@@ -113,10 +138,22 @@ class Replica:
         self.model.train()
 
     def step(self) -> None:
-        """Take one step of the optimizer with the present gradient."""
+        """Take one step of the optimizer with the present gradient, clipped to `clip_norm`."""
         with self._clock.phase("compute"):
+            if self._clip_norm is not None:
+                self._clip_gradient(self._clip_norm)
             self._optimizer.step()
             self._clock.charge_update()
+
+    def _clip_gradient(self, norm: float) -> None:
+        """Scale the gradient so that its norm is at most `norm` (Pascanu et al. 2013, Alg. 1)."""
+        scale = (norm / self.squared_gradient_norm().sqrt()).clamp(max=1.0)
+        for gradient in self._state_tensors()["gradient"]:
+            gradient.mul_(scale)
+
+    def squared_gradient_norm(self) -> Tensor:
+        """The squared norm of the gradient of the whole model, shape (1,). Every rank calls it."""
+        return squared_norm(self._state_tensors()["gradient"])
 
     def scaled_step(self, scale: float) -> None:
         """Like `step`, with `scale` times the learning rate."""
@@ -249,6 +286,12 @@ class Replica:
 def channels_last(x: Tensor) -> Tensor:
     """Convert a tensor of four dimensions to the channels_last memory format."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the squares of all values, shape (1,)."""
+    squares = [each.square().sum().reshape(1) for each in tensors]
+    return torch.cat(squares).sum().reshape(1) if squares else torch.zeros(1)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:

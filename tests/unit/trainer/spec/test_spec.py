@@ -480,6 +480,8 @@ CHANGES: dict[str, Any] = {
     "warm_up_epochs": 2,
     "batch_size": 36,
     "batch_per": "run",
+    "accumulate": 2,
+    "clip_norm": 1.0,
     "epochs": 4,
     "target_accuracy": 0.9,
     "patience": 2,

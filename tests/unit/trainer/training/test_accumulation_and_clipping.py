@@ -1,0 +1,120 @@
+"""Micro-batches add up to the gradient of their batch, and the norm is that of the whole gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.unit.trainer.parallel.test_partitioned_models import LENET, with_losses
+from tests.unit.training import ON_TOKENS, train
+from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
+
+# 121 samples: the last batch of a rank of three has 2 or 1, so that one of 3 micro-batches has none.
+RUN: dict[str, Any] = {**ON_TOKENS, "batch_size": 13, "epochs": 1, "lr": 0.5}
+IMAGES: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 84, "test_samples": 20, "noise": 1.0},
+    "model": LENET,
+    "batch_size": 32,
+    "epochs": 1,
+}
+NODES = {"serial": 1, "hybrid": 4}
+IN_MEMORY = [
+    name
+    for name in STRATEGIES.entries
+    if STRATEGIES.load(name).trains and STRATEGIES.load(name).deterministic
+    if "memory" in STRATEGIES.load(name).transports
+]
+OF_A_REPLICA = [name for name in IN_MEMORY if "micro_batches" not in STRATEGIES.load(name).model_fields]
+SPLITS: list[Any] = [
+    (name, NODES.get(name, 3)) for name in IN_MEMORY if STRATEGIES.load(name).partitions_model
+]
+SPLITS += [({"name": "tensor_parallel", "sequence_parallel": True}, 3)]
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", OF_A_REPLICA)
+def test_micro_batches_give_the_steps_of_their_batch(name: str) -> None:
+    nodes = NODES.get(name, 3)
+    (whole, losses), (split, found) = (with_losses(name, nodes, accumulate=k, **RUN) for k in (1, 3))
+    # Ranks are threads, whose steps mix.
+    np.testing.assert_allclose(sorted(found), sorted(losses), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(split.weights, whole.weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("strategy", "nodes"), SPLITS, ids=str)
+def test_the_norm_is_that_of_the_whole_gradient(strategy: Any, nodes: int) -> None:
+    """Of the same gradients, each rank of a split model sees a part."""
+    name = strategy if isinstance(strategy, str) else strategy["name"]
+    run = {**RUN, "clip_norm": 0.1}
+    other, others = ("all_reduce", nodes // 2) if name == "hybrid" else ("serial", 1)
+    expected, found = train(other, others, **run), train(strategy, nodes, **run)
+    unclipped = train(other, others, **{**run, "clip_norm": None})
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-12)
+    assert np.abs(expected.weights - unclipped.weights).max() > 0.01
+
+
+def test_a_step_is_as_long_as_the_clipped_gradient() -> None:
+    run = {**RUN, "batch_size": 121, "epochs": 1}
+    start, large, small = (
+        train("serial", 1, **{**run, **each}).weights
+        for each in ({"lr": 1e-12}, {"clip_norm": 0.01}, {"clip_norm": 1e6})
+    )
+    assert np.linalg.norm(large - start) == pytest.approx(0.5 * 0.01, rel=1e-3)
+    np.testing.assert_array_equal(small, train("serial", 1, **run).weights)
+
+
+def test_micro_batches_need_less_memory_for_activations() -> None:
+    whole, split = (train("serial", 1, **{**IMAGES, "accumulate": k}).results[0] for k in (1, 4))
+    assert split.activation_bytes is not None
+    assert whole.activation_bytes is not None
+    assert split.activation_bytes < 0.4 * whole.activation_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "named"),
+    [
+        ({"accumulate": 33}, "accumulate", ("33", "32")),
+        ({"accumulate": 2, "strategy": "pipeline", "nodes": 2}, "accumulate", ("pipeline.micro_batches",)),
+        (
+            {"accumulate": 2, "strategy": "rpc_split", "nodes": 3},
+            "accumulate",
+            ("rpc_split",),
+        ),
+        (
+            {"clip_norm": 1.0, "strategy": "rpc_split", "nodes": 3},
+            "clip_norm",
+            ("pipeline",),
+        ),
+        (
+            {"accumulate": 2, "nodes": 2, "strategy": "all_reduce"}
+            | {"model": {"name": "wide_resnet", "norm": "sync_batch"}},
+            "accumulate",
+            ("sync_batch",),
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_an_error_of_the_spec(
+    fields: dict[str, Any], field: str, named: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({**IMAGES, "strategy": "serial", **fields})
+    (error,) = caught.value.errors()
+    assert error["type"] == field
+    for each in named:
+        assert each in error["msg"]
