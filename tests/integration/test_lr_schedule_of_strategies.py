@@ -35,7 +35,7 @@ def test_library_strategies_apply_the_schedule(
     _, expected = trained("all_reduce", transport="memory", **run, **schedule)
     _, constant = trained("all_reduce", transport="memory", **run)
     assert not np.allclose(expected, constant, rtol=1e-4, atol=1e-5)
-    for strategy in ("ddp", "zero1", "fsdp"):
+    for strategy in ("ddp", "zero1", "zero2", "fsdp"):
         result, weights = trained(strategy, transport="gloo", **run, **schedule)
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
         assert [point.lr for point in result.epochs if point.rank == 0] == [0.02, 0.04]

@@ -1,4 +1,4 @@
-"""zero1 and fsdp: the weights of all_reduce, less memory, and their traffic."""
+"""zero1, zero2 and fsdp: the weights of all_reduce, less memory, and their traffic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_two_ranks_hold_half_of_the_state_each(
     plain, expected = trained("all_reduce", **run)
     whole = state_bytes(plain, "weights")[0]
     assert state_bytes(plain, "optimizer") == [whole, whole]
-    for strategy, sent in (("zero1", 3), ("fsdp", 3), (STAGE_2, 2)):
+    for strategy, sent in (("zero1", 3), ("zero2", 2), ("fsdp", 3), (STAGE_2, 2)):
         result, weights = trained(strategy, **run)
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
         assert result.replicas_equal
@@ -55,8 +55,10 @@ def test_two_ranks_hold_half_of_the_state_each(
             assert state_bytes(result, "weights") == state_bytes(result, "gradient") == [whole, whole]
             assert state_bytes(result, "optimizer") == [layer, whole - layer]
         else:
-            for what in ("weights", "gradient", "optimizer"):
+            for what in ("gradient", "optimizer"):
                 assert state_bytes(result, what) == [whole / 2, whole / 2]
+            held = whole if strategy == "zero2" else whole / 2
+            assert state_bytes(result, "weights") == [held, held]
 
 
 def test_three_ranks_hold_about_a_third_of_the_state_each(

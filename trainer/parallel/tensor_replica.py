@@ -37,7 +37,8 @@ class TensorParallelReplica(Replica):
 
     def squared_gradient_norm(self) -> Tensor:
         """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
-        shards, replicated = [], []
+        shards: list[Tensor] = []
+        replicated: list[Tensor] = []
         for each in self._parameters:
             if each.grad is not None:
                 (shards if each in self._shardings else replicated).append(each.grad)

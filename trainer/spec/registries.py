@@ -169,6 +169,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
         "ddp": "trainer.strategies.ddp:Ddp",
         "zero1": "trainer.strategies.zero1:Zero1",
+        "zero2": "trainer.strategies.zero2:Zero2",
         "fsdp": "trainer.strategies.fsdp:Fsdp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",

@@ -128,6 +128,8 @@ def _needs_training(spec: RunSpec) -> str | None:
     skipped = "virtual.compute is sampled, which skips a whole step of the model"
     if spec.strategy.partitions_model:
         return f"{skipped}, but {spec.name_of('strategy')} cuts it over ranks; allowed: full"
+    if spec.strategy.shards_state:
+        return f"{skipped}, but each rank of {spec.name_of('strategy')} takes a part of it; allowed: full"
     if spec.model.has_synchronous_layers:
         return f"{skipped}, but layers of {spec.name_of('model')} exchange data in it; allowed: full"
     return None

@@ -34,7 +34,7 @@ OF_A_REPLICA = [name for name in IN_MEMORY if "micro_batches" not in STRATEGIES.
 SPLITS: list[Any] = [
     (name, NODES.get(name, 3)) for name in IN_MEMORY if STRATEGIES.load(name).partitions_model
 ]
-SPLITS += [({"name": "tensor_parallel", "sequence_parallel": True}, 3)]
+SPLITS += [("zero2", 2), ("zero2", 3), ({"name": "tensor_parallel", "sequence_parallel": True}, 3)]
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def test_micro_batches_give_the_steps_of_their_batch(name: str) -> None:
 @pytest.mark.parametrize(("strategy", "nodes"), SPLITS, ids=str)
 def test_the_norm_is_that_of_the_whole_gradient(strategy: Any, nodes: int) -> None:
     """Of the same gradients, each rank of a split model sees a part."""
-    name = strategy if isinstance(strategy, str) else strategy["name"]
     run = {**RUN, "clip_norm": 0.1}
-    other, others = ("all_reduce", nodes // 2) if name == "hybrid" else ("serial", 1)
+    replicas = STRATEGIES.parse(strategy).replicas(nodes)
+    other, others = ("all_reduce", replicas) if replicas > 1 else ("serial", 1)
     expected, found = train(other, others, **run), train(strategy, nodes, **run)
     unclipped = train(other, others, **{**run, "clip_norm": None})
     np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-12)

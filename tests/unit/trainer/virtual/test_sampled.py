@@ -31,7 +31,9 @@ LEARNED = (
 STRATEGY_NAMES = [
     name
     for name in STRATEGIES.entries
-    if STRATEGIES.load(name).virtual and not STRATEGIES.load(name).partitions_model
+    if STRATEGIES.load(name).virtual
+    and not STRATEGIES.load(name).partitions_model
+    and not STRATEGIES.load(name).shards_state
 ]
 
 

@@ -69,8 +69,8 @@ def cases() -> Iterator[Any]:
             yield pytest.param(strategy, 3, fields, id=f"{strategy}-{partitioner}", marks=pytest.mark.slow)
     for strategy in BY_THREADS:
         for optimizer in OPTIMIZERS.entries:
-            if optimizer == "novograd" and strategy == "tensor_parallel":
-                continue  # its ranks hold shards of layers
+            if OPTIMIZERS.load(optimizer).layerwise and not STRATEGIES.load(strategy).full_gradients:
+                continue
             fields = {"optimizer": optimizer, "lr": 0.01}
             yield pytest.param(strategy, 2, fields, id=f"{strategy}-{optimizer}", marks=pytest.mark.slow)
     for rule in AGGREGATIONS.entries:

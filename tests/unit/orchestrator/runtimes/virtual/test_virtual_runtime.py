@@ -92,6 +92,7 @@ def test_a_price_per_sample_is_that_of_a_whole_model() -> None:
         ({"target_accuracy": 0.9}, r"target_accuracy is 0\.9; leave it out"),
         ({"save_weights": True}, "save_weights is True; leave it out"),
         ({"checkpoint_epochs": 1}, "checkpoint_epochs is 1; leave it out"),
+        ({"strategy": "zero2"}, "zero2 takes a part of it; allowed: full"),
     ],
 )
 def test_what_needs_a_trained_model_is_refused_where_nothing_is_trained(

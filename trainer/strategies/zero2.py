@@ -1,0 +1,61 @@
+"""ZeRO-2: replicas with gradients and optimizer state sharded over the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy, Uneven
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.comm.base import Communicator
+    from trainer.training.session import Session
+
+
+class Zero2(Strategy):
+    """Shard gradients and optimizer state over the ranks, ZeRO stage 2 (Rajbhandari et al. 2020).
+
+    The same mathematics as `all_reduce`. Every rank has all weights. The weights of a block, padded with
+    zeros to a multiple of P, are cut into P equal parts, and rank i updates part i. It alone has the
+    optimizer state of this part. As soon as the backward pass has the gradient of a block, a reduce-scatter
+    gives each rank the mean gradient of its part, and the rest is freed. After the step an all-gather
+    distributes the updated parts.
+
+    For n bytes of weights a rank sends n(P−1)/P bytes for the gradients, and as many for the weights: those
+    of an all-reduce. The reduce-scatter is an all-to-all, whose parts the receiver adds up. With
+    `accumulate` the gradient of each micro-batch is sent, because no rank has room for that of all.
+
+    Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.2 and 7.2.1.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    equals: ClassVar[Equal | None] = "all_reduce"
+    synchronous: ClassVar[bool] = True
+    shards_state: ClassVar[bool] = True
+    full_gradients: ClassVar[bool] = False
+    needs_thread: ClassVar[bool] = True
+
+    uneven: Uneven = "join"
+
+    def train(self, session: Session) -> None:
+        from trainer.parallel.sharded_gradient import ShardedGradientReplica
+
+        model = session.task.build_model(session.rank)
+        replica = ShardedGradientReplica(model, session.task, session.comm, reduce_scatter, all_gather)
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                # The sum of the gradients, each with its share, is the mean over the samples of the step.
+                replica.backward(batch, batch.share)  # reduce-scatters the gradient of each block
+                replica.step()  # all-gathers the weights
+
+
+def reduce_scatter(gradient: Tensor, comm: Communicator) -> Tensor:
+    """The sum over ranks of this rank's part of the gradient, shape (n/P,). gradient: shape (n,)."""
+    return comm.all_to_all(gradient.view(comm.size, -1)).sum(dim=0)
+
+
+def all_gather(part: Tensor, comm: Communicator) -> Tensor:
+    """The parts of all ranks, shape (n,). part: shape (n/P,)."""
+    return comm.all_gather(part).flatten()
