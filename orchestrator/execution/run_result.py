@@ -255,6 +255,10 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
         return f"the nodes certified the samples of {len(certified)} of {epochs} epochs"
     if certificate and not certificate.verified:
         return "the nodes trained on other samples than their partitions hold"
+    if certificate and len(certificate.data) > 1:
+        return (
+            "the nodes have different training data; give all of them the same files and version of Python"
+        )
     return None
 
 

@@ -84,6 +84,11 @@ class Certificate(Record):
     parts: list[CertifiedPart]
     samples_lost: int = 0
 
+    @property
+    def data(self) -> list[str]:
+        """What identifies the samples where machines can have different ones: one, or those that differ."""
+        return sorted({part.data for part in self.parts if part.data})
+
     def first_epoch(self) -> list[CertifiedPart]:
         """The parts of epoch 1, by rank."""
         return sorted((part for part in self.parts if part.epoch == 1), key=lambda part: part.rank)

@@ -107,6 +107,7 @@ class PartitionRecord(Record):
         js_divergence_so_far: the same over all epochs up to this one.
         earth_movers_distance: of the samples' labels from the training set's, 0 … 2; None without samples.
         rounds: in which the rank took part; None if all ranks take part in all rounds.
+        data: what identifies the samples where machines can have different ones, see Data.digest.
     """
 
     epoch: Count
@@ -117,6 +118,7 @@ class PartitionRecord(Record):
     earth_movers_distance: Amount | None = None
     digest: Text
     rounds: Count | None = None
+    data: Text | None = None
 
 
 class PlannedPart(Record):

@@ -75,12 +75,17 @@ class PixelScale:
 
 @dataclass(frozen=True)
 class Data:
-    """A loaded dataset: both splits, scaled alike. scale: the scale of images; None for other inputs."""
+    """A loaded dataset: both splits, scaled alike.
+
+    scale: the scale of images; None for other inputs. digest: 16 hex digits that identify the samples where
+    machines can have different ones; None where all have the same.
+    """
 
     train: Split
     test: Split
     classes: int
     scale: PixelScale | None
+    digest: str | None = None
 
 
 class Dataset(Component):

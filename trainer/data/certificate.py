@@ -66,6 +66,7 @@ def partition_record(
     classes: int,
     before: Counts | None = None,
     rounds: int | None = None,
+    data: str | None = None,
 ) -> PartitionRecord:
     """The record of one rank's epoch.
 
@@ -76,6 +77,7 @@ def partition_record(
         classes: Number of classes.
         before: Samples per class in earlier epochs, shape (classes,).
         rounds: Rounds in which the rank took part; None if all ranks take part in all rounds.
+        data: See Data.digest.
     """
     counts, whole = label_counts(labels[trained_on], classes), label_counts(labels, classes)
     so_far = counts if before is None else counts + before
@@ -88,6 +90,7 @@ def partition_record(
         earth_movers_distance=earth_movers_distance(counts, whole) if counts.any() else None,
         digest=part_digest(trained_on),
         rounds=rounds,
+        data=data,
     )
 
 

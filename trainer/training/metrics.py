@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.core.events import EventWriter
-from trainer.data.base import Indices, Labels
+from trainer.data.base import Data, Indices
 from trainer.data.certificate import CoverageTracker, partition_record
 from trainer.training.evaluation import check_loss
 from trainer.training.loader import Batch
@@ -24,16 +24,12 @@ PROGRESS_INTERVAL_S = 0.5
 class TrainingMetrics:
     """One rank's metrics. Events about an epoch are kept, so that a resumed run can write them again."""
 
-    def __init__(self, labels: Labels, classes: int, parts: int, events: EventWriter) -> None:
-        """
-        Args:
-            labels: the labels of the training split, shape (samples,).
-            parts: the number of parts of its partition.
-        """
-        self._labels, self._classes = labels, classes
+    def __init__(self, data: Data, parts: int, events: EventWriter) -> None:
+        """parts: the number of parts of the training split's partition."""
+        self._labels, self._classes, self._data = data.train.labels, data.classes, data.digest
         self._events = events
-        self._label_counts = np.zeros(classes, dtype=np.int64)  # of all samples trained on so far
-        self._coverage = CoverageTracker(len(labels), parts)
+        self._label_counts = np.zeros(data.classes, dtype=np.int64)  # of all samples trained on so far
+        self._coverage = CoverageTracker(len(self._labels), parts)
         self._reported: list[tuple[str, dict[str, Any]]] = []
         self.steps = self.samples = 0
         self.samples_since_average = 0
@@ -70,6 +66,7 @@ class TrainingMetrics:
             self._classes,
             self._label_counts,
             len(self.rounds) if in_rounds else None,
+            self._data,
         )
         self.rounds.clear()
         self._label_counts += record.labels

@@ -84,7 +84,7 @@ class Session:
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
         self._aggregator = Aggregator(comm, task.spec, task.rngs, data.classes, context.rank)
-        self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
+        self._metrics = TrainingMetrics(data, parts, events)
         self._checkpointer = Checkpointer(context, task, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING

@@ -266,6 +266,12 @@ class Row:
         return certificate.verified if certificate else None
 
     @property
+    def data(self) -> list[str]:
+        """What identifies its training data where machines can have different ones, see Certificate."""
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.data if certificate else []
+
+    @property
     def no_speedup(self) -> str | None:
         """The reason for a missing speedup; None if there is one."""
         if not self.ok:

@@ -196,7 +196,10 @@ def _certificate(row: Row) -> str:
     coverage, overlap = formats.percent(COVERAGE.of(row)), formats.percent(OVERLAP.of(row))
     samples = low if low == high else f"{low}–{high}"
     verified = "Verified" if row.verified else "Not verified"
-    return f"{verified}. Coverage {coverage}, overlap {overlap} in epoch 1; {samples} samples per rank."
+    data = f" Training data {formats.listed(row.data)}." if row.data else ""
+    return (
+        f"{verified}. Coverage {coverage}, overlap {overlap} in epoch 1; {samples} samples per rank.{data}"
+    )
 
 
 def _files(row: Row, comparison: Comparison) -> list[tuple[str, str]]:

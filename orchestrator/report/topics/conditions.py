@@ -120,6 +120,10 @@ def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:
             found = [str(row.result.environment.get(name, "unknown")) for row in rows]
             if len(set(found)) > 1:
                 conditions[name] = [*conditions.get(name, []), *found]
+    texts: dict[str, list[str]] = {}
+    for row in ok:
+        texts.setdefault(row.run.name_of("dataset"), []).extend(row.data)
+    conditions |= {f"training data of {name}": digests for name, digests in texts.items()}
     distinct = {name: list(dict.fromkeys(found)) for name, found in conditions.items()}
     return {name: values for name, values in distinct.items() if len(values) > 1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from hashlib import sha256
 from math import log
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -95,9 +96,11 @@ class Text(TokenDataset):
         """At least `size` characters. Raises DataError."""
 
     def load(self, data_dir: Path) -> Data:
-        tokens = tokens_of(self.text(data_dir), self.level)[: self.size]
+        text = self.text(data_dir)
+        tokens = tokens_of(text, self.level)[: self.size]
         train, test = tokens[: self._train_tokens], tokens[self._train_tokens :]
-        return Data(windows(train, self.window), windows(test, self.window), self.class_count, None)
+        digest = sha256(text.encode()).hexdigest()[:16]
+        return Data(windows(train, self.window), windows(test, self.window), self.class_count, None, digest)
 
 
 def tokens_of(text: str, level: Literal["bytes", "characters"]) -> Tokens:
@@ -112,7 +115,8 @@ class PydocText(Text):
     """Python's own reference, as `help()` shows it: 400,000 tokens of English; no download.
 
     The text comes with the interpreter (`pydoc_data.topics`), and differs between versions of Python.
-    Losses are comparable between runs of the same version.
+    Losses are comparable between runs of the same version. The certificate has a digest of the text: a run
+    whose nodes have different ones fails, and a report says which runs have.
     """
 
     size: ClassVar[int] = 400_000

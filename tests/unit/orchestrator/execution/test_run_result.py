@@ -197,6 +197,14 @@ def test_unverified_samples_fail_a_run_that_would_be_ok() -> None:
     assert result.flags == []
 
 
+def test_nodes_with_different_data_fail_a_run_that_would_be_ok() -> None:
+    others = [e for e in trained({}, {}) if e.kind != "partition"]
+    assert row([*others, *(part(rank, data="a" * 16) for rank in (0, 1))]).status == "ok"
+    result = row([*others, *(part(rank, data=str(rank) * 16) for rank in (0, 1))])
+    assert result.status == "failed"
+    assert "different training data" in str(result.cause)
+
+
 def failing() -> list[Event]:
     """Rank 1 fails after its result, and its samples differ from the split."""
     events = [e for e in trained({}, {}) if e.kind not in ("done", "partition")]

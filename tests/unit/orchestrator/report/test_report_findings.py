@@ -475,6 +475,21 @@ def test_cautions() -> None:
     assert {finding.data["reason"] for finding in findings_of(comparison, "no_serial")} == {NO_SERIAL}
 
 
+def with_data(run: RunResult, digest: str) -> RunResult:
+    assert run.certificate is not None
+    parts = [part.model_copy(update={"data": digest}) for part in run.certificate.parts]
+    return run.model_copy(update={"certificate": run.certificate.model_copy(update={"parts": parts})})
+
+
+def test_runs_on_different_texts_are_reported() -> None:
+    one, same, other = (a_run("ddp", nodes=2, seed=seed) for seed in (1, 2, 3))
+    alike = with_data(one, "a" * 16), with_data(same, "a" * 16)
+    assert not findings_of(a_comparison(*alike), "conditions_differ")
+    (finding,) = findings_of(a_comparison(*alike, with_data(other, "b" * 16)), "conditions_differ")
+    assert finding.data["values"] == ["a" * 16, "b" * 16]
+    assert finding.data["compared"]
+
+
 def test_failures_with_one_cause_are_one_finding() -> None:
     runs = [a_run("ddp", nodes=2, seed=seed, status="failed", cause="no room") for seed in range(9)]
     finding = finding_of(a_comparison(*runs), "failed")

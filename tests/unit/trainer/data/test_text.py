@@ -28,6 +28,15 @@ def test_windows_follow_each_other_and_targets_are_the_next_tokens(level: str, t
     assert not data.train.labels.any()
 
 
+def test_the_digest_is_that_of_the_text_whatever_a_token_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (PydocText(level=level).load(tmp_path).digest for level in ("bytes", "characters"))
+    assert one == other
+    monkeypatch.setattr(PydocText, "text", lambda *_: "a" * 400_001)
+    assert PydocText().load(tmp_path).digest not in (None, one)
+
+
 def test_characters_are_those_of_ascii_and_one_for_all_others() -> None:
     assert len(ALPHABET) == len(set(ALPHABET)) == 96
     np.testing.assert_array_equal(tokens_of("\n ~é…", "characters"), [1, 2, 96, 0, 0])
