@@ -18,6 +18,7 @@ from orchestrator.commands import labs
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
+from tests.mutants.catalogue import read_catalogue
 from tests.unit.project.test_imports import ORCHESTRATOR, TRAINER
 from tools.docs import KINDS, TABLES, listed, stale
 from tools.picture import GAP, PICTURE, draw_picture, grid, same_drawing
@@ -194,6 +195,20 @@ def test_page_of_a_lab_has_its_blocks_and_published_figures(name: str) -> None:
         assert f"`{block.name}`" in page
         for entry in block.published:
             assert any(set(figures(entry)) <= row for row in rows), entry
+
+
+def test_the_page_of_bugs_names_mutants_their_tests_and_where_they_were_reported() -> None:
+    page = (PROJECT / "docs" / "bugs.md").read_text()
+    mutants = {mutant.name: mutant for mutant in read_catalogue()}
+    assert set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", page)) <= set(mutants)
+    for names in re.findall(r"--only ([a-z0-9 -]+)", page):
+        assert set(names.split()) <= set(mutants)
+    rows = re.findall(r"(?m)^\| `([^`]+)` \| .+\]\(\.\./(tests/[^)]+)\).* \| (.+) \|$", page)
+    for name, file, _ in rows:
+        assert file in {test.partition("::")[0] for test in mutants[name].tests}, name
+    reports = [report for _, _, report in rows if report != "no public report found"]
+    assert len(reports) >= 30
+    assert all(re.match(r"\[[^]]+\]\(https://", report) for report in reports)
 
 
 def figures(entry: Published) -> list[str]:

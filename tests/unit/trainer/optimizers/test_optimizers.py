@@ -1,4 +1,4 @@
-"""Optimizers: textbook versions against torch, and NovoGrad against its paper."""
+"""Optimizers: textbook versions against torch, NovoGrad and the decay of AdamW against their papers."""
 
 from __future__ import annotations
 
@@ -103,6 +103,16 @@ def test_length_of_a_step_of_novograd(scale: float, alike: bool, limit: float) -
         lengths.append((theta.detach() - before).norm().item())
     assert lengths[0] == pytest.approx(lr, rel=1e-3)
     assert lengths[-1] == pytest.approx(lr * limit, rel=1e-2)
+
+
+def test_adamw_removes_a_share_of_weights_without_a_gradient() -> None:
+    """Loshchilov & Hutter 2019, Alg. 2: the decay is no part of the gradient, which Adam divides."""
+    theta = torch.tensor([4.0, -0.5], requires_grad=True)
+    optimizer = OPTIMIZERS.parse({"name": "adamw", "weight_decay": 0.1}).build([theta], 0.01)
+    theta.grad = torch.zeros(2)
+    for _ in range(3):
+        optimizer.step()
+    torch.testing.assert_close(theta.detach(), torch.tensor([4.0, -0.5]) * (1 - 0.01 * 0.1) ** 3)
 
 
 # In training
