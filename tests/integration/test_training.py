@@ -29,11 +29,18 @@ SPLIT: dict[str, Any] = {
 NODES = {"serial": 1, "hybrid": 4}  # hybrid: two pipelines of two stages; the others: 3
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     # The order of updates differs between runs: use a model that learns in any order.
-    **dict.fromkeys(("hogwild", "async_parameter_server"), {"model": MLP}),
+    "hogwild": {"model": MLP},
+    "async_parameter_server": {"model": MLP},
     # Divides tokens; a guess is right in a third of them.
     "context_parallel": {
         "dataset": {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64},
         "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 4},
+        "batch_size": 2,
+    },
+    # Divides experts.
+    "expert_parallel": {
+        "dataset": {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64},
+        "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 4, "experts": 4},
         "batch_size": 2,
     },
 }

@@ -117,6 +117,7 @@ class PipelineStage(Replica):
         """Return the output of this stage; None on the last one, which computes the loss instead."""
         targets = self._micro_targets[micro_batch]
         with self._clock.phase("compute"):
+            self._weigh_balance(self._loss_weight * len(targets) / self._batch_size)
             output = self.model(x)
             if self._is_last:
                 self._outputs.append(output.detach())

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.models.layers.dropout import Dropout
+from trainer.models.layers.experts import Router
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
@@ -44,6 +45,7 @@ class Replica:
         self._state = [*self._parameters, *self._statistics]
         self._drops = [module for module in model.modules() if isinstance(module, Dropout)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._routers = [module for module in model.modules() if isinstance(module, Router)]
         # torch's optimizers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -73,6 +75,7 @@ class Replica:
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
             self._track_statistics(bool(weight))
+            self._weigh_balance(weight)
             output = self.model(batch.inputs)
             loss = self._loss_function.of(output, batch.targets)
             (loss if weight == 1.0 else loss * weight).backward()
@@ -88,6 +91,11 @@ class Replica:
                 norm.counts_batch = counts
             else:
                 norm.train(counts)
+
+    def _weigh_balance(self, weight: float) -> None:
+        """The weight of the load-balance losses of the next forward pass: that of its loss."""
+        for router in self._routers:
+            router.weight = weight
 
     def synchronise_norms(self, comm: Communicator) -> None:
         """Connect synchronised BatchNorm layers over `comm`."""
