@@ -80,11 +80,12 @@ def test_ranks_with_fewer_samples_count_less(uneven: str) -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_one_step_of_plain_sgd_has_the_gradient_of_serial_for_each_weight() -> None:
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_one_step_of_plain_sgd_has_the_gradient_of_serial_for_each_weight(ranks: int) -> None:
     """With no limit and no balance, routers of parts choose as the router of the whole batch."""
     model = {**GPT, "dropout": 0.0, "capacity_factor": None, "balance": 0.0, "top_k": 2}
     run = {**RUN, "model": model, "optimizer": "sgd", "lr": 1.0, "batch_size": 110, "batch_per": "run"}
-    serial, divided = train("serial", 1, **run), train(NAME, 2, **run)
+    serial, divided = train("serial", 1, **run), train(NAME, ranks, **run)
     assert divided.results[0].steps == 1
     np.testing.assert_allclose(divided.weights, serial.weights, rtol=0, atol=1e-12)
 
