@@ -31,7 +31,7 @@ class ExpertParallel(Strategy):
     mean over ranks, as in `all_reduce`. Routers see the batch of their rank, as in `all_reduce`, and have
     the same capacity.
 
-    Traffic per rank, layer and step, with E experts of width W: 4·E·(P − 1) bytes for the number of tokens
+    Traffic per rank, layer and step, with E experts and width W: 4·E·(P − 1) bytes for the number of tokens
     of each expert, and four all-to-alls of 4·W·L bytes to each of P − 1 ranks, where L is the largest
     number of tokens that any rank sends to another or keeps; shorter messages are padded. So experts that
     are used unevenly cost traffic.
