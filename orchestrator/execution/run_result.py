@@ -396,12 +396,14 @@ def certify(events: Sequence[Event], servers: int = 0) -> Certificate | None:
     return Certificate(verified=verified, splits=splits, parts=parts, samples_lost=lost)
 
 
-def _normalised_over(run: RunSpec) -> str | None:
-    """The samples that BatchNorm normalises over, if fewer than the batch of a serial step."""
+def _batch_of_layers(run: RunSpec) -> str | None:
+    """What layers such as BatchNorm take for the batch, if it is less than that of a serial step."""
     if not run.model.batch_statistics:
         return None
     if run.strategy.micro_batch_count > 1:
         return "micro-batches, not batches"
+    if run.strategy.splits_samples and run.world_size > 1:
+        return "some tokens of each sample, not all"
     if run.batch_per_replica < run.batch_size and not run.model.has_synchronous_layers:
         return f"{run.batch_per_replica} samples, not the batch of {run.batch_size}"
     return None
@@ -432,8 +434,8 @@ def flags(
         )
     elif runtime.simulates_time and spec.world_size > 1:
         found.append("ranks were in one process: each rank's memory is that of all ranks")
-    if runtime.trains and (over := _normalised_over(spec)):
-        found.append(f"BatchNorm normalises over {over}: training is not equivalent to serial")
+    if runtime.trains and (over := _batch_of_layers(spec)):
+        found.append(f"{spec.model.per_batch} over {over}: training is not equivalent to serial")
     if runtime.trains and spec.strategy.caveat:
         found.append(spec.strategy.caveat)
     if spec.byzantine_label:

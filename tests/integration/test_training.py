@@ -37,6 +37,12 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
         "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 4},
         "batch_size": 2,
     },
+    # Divides experts.
+    "expert_parallel": {
+        "dataset": {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64},
+        "model": {"name": "gpt", "layers": 1, "width": 32, "heads": 4, "experts": 4},
+        "batch_size": 2,
+    },
 }
 ROWS = [
     (name, transport)

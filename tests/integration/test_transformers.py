@@ -17,6 +17,7 @@ RUN: dict[str, Any] = {
     "epochs": 2,
 }
 SEQUENCE = {"name": "tensor_parallel", "sequence_parallel": True}
+EXPERTS = {"experts": 5, "top_k": 2, "capacity_factor": 0.8}  # divided as 2, 2 and 1, with dropped tokens
 RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
 
 
@@ -52,14 +53,51 @@ def test_a_split_gpt_has_the_weights_of_one_node(
 
 @pytest.mark.parametrize("step", [{}, {"accumulate": 3, "clip_norm": 0.1}], ids=str)
 @pytest.mark.parametrize(
-    ("strategy", "tied"), [("ddp", True), ("zero1", True), ("fsdp", False), ("ddp", False)]
+    ("strategy", "model"),
+    [
+        ("ddp", {"tied": True}),
+        ("zero1", {"tied": True}),
+        ("fsdp", {}),
+        ("ddp", {}),
+        ("ddp", EXPERTS),
+        ("fsdp", EXPERTS),
+    ],
+    ids=str,
 )
 def test_replicas_of_a_gpt_have_the_weights_of_all_reduce(
-    run_cache: RunCache, strategy: str, tied: bool, step: dict[str, Any]
+    run_cache: RunCache, strategy: str, model: dict[str, Any], step: dict[str, Any]
 ) -> None:
-    fields = {"model": {**GPT, "tied": tied}, "nodes": 2, "transport": "gloo", "batch_per": "run", **RUN}
+    fields = {"model": {**GPT, **model}, "nodes": 2, "transport": "gloo", "batch_per": "run", **RUN}
     fields |= step
     expected, found = (run_cache.get(strategy=name, **fields) for name in ("all_reduce", strategy))
     assert (found.result.status, found.result.cause) == ("ok", None)
     np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-6)
     assert found.result.replicas_equal
+
+
+@pytest.mark.parametrize(("nodes", "transport"), [(3, "gloo"), (2, "mpi"), (2, "rpc")])
+def test_divided_experts_have_the_weights_of_all_reduce(
+    run_cache: RunCache, nodes: int, transport: str
+) -> None:
+    fields = {"model": {**GPT, **EXPERTS}, "nodes": nodes, "transport": transport, **RUN}
+    fields["batch_size"] = 10
+    expected, found = (run_cache.get(strategy=name, **fields) for name in ("all_reduce", "expert_parallel"))
+    assert (found.result.status, found.result.cause) == ("ok", None)
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-5)
+    assert found.result.replicas_equal
+    assert found.result.epochs[-1].test_loss == pytest.approx(
+        expected.result.epochs[-1].test_loss, rel=1e-4
+    )
+
+
+def test_micro_batches_of_both_pipelines_weigh_the_balance_loss_alike(run_cache: RunCache) -> None:
+    model = {**GPT, "dropout": 0.0, "experts": 4, "capacity_factor": None, "balance": 1.0}
+    ours, theirs = (
+        run_cache.get(
+            strategy={"name": name, "split_points": ["block2"], "micro_batches": 2},
+            **{**RUN, "model": model, "nodes": 2, "transport": "gloo"},
+        )
+        for name in ("pipeline", "pipeline_torch")
+    )
+    assert (theirs.result.status, theirs.result.cause) == ("ok", None)
+    np.testing.assert_allclose(theirs.weights, ours.weights, rtol=0, atol=1e-5)

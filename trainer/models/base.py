@@ -89,8 +89,13 @@ class Model(Component):
 
     @property
     def batch_statistics(self) -> bool:
-        """Whether the output for a sample depends on the other samples of the batch, as with BatchNorm."""
+        """Whether training on a sample depends on the other samples of the batch, as with BatchNorm."""
         return False
+
+    @property
+    def per_batch(self) -> str:
+        """What its `batch_statistics` are, as the first words of "… over the batch"."""
+        return "BatchNorm normalises"
 
     @property
     def tensor_parallel_pairs(self) -> list[ParallelPair]:

@@ -79,14 +79,20 @@ class Transformer(Model):
         yield "head", self.head(classes, embedding)
 
     def _hidden_blocks(self, drop: Dropout) -> Iterator[tuple[str, nn.Module]]:
-        from trainer.models.layers.transformer import Attention, Mlp, TransformerBlock, build_norm
+        from trainer.models.layers.transformer import Attention, TransformerBlock, build_norm
 
         for number in range(1, self.layers + 1):
             norms = build_norm(self.norm, self.width), build_norm(self.norm, self.width)
             attention = Attention(self.width, self.heads, causal=self.causal, rotary=self.rotary)
-            block = TransformerBlock(attention, Mlp(self.width, self.hidden, self.activation), norms, drop)
+            block = TransformerBlock(attention, self.mlp(), norms, drop)
             block.initialise(self.layers)
             yield f"block{number}", block
+
+    def mlp(self) -> nn.Module:
+        """What follows the attention in a block: (batch, tokens, width) to the same shape."""
+        from trainer.models.layers.transformer import Mlp
+
+        return Mlp(self.width, self.hidden, self.activation)
 
     @abstractmethod
     def embedding(self, shape: tuple[int, ...], classes: int, drop: Dropout) -> nn.Module:

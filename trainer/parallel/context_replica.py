@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.models.layers.transformer import Attention
-from trainer.parallel.exchanged import exchanged
+from trainer.parallel.exchanged import all_to_all
 from trainer.parallel.token_part import TokenPart
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica
@@ -92,14 +92,10 @@ class RingAttention(torch.autograd.Function):
 def heads_to_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """All heads of this rank's tokens, (batch, heads, tokens, …), to all tokens of this rank's heads."""
     by_heads = x.unflatten(1, (comm.size, -1)).movedim(1, 0)  # (ranks, batch, heads of a rank, tokens, …)
-    return exchanged(by_heads, comm, _all_to_all, _all_to_all).movedim(0, 2).flatten(2, 3)
+    return all_to_all(by_heads, comm).movedim(0, 2).flatten(2, 3)
 
 
 def tokens_to_heads(x: Tensor, comm: Communicator) -> Tensor:
     """The inverse of `heads_to_tokens`."""
     by_tokens = x.unflatten(2, (comm.size, -1)).movedim(2, 0)  # (ranks, batch, heads of a rank, tokens, …)
-    return exchanged(by_tokens, comm, _all_to_all, _all_to_all).movedim(0, 1).flatten(1, 2)
-
-
-def _all_to_all(x: Tensor, comm: Communicator) -> Tensor:
-    return comm.all_to_all(x.contiguous().flatten(1)).view(x.shape)
+    return all_to_all(by_tokens, comm).movedim(0, 1).flatten(1, 2)

@@ -20,6 +20,15 @@ def exchanged(x: Tensor, comm: Communicator, forward: Exchange, backward: Exchan
     return y
 
 
+def all_to_all(x: Tensor, comm: Communicator) -> Tensor:
+    """Send x[i] to rank i, and return what rank i sent at place i. Gradients take the same way back."""
+    return exchanged(x, comm, _all_to_all, _all_to_all)
+
+
+def _all_to_all(x: Tensor, comm: Communicator) -> Tensor:
+    return comm.all_to_all(x.contiguous().flatten(1)).view(x.shape)
+
+
 class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator, forward: Exchange, backward: Exchange) -> Tensor:

@@ -14,7 +14,7 @@ from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import balanced_split_points, stage_blocks
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
-from trainer.training.replica import Replica, channels_last, join_stages
+from trainer.training.replica import Replica, channels_last, join_stages, squared_norm_of_ranks
 from trainer.training.task import Task
 
 
@@ -117,6 +117,7 @@ class PipelineStage(Replica):
         """Return the output of this stage; None on the last one, which computes the loss instead."""
         targets = self._micro_targets[micro_batch]
         with self._clock.phase("compute"):
+            self._weigh_balance(self._loss_weight * len(targets) / self._batch_size)
             output = self.model(x)
             if self._is_last:
                 self._outputs.append(output.detach())
@@ -166,9 +167,7 @@ class PipelineStage(Replica):
                 self._output, self._targets = torch.cat(self._outputs), torch.cat(self._micro_targets)
 
     def squared_gradient_norm(self) -> Tensor:
-        norm = super().squared_gradient_norm()
-        self._comm.all_reduce(norm, "sum")
-        return norm
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
 
     def _receive_input(self, samples: int) -> Tensor:
         buffer = torch.empty(samples, *self._input_shape, device=self._comm.device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer.comm.base import Communicator
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica
+from trainer.training.replica import Replica, squared_norm_of_ranks
 from trainer.training.task import Task
 
 Exchange = Callable[[Tensor, Communicator], Tensor]
@@ -43,9 +43,7 @@ class ShardedGradientReplica(Replica):
                 block.gather_weights()
 
     def squared_gradient_norm(self) -> Tensor:
-        norm = super().squared_gradient_norm()  # of this rank's parts
-        self._comm.all_reduce(norm, "sum")
-        return norm
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         state = super()._state_tensors()

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.ddp_buckets import DdpReplica
-from trainer.training.replica import Replica, optimizer_tensors
+from trainer.training.replica import Replica, optimizer_tensors, squared_norm_of_ranks
 from trainer.training.task import Task
 
 
@@ -42,9 +42,7 @@ class ShardedReplica(Replica):
         super().__init__(model, task, comm.clock)
 
     def squared_gradient_norm(self) -> Tensor:
-        norm = super().squared_gradient_norm()  # of this rank's rows
-        self._comm.all_reduce(norm, "sum")
-        return norm
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from trainer.core.clock import Clock
 from trainer.parallel.tensor_layers import LayerForward, ModelSharder
 from trainer.parallel.token_part import TokenPart
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squared_norm
+from trainer.training.replica import Replica, squared_norm_of_ranks
 from trainer.training.task import Task
 
 
@@ -42,9 +42,7 @@ class TensorParallelReplica(Replica):
         for each in self._parameters:
             if each.grad is not None:
                 (shards if each in self._shardings else replicated).append(each.grad)
-        of_shards = squared_norm(shards)
-        self._comm.all_reduce(of_shards, "sum")
-        return of_shards + squared_norm(replicated)
+        return squared_norm_of_ranks(shards, replicated, self._comm)
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""

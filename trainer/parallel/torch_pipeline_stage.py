@@ -39,13 +39,17 @@ class TorchPipelineStage(PipelineStage):
     def forward_backward(self, batch: Batch) -> None:
         """Forward and backward pass of a batch, in micro-batches of equal size."""
         samples = len(batch.targets)
+        micro_batches = next(
+            count for count in range(min(self._micro_batches, samples), 0, -1) if samples % count == 0
+        )
         if samples not in self._schedules:
-            self._schedules[samples] = self._build_schedule(samples)
+            self._schedules[samples] = self._build_schedule(samples, micro_batches)
         self._optimizer.zero_grad()
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if self._is_first else ()
         target: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._is_last else {}
         schedule, exchanges = self._schedules[samples]
+        self._weigh_balance(1 / micro_batches)
         with self._clock.phase("communicate"), communication_errors("a step of the pipeline"):
             output = schedule.step(*inputs, **target)
             exchanges.end_step()
@@ -53,10 +57,7 @@ class TorchPipelineStage(PipelineStage):
             self.loss = torch.stack(losses).sum().detach()
             self._output, self._targets = output.detach(), batch.targets
 
-    def _build_schedule(self, samples: int) -> Any:
-        micro_batches = next(
-            count for count in range(min(self._micro_batches, samples), 0, -1) if samples % count == 0
-        )
+    def _build_schedule(self, samples: int, micro_batches: int) -> Any:
         size = samples // micro_batches
         # Without example tensors torch runs the model on uninitialised memory to infer shapes, which would
         # advance the dropout generator and the running statistics.

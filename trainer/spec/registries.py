@@ -176,6 +176,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "context_parallel": "trainer.strategies.context_parallel:ContextParallel",
         "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
+        "expert_parallel": "trainer.strategies.expert_parallel:ExpertParallel",
         "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "fault_injection": "trainer.strategies.fault_injection:FaultInjection",

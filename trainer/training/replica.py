@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.models.layers.dropout import Dropout
+from trainer.models.layers.experts import Router
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
@@ -45,6 +46,7 @@ class Replica:
         self._state = [*self._parameters, *self._statistics]
         self._drops = [module for module in model.modules() if isinstance(module, Dropout)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._routers = [module for module in model.modules() if isinstance(module, Router)]
         # torch's optimizers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -79,6 +81,7 @@ class Replica:
             for number, (inputs, targets, share) in enumerate(self._split(batch), start=1):
                 self._begin_micro_batch(last=number == self._micro_batches)
                 self._track_statistics(bool(weight * share))
+                self._weigh_balance(weight * share)
                 output = self.model(inputs)
                 loss = self._loss_function.of(output, targets)
                 (loss if weight * share == 1.0 else loss * (weight * share)).backward()
@@ -113,6 +116,11 @@ class Replica:
                 norm.counts_batch = counts
             else:
                 norm.train(counts)
+
+    def _weigh_balance(self, weight: float) -> None:
+        """The weight of the load-balance losses of the next forward pass: that of its loss."""
+        for router in self._routers:
+            router.weight = weight
 
     def synchronise_norms(self, comm: Communicator) -> None:
         """Connect synchronised BatchNorm layers over `comm`."""
@@ -292,6 +300,20 @@ def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of the squares of all values, shape (1,)."""
     squares = [each.square().sum().reshape(1) for each in tensors]
     return torch.cat(squares).sum().reshape(1) if squares else torch.zeros(1)
+
+
+def squared_norm_of_ranks(
+    divided: Sequence[Tensor], copied: Sequence[Tensor], comm: Communicator
+) -> Tensor:
+    """The sum of squares over all ranks, shape (1,). Every rank calls it.
+
+    Args:
+        divided: what this rank alone has.
+        copied: what all ranks have alike, which counts once.
+    """
+    of_ranks = squared_norm(divided)
+    comm.all_reduce(of_ranks, "sum")
+    return of_ranks + squared_norm(copied)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:

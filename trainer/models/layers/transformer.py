@@ -103,7 +103,10 @@ def build_norm(kind: NormKind, width: int) -> nn.Module:
 class TransformerBlock(nn.Module):
     """Attention, then an MLP, each after a norm and added to its input (Radford et al. 2019)."""
 
-    def __init__(self, attention: Attention, mlp: Mlp, norms: tuple[nn.Module, nn.Module], drop: Dropout):
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module], drop: Dropout
+    ) -> None:
+        """mlp: an Mlp, or what contains some."""
         super().__init__()
         self.norm1, self.norm2 = norms
         self.attention, self.mlp, self.drop = attention, mlp, drop
@@ -117,14 +120,12 @@ class TransformerBlock(nn.Module):
     def initialise(self, blocks: int) -> None:
         """Draw initial weights as GPT-2 does: residual branches of N blocks are scaled by 1/√(2N)."""
         residual = INITIAL_DEVIATION / (2 * blocks) ** 0.5
-        for layer, deviation in (
-            (self.attention.qkv, INITIAL_DEVIATION),
-            (self.attention.out, residual),
-            (self.mlp.up, INITIAL_DEVIATION),
-            (self.mlp.down, residual),
-        ):
-            nn.init.normal_(layer.weight, std=deviation)
-            nn.init.zeros_(layer.bias)
+        last = {self.attention.out, *(each.down for each in self.mlp.modules() if isinstance(each, Mlp))}
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=residual if layer in last else INITIAL_DEVIATION)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
 
 class TokenEmbedding(nn.Module):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.run_result import Execution, Place, build_result, certify, log_of
+from orchestrator.execution.run_result import flags as flags_of
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -350,6 +351,27 @@ def test_threads_of_one_interpreter() -> None:
     (flag,) = flags({}, {}, transport="memory")
     assert "threads of one interpreter" in flag
     assert flags({}, transport="memory") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "over"),
+    [
+        ({}, None),
+        ({"batch_per": "run", "batch_size": 32}, "16 samples"),
+        ({"strategy": "context_parallel", "dataset": {"name": "induction", "length": 7}}, "some tokens"),
+    ],
+    ids=str,
+)
+def test_routers_that_see_less_than_a_batch(fields: dict[str, Any], over: str | None) -> None:
+    found = []
+    for mixture in ({}, {"capacity_factor": None, "balance": 0}):
+        run = {"strategy": "all_reduce", "nodes": 2, "dataset": "copy", **fields}
+        spec = RunSpec.model_validate({**run, "model": {"name": "gpt", "experts": 4, **mixture}})
+        found.append([each for each in flags_of(spec, [], LocalRuntime.info, 8) if "experts" in each])
+    limited, free = found
+    assert free == []
+    assert len(limited) == (over is not None)
+    assert not over or over in limited[0]
 
 
 def test_byzantine_nodes_and_aggregations_without_effect() -> None:

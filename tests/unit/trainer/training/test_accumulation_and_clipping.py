@@ -11,12 +11,15 @@ import torch
 from pydantic import ValidationError
 
 from tests.unit.trainer.parallel.test_partitioned_models import LENET, with_losses
-from tests.unit.training import ON_TOKENS, train
+from tests.unit.training import ON_TOKENS, fields_for, train
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 
 # 121 samples: the last batch of a rank of three has 2 or 1, so that one of 3 micro-batches has none.
 RUN: dict[str, Any] = {**ON_TOKENS, "batch_size": 13, "epochs": 1, "lr": 0.5}
+# Capacity and balance of experts would be those of a micro-batch.
+EXPERTS: dict[str, Any] = {**fields_for("expert_parallel")["model"], "capacity_factor": None, "balance": 0}
+MODELS = {"expert_parallel": EXPERTS}
 IMAGES: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": 84, "test_samples": 20, "noise": 1.0},
     "model": LENET,
@@ -48,8 +51,8 @@ def double() -> Iterator[None]:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", OF_A_REPLICA)
 def test_micro_batches_give_the_steps_of_their_batch(name: str) -> None:
-    nodes = NODES.get(name, 3)
-    (whole, losses), (split, found) = (with_losses(name, nodes, accumulate=k, **RUN) for k in (1, 3))
+    nodes, run = NODES.get(name, 3), {**RUN, "model": MODELS.get(name, RUN["model"])}
+    (whole, losses), (split, found) = (with_losses(name, nodes, accumulate=k, **run) for k in (1, 3))
     # Ranks are threads, whose steps mix.
     np.testing.assert_allclose(sorted(found), sorted(losses), rtol=0, atol=1e-12)
     np.testing.assert_allclose(split.weights, whole.weights, rtol=0, atol=1e-12)
@@ -59,7 +62,7 @@ def test_micro_batches_give_the_steps_of_their_batch(name: str) -> None:
 @pytest.mark.parametrize(("strategy", "nodes"), SPLITS, ids=str)
 def test_the_norm_is_that_of_the_whole_gradient(strategy: Any, nodes: int) -> None:
     """Of the same gradients, each rank of a split model sees a part."""
-    run = {**RUN, "clip_norm": 0.1}
+    run = {**RUN, "model": MODELS.get(str(strategy), RUN["model"]), "clip_norm": 0.1}
     replicas = STRATEGIES.parse(strategy).replicas(nodes)
     other, others = ("all_reduce", replicas) if replicas > 1 else ("serial", 1)
     expected, found = train(other, others, **run), train(strategy, nodes, **run)

@@ -1,0 +1,106 @@
+"""Expert parallelism: each rank holds some experts, and tokens travel to those that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy, Uneven
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.comm.base import Communicator
+    from trainer.models.base import Model
+    from trainer.models.layers.experts import Experts
+    from trainer.parallel.tensor_layers import Sharding
+    from trainer.training.session import Session
+
+
+class ExpertParallel(Strategy):
+    """Divide the experts of each layer over the ranks (Lepikhin et al. 2021).
+
+    Each rank has its own samples, a copy of all other weights, and consecutive experts; the first ranks
+    have one more if the number is no multiple of the ranks. In each mixture of experts, an all-to-all sends
+    every token to the ranks of its experts, the experts compute, and a second one returns their outputs.
+    The backward pass takes the same way with gradients.
+
+    A step minimises Σ_r share_r · loss_r, where share_r is the share of rank r in the samples of the step.
+    An expert sees the tokens of all ranks, each with the weight of its rank, so its gradient is complete
+    after the backward pass. That of all other weights is summed over ranks. With equal shares, both are the
+    mean over ranks, as in `all_reduce`. Routers see the batch of their rank, as in `all_reduce`, and have
+    the same capacity.
+
+    Traffic per rank, layer and step, with E experts and width W: 4·E·(P − 1) bytes for the number of tokens
+    of each expert, and four all-to-alls of 4·W·L bytes to each of P − 1 ranks, where L is the largest
+    number of tokens that any rank sends to another or keeps; shorter messages are padded. So experts that
+    are used unevenly cost traffic.
+
+    Source: Lepikhin et al. 2021, "GShard", Sec. 3; Fedus et al. 2022, "Switch Transformers", Sec. 5.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    equals: ClassVar[Equal | None] = "all_reduce"
+    partitions_model: ClassVar[bool] = True
+    needs_thread: ClassVar[bool] = True
+
+    uneven: Uneven = "join"
+
+    def replicas(self, ranks: int) -> int:
+        return ranks
+
+    def replica_of(self, rank: int, ranks: int) -> int:
+        return rank
+
+    def reports_samples(self, rank: int, ranks: int) -> bool:
+        return True
+
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        if ranks == 1:
+            return None
+        experts: int = getattr(model, "experts", 0)
+        if not experts:
+            return "it divides experts, and the model has none; allowed: gpt with experts"
+        if experts < ranks:
+            return f"each rank has an expert or more; allowed: 1 to {experts} ranks"
+        return None
+
+    def train(self, session: Session) -> None:
+        from trainer.parallel.expert_replica import ExpertParallelReplica
+
+        replica = ExpertParallelReplica(session.task, session.clock, session.comm, through_ranks)
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, batch.share)
+                gradient = replica.gradient_of_copies()
+                session.comm.all_reduce(gradient, "sum")
+                replica.set_gradient_of_copies(gradient)
+                replica.step()
+
+
+def through_ranks(
+    tokens: Tensor, load: Sequence[int], own: Experts, sharding: Sharding, comm: Communicator
+) -> Tensor:
+    """The outputs of all ranks' experts for this rank's tokens, shape (tokens, width), in their order.
+
+    Args:
+        tokens: ordered by expert, and so by the rank of the expert.
+        load: how many of them each expert has, of all ranks' experts.
+        own: the experts of this rank.
+        sharding: how experts are divided.
+    """
+    import torch
+
+    from trainer.parallel.expert_replica import send_rows, transposed
+
+    loads = comm.all_gather(tokens.new_tensor(load)).long()  # (ranks, experts)
+    by_rank = loads.split(sharding.sizes, dim=1)  # of each rank's experts
+    messages = torch.stack([each.sum(dim=1) for each in by_rank], dim=1)  # tokens, (from rank, to rank)
+    longest = int(messages.max())
+    sent, received = messages[comm.rank].tolist(), messages[:, comm.rank].tolist()
+    of_own = by_rank[comm.rank]  # (ranks, own experts)
+
+    arrived = send_rows(tokens, sent, received, longest, comm)
+    outputs = own(transposed(arrived, of_own), of_own.sum(dim=0).tolist())
+    return send_rows(transposed(outputs, of_own.T), received, sent, longest, comm)
