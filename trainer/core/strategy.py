@@ -161,12 +161,25 @@ class Strategy(Component):
         """How many micro-batches a replica's batch is split into."""
         return 1
 
+    @property
+    def parts_of_work(self) -> int:
+        """A stage's work in a step, in units of the time that each further stage adds to the step."""
+        return self.micro_batch_count
+
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         """Return why it cannot train this model on so many ranks, or None.
 
         Args:
             model: the model's component, with its parameters.
             batch_size: the batch size of each copy.
+        """
+        return None
+
+    def recompute_error(self, recompute: str) -> str | None:
+        """Return why its ranks cannot run parts of the model again in a backward pass, or None.
+
+        Args:
+            recompute: "selective" or "full".
         """
         return None
 

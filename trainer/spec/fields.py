@@ -138,6 +138,11 @@ class RunFields(BaseModel):
         description="rank: each replica takes batch_size samples per step; run: batch_size is the global "
         "batch, shared evenly among the replicas",
     )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="what runs again in the backward pass, and so is not stored: nothing (none), the "
+        "attention between its linear layers (selective), or each block of the model (full)",
+    )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each replica over its samples")
     target_accuracy: float | None = Field(
         None,

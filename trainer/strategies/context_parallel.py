@@ -68,6 +68,9 @@ class ContextParallel(Strategy):
             )
         return None
 
+    def recompute_error(self, recompute: str) -> str | None:
+        return "its attention exchanges activations in a forward pass; allowed: none"
+
     def train(self, session: Session) -> None:
         from trainer.parallel.context_replica import ContextParallelReplica
 

@@ -74,6 +74,11 @@ class TensorParallel(Strategy):
             return None
         return f"{column} and {row} can be sharded over 1 to {units} ranks"
 
+    def recompute_error(self, recompute: str) -> str | None:
+        if recompute == "selective":  # no exchange is in the part that runs again
+            return None
+        return "its layers exchange activations in a forward pass; allowed: none, selective"
+
     def train(self, session: Session) -> None:
         from trainer.parallel.tensor_replica import SequenceParallelReplica, TensorParallelReplica
 
