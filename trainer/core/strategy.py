@@ -41,6 +41,8 @@ SplitPoints = Annotated[
         "sends at 1 Gbit/s"
     ),
 ]
+# Parts of a model that can run again in a backward pass.
+Recompute = Literal["selective", "full"]
 # Units after which checkpoints can be taken: at their ends all ranks have equal progress.
 Interval = Literal["epochs", "steps"]
 # Strategies that others are compared with.
@@ -175,12 +177,8 @@ class Strategy(Component):
         """
         return None
 
-    def recompute_error(self, recompute: str) -> str | None:
-        """Return why its ranks cannot run parts of the model again in a backward pass, or None.
-
-        Args:
-            recompute: "selective" or "full".
-        """
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        """Return why its ranks cannot run these parts of the model again in a backward pass, or None."""
         return None
 
     def bubble(self, ranks: int) -> float | None:

@@ -104,9 +104,6 @@ class PipelineStage(Replica):
         self._blocks = [name for blocks in own for name in blocks]
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
-        # With two ranks, both kinds of messages go from one to the other, which receives them in an order
-        # of its own.
-        self._gradients_comm = comm.split(0) if chunks > 1 else comm
         self._is_first, self._is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
         shapes = block_shapes(task.spec.model, task.spec.dataset)
         self._chunks = [
@@ -174,7 +171,7 @@ class PipelineStage(Replica):
     def send_activations(self, output: Tensor | None) -> None:
         """Start sending the output to the next stage. The last stage sends nothing."""
         if output is not None:
-            self._send(output, self._comm, self.stage_index + 1)
+            self._send(output, self.stage_index + 1)
 
     def receive_gradient(self, of: Pass) -> Tensor | None:
         """Return the gradient of a stage's output from the next stage; None on the last one."""
@@ -182,7 +179,7 @@ class PipelineStage(Replica):
             return None
         _, output = self._in_flight[of.chunk, of.micro_batch]
         gradient = torch.empty(output.shape, device=self._comm.device)
-        self._gradients_comm.recv(gradient.view(-1), (self.stage_index + 1) % self.num_stages)
+        self._comm.recv(gradient.view(-1), (self.stage_index + 1) % self.num_stages)
         return gradient
 
     def backward_micro_batch(self, of: Pass, gradient: Tensor | None) -> Tensor | None:
@@ -212,7 +209,7 @@ class PipelineStage(Replica):
     def send_gradient(self, gradient: Tensor | None) -> None:
         """Start sending the gradient of the input to the previous stage. The first stage sends nothing."""
         if gradient is not None:
-            self._send(gradient, self._gradients_comm, self.stage_index - 1)
+            self._send(gradient, self.stage_index - 1)
 
     def finish_batch(self) -> None:
         """Flush the pipeline: wait for all sends, and compute the loss of the batch on the last stage."""
@@ -227,8 +224,8 @@ class PipelineStage(Replica):
         self._comm.recv(buffer.view(-1), (self.stage_index - 1) % self.num_stages)
         return channels_last(buffer)
 
-    def _send(self, tensor: Tensor, comm: Communicator, to: int) -> None:
-        self._sends.append(comm.isend(tensor.detach().reshape(-1), to % self.num_stages))
+    def _send(self, tensor: Tensor, to: int) -> None:
+        self._sends.append(self._comm.isend(tensor.detach().reshape(-1), to % self.num_stages))
 
     def _wait_for_sends(self) -> None:
         for request in self._sends:

@@ -76,6 +76,8 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
     the last rank. A rank stores the activations of at most (chunks - 1)·P + 2·(P - rank - 1) + 1
     micro-batches of a chunk, with P ranks.
 
+    With two ranks, activations and gradients go from one to the other in the order in which it needs them.
+
     A step with a number of micro-batches that is no multiple of the ranks, as the last of an epoch can be,
     executes all forward passes first: ranks that alternate would wait for each other.
     """

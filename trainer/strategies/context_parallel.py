@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ class ContextParallel(Strategy):
             )
         return None
 
-    def recompute_error(self, recompute: str) -> str | None:
+    def recompute_error(self, recompute: Recompute) -> str | None:
         return "its attention exchanges activations in a forward pass; allowed: none"
 
     def train(self, session: Session) -> None:

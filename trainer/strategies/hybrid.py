@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy, Uneven
+from trainer.core.strategy import (
+    CPU_TRANSPORTS,
+    Equal,
+    MicroBatches,
+    Recompute,
+    SplitPoints,
+    Strategy,
+    Uneven,
+)
 from trainer.parallel.schedules import (
     Chunks,
     Schedule,
@@ -85,7 +93,7 @@ class Hybrid(Strategy):
             model, self.split_points, stages, self.micro_batches, batch_size, self.schedule, self.chunks
         )
 
-    def recompute_error(self, recompute: str) -> str | None:
+    def recompute_error(self, recompute: Recompute) -> str | None:
         return recompute_error(self.schedule)
 
     @property

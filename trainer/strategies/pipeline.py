@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, Recompute, SplitPoints, Strategy
 from trainer.parallel.schedules import (
     Chunks,
     Schedule,
@@ -61,7 +61,7 @@ class Pipeline(Strategy):
             model, self.split_points, ranks, self.micro_batches, batch_size, self.schedule, self.chunks
         )
 
-    def recompute_error(self, recompute: str) -> str | None:
+    def recompute_error(self, recompute: Recompute) -> str | None:
         return recompute_error(self.schedule)
 
     @property
