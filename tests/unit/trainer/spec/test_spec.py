@@ -480,6 +480,7 @@ CHANGES: dict[str, Any] = {
     "warm_up_epochs": 2,
     "batch_size": 36,
     "batch_per": "run",
+    "recompute": "full",
     "epochs": 4,
     "target_accuracy": 0.9,
     "patience": 2,
