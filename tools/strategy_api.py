@@ -37,9 +37,9 @@ CLASSES = {
         {
             "The algorithm": "train",
             "Roles of ranks": "replicas replica_of reports_samples sees_inputs",
-            "Limits": "validation_error not_checkpointed shared_state",
-            "What a report compares with": "updates_use_global_batch micro_batch_count bubble step_bytes "
-            "claimed_equal",
+            "Limits": "validation_error recompute_error not_checkpointed shared_state",
+            "What a report compares with": "updates_use_global_batch micro_batch_count parts_of_work "
+            "bubble step_bytes claimed_equal",
         },
     ),
     "Session": Described(

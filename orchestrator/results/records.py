@@ -210,7 +210,7 @@ class RunResult(_Finite):
 
         None also where some ranks are absent in each round: then the path changes from rank to rank.
 
-        With pipeline stages of CPU time w_s and M micro-batches per step: (Σ w_s + (M − 1) · max w_s) / M.
+        With pipeline ranks of CPU time w_s and K `Strategy.parts_of_work`: (Σ w_s + (K − 1) · max w_s) / K.
         If all w_s are equal, this is the formula of the pipeline bubble. Otherwise: `work_cpu_s`.
         """
         strategy = self.run.strategy
@@ -219,7 +219,7 @@ class RunResult(_Finite):
         if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
             return self.work_cpu_s
         stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
-        count = strategy.micro_batch_count
+        count = strategy.parts_of_work
         return max((sum(work) + (count - 1) * max(work)) / count for work in stages)
 
     @cached_property

@@ -18,6 +18,9 @@ RUN: dict[str, Any] = {
 }
 SEQUENCE = {"name": "tensor_parallel", "sequence_parallel": True}
 EXPERTS = {"experts": 5, "top_k": 2, "capacity_factor": 0.8}  # divided as 2, 2 and 1, with dropped tokens
+INTERLEAVED, ZERO_BUBBLE = (
+    {"name": "pipeline", "schedule": each, "micro_batches": 4} for each in ("interleaved", "zero_bubble")
+)
 RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
 
 
@@ -33,6 +36,9 @@ RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("r
         (ULYSSES, 2, "gloo", False),
         (ULYSSES, 2, "mpi", True),
         ("pipeline", 2, "gloo", False),
+        (INTERLEAVED, 2, "gloo", False),
+        (INTERLEAVED, 2, "mpi", False),
+        (ZERO_BUBBLE, 3, "gloo", False),
     ],
     ids=str,
 )
@@ -40,7 +46,7 @@ def test_a_split_gpt_has_the_weights_of_one_node(
     run_cache: RunCache, strategy: Any, nodes: int, transport: str, tied: bool
 ) -> None:
     # Stages of a pipeline drop other activations than one node does.
-    model = {**GPT, "tied": tied, "dropout": 0.0 if strategy == "pipeline" else 0.1}
+    model = {**GPT, "tied": tied, "dropout": 0.0 if "pipeline" in str(strategy) else 0.1}
     fields = {**RUN, "model": model, "clip_norm": 0.3}
     serial = run_cache.get(strategy="serial", **fields)
     split = run_cache.get(strategy=strategy, nodes=nodes, transport=transport, **fields)
@@ -101,3 +107,17 @@ def test_micro_batches_of_both_pipelines_weigh_the_balance_loss_alike(run_cache:
     )
     assert (theirs.result.status, theirs.result.cause) == ("ok", None)
     np.testing.assert_allclose(theirs.weights, ours.weights, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp", "pipeline_torch"])
+def test_recomputation_changes_no_weight_and_stores_less(run_cache: RunCache, strategy: str) -> None:
+    """Over torch's own reducers, shards and pipelines."""
+    split = {"split_points": ["block2"]} if strategy == "pipeline_torch" else {}
+    fields = {"strategy": {"name": strategy, **split}, "nodes": 2, "transport": "gloo", "model": GPT, **RUN}
+    plain, again = run_cache.get(**fields), run_cache.get(recompute="full", **fields)
+    assert (again.result.status, again.result.cause) == ("ok", None)
+    np.testing.assert_array_equal(again.weights, plain.weights)
+    for mine, other in zip(again.result.ranks, plain.result.ranks, strict=True):
+        assert mine.activation_bytes is not None
+        assert other.activation_bytes is not None
+        assert mine.activation_bytes < 0.8 * other.activation_bytes

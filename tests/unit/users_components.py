@@ -56,7 +56,12 @@ class Langevin(torch.optim.SGD):
 
 
 class InRounds(LocalSGD):
-    pass
+    @property
+    def parts_of_work(self):
+        return 7
+
+    def recompute_error(self, recompute):
+        return "it exchanges" if recompute == "full" else None
 
 
 class Ragged(Dataset):

@@ -41,6 +41,8 @@ SplitPoints = Annotated[
         "sends at 1 Gbit/s"
     ),
 ]
+# Parts of a model that can run again in a backward pass.
+Recompute = Literal["selective", "full"]
 # Units after which checkpoints can be taken: at their ends all ranks have equal progress.
 Interval = Literal["epochs", "steps"]
 # Strategies that others are compared with.
@@ -163,6 +165,11 @@ class Strategy(Component):
         """How many micro-batches a replica's batch is split into."""
         return 1
 
+    @property
+    def parts_of_work(self) -> int:
+        """A stage's work in a step, in units of the time that each further stage adds to the step."""
+        return self.micro_batch_count
+
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         """Return why it cannot train this model on so many ranks, or None.
 
@@ -170,6 +177,10 @@ class Strategy(Component):
             model: the model's component, with its parameters.
             batch_size: the batch size of each copy.
         """
+        return None
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        """Return why its ranks cannot run these parts of the model again in a backward pass, or None."""
         return None
 
     def bubble(self, ranks: int) -> float | None:

@@ -54,9 +54,11 @@ class Model(Component):
     Attributes:
         takes_tokens: whether its inputs are tokens, int64, and its outputs have shape (batch, tokens of the
             vocabulary, tokens of a sample).
+        has_attention: whether `recompute: selective` finds an Attention in it.
     """
 
     takes_tokens: ClassVar[bool] = False
+    has_attention: ClassVar[bool] = False
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why the model cannot take inputs of this shape, (channels, height, width) of images."""

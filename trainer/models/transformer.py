@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Transformer(Model):
     """A transformer: an embedding, blocks of attention and MLP, and a head."""
 
+    has_attention: ClassVar[bool] = True
     causal: ClassVar[bool]
 
     layers: int = Field(2, ge=1, le=96, description="blocks")

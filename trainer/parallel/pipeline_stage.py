@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
 from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import balanced_split_points, stage_blocks
+from trainer.parallel.schedules import Pass
+from trainer.parallel.split_backward import SplitLayers, WeightPass
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
 from trainer.training.replica import Replica, channels_last, join_stages, squared_norm_of_ranks
@@ -45,21 +48,45 @@ def choose_split_points(
     return [names[int(start)] for start in starts.tolist()]
 
 
+class Chunk(NamedTuple):
+    """Consecutive blocks of the model: one stage of the chain that the ranks form.
+
+    Attributes:
+        model: the blocks.
+        input_shape: the shape of one sample of its input.
+        is_first: it takes the samples. is_last: its output is that of the model.
+    """
+
+    model: nn.Sequential
+    input_shape: tuple[int, ...]
+    is_first: bool
+    is_last: bool
+
+
 class PipelineStage(Replica):
-    """One stage of a pipeline, with its optimizer and the micro-batches in flight.
+    """One rank of a pipeline: its stage, or several with schedule interleaved, and its optimizer.
 
     The loss of a step is the mean over the batch. The loss of a micro-batch is the sum over its samples,
     divided by the size of the batch, so the gradients of micro-batches of any size add up to the batch's.
 
     Attributes:
-        stage_index: 0-based position in the pipeline.
-        num_stages: number of stages.
+        stage_index: 0-based position of this rank in the pipeline.
+        num_stages: number of ranks.
+        chunks: how many stages each rank holds.
     """
 
     def __init__(
-        self, task: Task, clock: Clock, comm: Communicator, split_points: Sequence[str], replica: int
+        self,
+        task: Task,
+        clock: Clock,
+        comm: Communicator,
+        split_points: Sequence[str],
+        replica: int,
+        chunks: int = 1,
+        *,
+        splits_backward: bool = False,
     ) -> None:
-        """Build the blocks of this rank's stage.
+        """Build the blocks of this rank.
 
         Args:
             task: model, data and optimizer of the run.
@@ -67,21 +94,36 @@ class PipelineStage(Replica):
             comm: communicator of the ranks of one pipeline, in the order of their stages.
             split_points: first block of every stage but the first.
             replica: index of this copy of the model; it seeds the dropout generator.
+            chunks: stages of each rank: rank r of P holds stages r, r + P, r + 2·P, ….
+            splits_backward: whether passes of kind "weight" follow those of kind "input".
         """
         names = task.spec.model.names
-        self.stage_index, self.num_stages = comm.rank, comm.size
-        self._blocks = stage_blocks(names, split_points)[self.stage_index]
+        self.stage_index, self.num_stages, self.chunks = comm.rank, comm.size, chunks
+        stages = stage_blocks(names, split_points)
+        own = stages[self.stage_index :: self.num_stages]
+        self._blocks = [name for blocks in own for name in blocks]
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
         self._is_first, self._is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
         shapes = block_shapes(task.spec.model, task.spec.dataset)
-        self._input_shape = shapes[names.index(self._blocks[0])]
+        self._chunks = [
+            Chunk(
+                nn.Sequential(OrderedDict((name, self.model.get_submodule(name)) for name in blocks)),
+                shapes[names.index(blocks[0])],
+                is_first=blocks[0] == names[0],
+                is_last=blocks[-1] == names[-1],
+            )
+            for blocks in own
+        ]
+        self._input_shape = self._chunks[0].input_shape
         self._input_type = input_type(task.spec.dataset) if self._is_first else torch.get_default_dtype()
         self._output_shape = shapes[names.index(self._blocks[-1]) + 1]
         self._state_sizes = _state_sizes(task, split_points)
         if not self._is_last:
             self.loss = None
-        self._in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch: its input and output
+        self._in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # input and output
+        self._split = SplitLayers(self.model) if splits_backward else None
+        self._weight_passes: dict[int, list[WeightPass]] = {}  # of micro-batches
         self._sends: list[SendRequest] = []
 
     @property
@@ -107,51 +149,64 @@ class PipelineStage(Replica):
             self._outputs: list[Tensor] = []
         return count
 
-    def receive_activations(self, micro_batch: int) -> Tensor:
-        """Return the input of this stage: activations of the previous stage; samples on the first one."""
-        if self._is_first:
-            return self._inputs[micro_batch]
-        return self._receive_input(len(self._micro_targets[micro_batch])).requires_grad_()
+    def receive_activations(self, of: Pass) -> Tensor:
+        """Return the input of a stage: activations of the previous stage; samples on the first one."""
+        chunk = self._chunks[of.chunk]
+        if chunk.is_first:
+            return self._inputs[of.micro_batch]
+        return self._receive_input(chunk, len(self._micro_targets[of.micro_batch])).requires_grad_()
 
-    def forward_micro_batch(self, micro_batch: int, x: Tensor) -> Tensor | None:
-        """Return the output of this stage; None on the last one, which computes the loss instead."""
-        targets = self._micro_targets[micro_batch]
+    def forward_micro_batch(self, of: Pass, x: Tensor) -> Tensor | None:
+        """Return the output of a stage; None on the last one, which computes the loss instead."""
+        chunk, targets = self._chunks[of.chunk], self._micro_targets[of.micro_batch]
         with self._clock.phase("compute"):
-            self._weigh_balance(self._loss_weight * len(targets) / self._batch_size)
-            output = self.model(x)
-            if self._is_last:
+            self._weigh_balance(self._balance_weight(of))
+            output: Tensor = chunk.model(x)
+            if chunk.is_last:
                 self._outputs.append(output.detach())
                 output = self._loss_function.of(output, targets, "sum") / self._batch_size
                 self._losses.append(output.detach())
-        self._in_flight[micro_batch] = x, output
-        return None if self._is_last else output.detach()
+        self._in_flight[of.chunk, of.micro_batch] = x, output
+        return None if chunk.is_last else output.detach()
 
     def send_activations(self, output: Tensor | None) -> None:
         """Start sending the output to the next stage. The last stage sends nothing."""
         if output is not None:
             self._send(output, self.stage_index + 1)
 
-    def receive_gradient(self, micro_batch: int) -> Tensor | None:
-        """Return the gradient of this stage's output from the next stage; None on the last one."""
-        if self._is_last:
+    def receive_gradient(self, of: Pass) -> Tensor | None:
+        """Return the gradient of a stage's output from the next stage; None on the last one."""
+        if self._chunks[of.chunk].is_last:
             return None
-        _, output = self._in_flight[micro_batch]
+        _, output = self._in_flight[of.chunk, of.micro_batch]
         gradient = torch.empty(output.shape, device=self._comm.device)
-        self._comm.recv(gradient.view(-1), self.stage_index + 1)
+        self._comm.recv(gradient.view(-1), (self.stage_index + 1) % self.num_stages)
         return gradient
 
-    def backward_micro_batch(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+    def backward_micro_batch(self, of: Pass, gradient: Tensor | None) -> Tensor | None:
         """Add to the parameters' gradient. Returns the gradient of the input; None on the first stage.
+
+        A pass of kind "input" leaves the gradient of its layers' weights to `weights_of_micro_batch`.
 
         gradient: the gradient of the stage's output; None on the last stage, which starts from its loss.
         """
-        x, output = self._in_flight.pop(micro_batch)
+        x, output = self._in_flight.pop((of.chunk, of.micro_batch))
         with self._clock.phase("compute"):
             if output.requires_grad:  # samples need no gradient, and the first stage may have no parameters
                 if gradient is None and self._loss_weight != 1.0:
                     output = output * self._loss_weight
+                self._weigh_balance(self._balance_weight(of))  # for what runs again
                 output.backward(gradient)
-        return None if self._is_first else cast("Tensor", x.grad)
+        if self._split:
+            self._weight_passes[of.micro_batch] = self._split.take()
+        return None if self._chunks[of.chunk].is_first else cast("Tensor", x.grad)
+
+    def weights_of_micro_batch(self, of: Pass) -> None:
+        """Add to the parameters' gradient what the pass of kind "input" of this micro-batch left."""
+        passes = self._weight_passes.pop(of.micro_batch)
+        if self._split:
+            with self._clock.phase("compute"):
+                self._split.run(passes)
 
     def send_gradient(self, gradient: Tensor | None) -> None:
         """Start sending the gradient of the input to the previous stage. The first stage sends nothing."""
@@ -169,13 +224,17 @@ class PipelineStage(Replica):
     def squared_gradient_norm(self) -> Tensor:
         return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
 
-    def _receive_input(self, samples: int) -> Tensor:
-        buffer = torch.empty(samples, *self._input_shape, device=self._comm.device)
-        self._comm.recv(buffer.view(-1), self.stage_index - 1)
+    def _balance_weight(self, of: Pass) -> float:
+        """The weight of a micro-batch in the loss of the step."""
+        return self._loss_weight * len(self._micro_targets[of.micro_batch]) / self._batch_size
+
+    def _receive_input(self, chunk: Chunk, samples: int) -> Tensor:
+        buffer = torch.empty(samples, *chunk.input_shape, device=self._comm.device)
+        self._comm.recv(buffer.view(-1), (self.stage_index - 1) % self.num_stages)
         return channels_last(buffer)
 
     def _send(self, tensor: Tensor, to: int) -> None:
-        self._sends.append(self._comm.isend(tensor.detach().reshape(-1), to))
+        self._sends.append(self._comm.isend(tensor.detach().reshape(-1), to % self.num_stages))
 
     def _wait_for_sends(self) -> None:
         for request in self._sends:
@@ -184,24 +243,32 @@ class PipelineStage(Replica):
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """The output of the whole model, on the last stage only. Every stage calls it."""
-        output: Tensor = self.model(inputs if self._is_first else self._receive_input(len(inputs)))
-        if self._is_last:
-            return output
-        self._send(output, self.stage_index + 1)
+        output: Tensor | None = None
+        for chunk in self._chunks:
+            x = inputs if chunk.is_first else self._receive_input(chunk, len(inputs))
+            output = chunk.model(x)
+            self.send_activations(None if chunk.is_last else output)
         self._wait_for_sends()
-        return None
+        return output if self._is_last else None
 
     def full_weights(self) -> Tensor | None:
         """Weights of the whole model, on the first stage only. Every stage calls it."""
         if not self._is_first:
             self._comm.send(self.weights(), to=0)
             return None
-        stages = [self.parameters_and_buffers()]
-        for stage, (parameters, statistics) in enumerate(self._state_sizes[1:], start=1):
-            state = torch.empty(parameters + statistics, device=self._comm.device)
-            self._comm.recv(state, source=stage)
-            stages.append((state[:parameters], state[parameters:]))
-        return join_stages(stages)
+        by_stage: dict[int, tuple[Tensor, Tensor]] = {}
+        for rank in range(self.num_stages):
+            stages = range(rank, len(self._state_sizes), self.num_stages)
+            sizes = [size for kind in range(2) for size in (self._state_sizes[at][kind] for at in stages)]
+            state = self.weights()
+            if rank:
+                state = torch.empty(sum(sizes), device=self._comm.device)
+                self._comm.recv(state, source=rank)
+            parts = state.split(sizes)  # the parameters of its stages, then their statistics
+            by_stage.update(
+                zip(stages, zip(parts[: len(stages)], parts[len(stages) :], strict=True), strict=True)
+            )
+        return join_stages([by_stage[at] for at in sorted(by_stage)])
 
 
 def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:

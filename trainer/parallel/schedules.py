@@ -4,56 +4,177 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from trainer.models import split_points as splitting
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
 
-Schedule = Literal["gpipe", "1f1b"]
+FlushSchedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Chunks = Annotated[
+    int | None,
+    Field(
+        ge=2,
+        le=64,
+        description="stages of the model that each rank holds, with schedule interleaved only; null: 2",
+    ),
+]
+# Of a backward pass, `input` computes the gradient of the input, and `weight` that of the weights.
+Kind = Literal["forward", "backward", "input", "weight"]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a micro-batch (0-based index) through a stage: forward, or else backward."""
+    """One pass of a micro-batch through a chunk of this rank. Both are 0-based indices."""
 
-    forward: bool
+    kind: Kind
     micro_batch: int
+    chunk: int = 0
 
 
-def passes(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    """Return the passes that stage number `stage` (0-based) of `stages` executes in one training step.
+def passes(schedule: Schedule, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
+    """Return the passes that a rank (0-based) of a pipeline executes in one training step.
+
+    A rank holds one stage, and with interleaved `chunks` of them: stages rank, rank + ranks, ….
 
     gpipe (Huang et al. 2019, "GPipe", Sec. 2.2): all forward passes, then all backward passes. A stage
     stores the activations of all micro-batches.
 
     1f1b (Narayanan et al. 2019, "PipeDream", Sec. 3.2, with the flush after each step of Narayanan et al.
-    2021): after a warm-up of `stages - stage` forward passes, a stage alternates between backward and
-    forward passes. It stores the activations of at most `stages - stage` micro-batches.
+    2021): after a warm-up of `ranks - rank` forward passes, a stage alternates between backward and
+    forward passes. It stores the activations of at most `ranks - rank` micro-batches.
+
+    interleaved: see `_interleaved`. zero_bubble: see `_zero_bubble`.
     """
-    warm_up = min(stages - stage, micro_batches) if schedule == "1f1b" else micro_batches
-    forward = [Pass(True, index) for index in range(micro_batches)]
-    backward = [Pass(False, index) for index in range(micro_batches)]
+    if schedule == "zero_bubble":
+        return _zero_bubble(rank, ranks, micro_batches)
+    if schedule == "interleaved":
+        return _interleaved(rank, ranks, micro_batches, chunks)
+    forward = [Pass("forward", index) for index in range(micro_batches)]
+    backward = [Pass("backward", index) for index in range(micro_batches)]
+    warm_up = ranks - rank if schedule == "1f1b" else micro_batches
+    return _alternating(forward, backward, warm_up)
+
+
+def _alternating(forward: list[Pass], backward: list[Pass], warm_up: int) -> list[Pass]:
+    """After a warm-up of forward passes, backward and forward passes in turn."""
+    warm_up = min(warm_up, len(forward))
     steady = [each for pair in zip(backward, forward[warm_up:], strict=False) for each in pair]
-    return [*forward[:warm_up], *steady, *backward[micro_batches - warm_up :]]
+    return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
 
 
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the idle share of a step, 0 … 1: (S - 1) / (M + S - 1) for S stages and M micro-batches.
+def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Pass]:
+    """1F1B with several chunks per rank (Narayanan et al. 2021, "Megatron-LM", Sec. 2.2 and Fig. 4).
 
-    It holds for both schedules if all stages take equally long and communication takes no time (Huang et
-    al. 2019, Sec. 2.3).
+    Groups of as many micro-batches as ranks pass through chunk 0, then through chunk 1, …; backward through
+    the last chunk first. The warm-up is that of Megatron-LM's code: the first backward pass reaches a rank
+    when the group has been in all chunks but the last, and then twice as late as with 1F1B's distance to
+    the last rank. A rank stores the activations of at most (chunks - 1)·P + 2·(P - rank - 1) + 1
+    micro-batches of a chunk, with P ranks.
+
+    With two ranks, activations and gradients go from one to the other in the order in which it needs them.
+
+    A step with a number of micro-batches that is no multiple of the ranks, as the last of an epoch can be,
+    executes all forward passes first: ranks that alternate would wait for each other.
     """
-    return (stages - 1) / (micro_batches + stages - 1)
+    groups = range(0, micro_batches, ranks)
+    order = [
+        (micro_batch, chunk)
+        for first in groups
+        for chunk in range(chunks)
+        for micro_batch in range(first, min(first + ranks, micro_batches))
+    ]
+    forward = [Pass("forward", micro_batch, chunk) for micro_batch, chunk in order]
+    backward = [Pass("backward", micro_batch, chunks - 1 - chunk) for micro_batch, chunk in order]
+    warm_up = (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1
+    return _alternating(forward, backward, len(forward) if micro_batches % ranks else warm_up)
+
+
+def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Pass]:
+    """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", Sec. 2.1 and Fig. 3, top).
+
+    The order of 1F1B, with the gradient of the input first. That of the weights follows when the rank has
+    as many micro-batches in flight as there are ranks, and so fills the time in which a later rank of 1F1B
+    waits at the end of a step. A rank stores activations of at most `ranks` micro-batches, as the first of
+    1F1B does.
+    """
+    warm_up = min(ranks - rank, micro_batches)
+    order = [Pass("forward", index) for index in range(warm_up)]
+    forwards, weights = warm_up, 0
+    for index in range(micro_batches):
+        order.append(Pass("input", index))
+        if forwards - weights == ranks or forwards == micro_batches:
+            order.append(Pass("weight", weights))
+            weights += 1
+        if forwards < micro_batches:
+            order.append(Pass("forward", forwards))
+            forwards += 1
+    return [*order, *(Pass("weight", index) for index in range(weights, micro_batches))]
+
+
+def chunks_of(schedule: Schedule, chunks: int | None) -> int:
+    """Return how many stages a rank holds."""
+    return (chunks or 2) if schedule == "interleaved" else 1
+
+
+def parts_of_work(schedule: Schedule, micro_batches: int, chunks: int | None = None) -> int:
+    """Return a rank's work in a step, in units of the time that each further rank adds to the step.
+
+    With M micro-batches it is M: each rank waits for one micro-batch in the rank before it, forward and
+    backward. interleaved, with v chunks: v·M, since it waits for one chunk (Narayanan et al. 2021, Sec.
+    2.2). zero_bubble: 3·M, since of T_F + T_B + T_W it waits for T_F + T_B - T_W, and these three are taken
+    as equal (Qi et al. 2023, Table 1).
+    """
+    return micro_batches * (3 if schedule == "zero_bubble" else chunks_of(schedule, chunks))
+
+
+def bubble(ranks: int, parts: int) -> float:
+    """Return the idle share of a step, 0 … 1: (P - 1) / (K + P - 1) for P ranks and K `parts_of_work`.
+
+    With M micro-batches and one chunk it is (S - 1) / (M + S - 1) for S stages (Huang et al. 2019, Sec.
+    2.3). It holds if all stages take equally long and communication takes no time.
+    """
+    return (ranks - 1) / (parts + ranks - 1)
+
+
+def recompute_error(schedule: Schedule) -> str | None:
+    """Return why stages with this schedule cannot run blocks again in a backward pass, or None."""
+    if schedule != "zero_bubble":
+        return None
+    return "with schedule zero_bubble, activations are used twice; allowed: none, or another schedule"
 
 
 def pipeline_validation_error(
-    model: Model, split_points: Sequence[str] | None, stages: int, micro_batches: int, batch_size: int
+    model: Model,
+    split_points: Sequence[str] | None,
+    ranks: int,
+    micro_batches: int,
+    batch_size: int,
+    schedule: Schedule = "1f1b",
+    chunks: int | None = None,
 ) -> str | None:
-    """Return why a pipeline cannot have these stages or micro-batches, or None."""
+    """Return why a pipeline of so many ranks cannot have these parameters, or None."""
     if micro_batches > batch_size:
         return (
             f"{micro_batches} micro-batches do not fit a batch of {batch_size}; allowed: 1 to {batch_size}"
         )
-    return splitting.validation_error(model.names, split_points, stages)
+    if chunks is not None and schedule != "interleaved":
+        return f"chunks: {chunks} needs schedule interleaved, and the schedule is {schedule}"
+    if schedule == "interleaved" and (ranks == 1 or micro_batches % ranks):
+        multiples = range(ranks, batch_size + 1, ranks) if ranks > 1 else ()
+        allowed = f"{', '.join(map(str, multiples[:3]))}, …, or " if multiples else ""
+        return (
+            f"schedule interleaved needs two stages or more, and a number of micro-batches that is a "
+            f"multiple of theirs ({ranks}), not {micro_batches}; allowed: {allowed}schedule 1f1b"
+        )
+    if schedule == "zero_bubble" and micro_batches < ranks:
+        counts = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
+        return (
+            f"schedule zero_bubble needs at least as many micro-batches as stages ({ranks}), not "
+            f"{micro_batches}; allowed: {counts}schedule 1f1b"
+        )
+    return splitting.validation_error(model.names, split_points, ranks * chunks_of(schedule, chunks))

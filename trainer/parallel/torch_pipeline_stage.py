@@ -12,7 +12,7 @@ from torch.distributed import P2POp, pipelining
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.pipeline_stage import PipelineStage
-from trainer.parallel.schedules import Schedule
+from trainer.parallel.schedules import FlushSchedule
 from trainer.training.loader import Batch
 from trainer.training.replica import channels_last
 from trainer.training.task import Task
@@ -26,7 +26,7 @@ class TorchPipelineStage(PipelineStage):
         task: Task,
         comm: Communicator,
         split_points: Sequence[str],
-        schedule: Schedule,
+        schedule: FlushSchedule,
         micro_batches: int,
     ) -> None:
         super().__init__(task, comm.clock, comm, split_points, replica=0)

@@ -268,6 +268,25 @@ def synchronous_layers(run: RunFields) -> CheckError:
     )
 
 
+def recompute(run: RunFields) -> CheckError:
+    if run.recompute == "none" or not run.strategy.trains:
+        return None
+    reason = run.strategy.recompute_error(run.recompute)
+    if reason:
+        reason = f"{run.name_of('strategy')}: {reason}"
+    elif run.recompute == "selective" and not run.model.has_attention:
+        reason = f"{run.name_of('model')} has no attention; allowed: none, full"
+    elif run.model.has_synchronous_layers and run.world_size > 1:
+        reason = f"{run.name_of('model')} with sync_batch communicates in a forward pass; allowed: none"
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "recompute",
+        "recompute {recompute} is not possible with {reason}",
+        {"recompute": run.recompute, "reason": reason},
+    )
+
+
 def optimizer(run: RunFields) -> CheckError:
     if run.strategy.full_gradients or not run.optimizer.layerwise:
         return None
@@ -634,6 +653,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     participation,
     aggregation,
     synchronous_layers,
+    recompute,
     optimizer,
     target_accuracy,
     patience,

@@ -151,6 +151,11 @@ class RunFields(BaseModel):
         description="largest norm of the gradient with which the optimizer takes a step; larger ones are "
         "scaled down to it; null: any",
     )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="what runs again in the backward pass, and so is not stored: nothing (none), the "
+        "attention between its linear layers (selective), or each block of the model (full)",
+    )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each replica over its samples")
     target_accuracy: float | None = Field(
         None,

@@ -19,7 +19,7 @@ RESAMPLED = 2  # a partitioner may draw more samples than the training set has
 # Records of a trace. Each exchange is at most four: the work before it, and start and end of a send.
 STEP_RECORDS = 256  # a few exchanges, and intervals of work
 BLOCK_RECORDS = 64  # of exchanges of a block's layers or tensors
-MICRO_BATCH_RECORDS = 32  # two receives and two sends
+MICRO_BATCH_RECORDS = 32  # of a stage: two receives and two sends
 PEER_RECORDS = 16  # a gossip step exchanges with up to P - 1 nodes, a server with P workers
 EPOCH_RECORDS = 256
 TRACE_HEADER_BYTES = 4096
@@ -89,7 +89,7 @@ def _trace_records(spec: RunSpec) -> int:
     step = (
         STEP_RECORDS
         + BLOCK_RECORDS * len(spec.model.names)
-        + MICRO_BATCH_RECORDS * spec.strategy.micro_batch_count
+        + MICRO_BATCH_RECORDS * spec.strategy.parts_of_work
         + PEER_RECORDS * spec.world_size
     )
     ranks_of_node = spec.world_size if spec.topology == "single" else spec.processes_per_node

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,9 @@ class ContextParallel(Strategy):
                 f"ulysses gives each rank the same number of heads, and {heads} is no multiple of {ranks}"
             )
         return None
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        return "its attention exchanges activations in a forward pass; allowed: none"
 
     def train(self, session: Session) -> None:
         from trainer.parallel.context_replica import ContextParallelReplica

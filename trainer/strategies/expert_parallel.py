@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy, Uneven
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,11 @@ class ExpertParallel(Strategy):
         if experts < ranks:
             return f"each rank has an expert or more; allowed: 1 to {experts} ranks"
         return None
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        if recompute == "selective":  # no exchange is in the part that runs again
+            return None
+        return "tokens are exchanged in a forward pass; allowed: none, selective"
 
     def train(self, session: Session) -> None:
         from trainer.parallel.expert_replica import ExpertParallelReplica

@@ -6,8 +6,24 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy, Uneven
-from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
+from trainer.core.strategy import (
+    CPU_TRANSPORTS,
+    Equal,
+    MicroBatches,
+    Recompute,
+    SplitPoints,
+    Strategy,
+    Uneven,
+)
+from trainer.parallel.schedules import (
+    Chunks,
+    Schedule,
+    bubble,
+    chunks_of,
+    parts_of_work,
+    pipeline_validation_error,
+    recompute_error,
+)
 from trainer.strategies.pipeline import forward_backward
 
 if TYPE_CHECKING:
@@ -20,9 +36,10 @@ Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2,
 class Hybrid(Strategy):
     """Combine data and pipeline parallelism on a grid of nodes (Narayanan et al. 2021).
 
-    shape [D, S]: D replicas of the model, each a pipeline of S stages. Rank d·S + s holds stage s of
-    replica d. In each step the D ranks of a stage all-reduce their gradients to the mean over the samples
-    of the step. [D, 1] equals `all_reduce`, [1, S] equals `pipeline`.
+    shape [D, S]: D replicas of the model, each a pipeline of S ranks. Rank d·S + s holds stage s of
+    replica d, and with schedule interleaved also stages s + S, s + 2·S, …. In each step the D ranks of a
+    stage all-reduce their gradients to the mean over the samples of the step. [D, 1] equals `all_reduce`,
+    [1, S] equals `pipeline`.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM", Sec. 2.
@@ -39,6 +56,7 @@ class Hybrid(Strategy):
         description="[replicas, stages of each]; null: two stages, and as many replicas as the nodes allow",
     )
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
+    chunks: Chunks = None
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
     uneven: Uneven = "join"
@@ -68,24 +86,43 @@ class Hybrid(Strategy):
         replicas, stages = self.grid(ranks)
         if replicas * stages != ranks:
             grids = [[ranks // each, each] for each in range(1, ranks + 1) if ranks % each == 0]
-            allowed = ", ".join(str(grid) for grid in grids if grid[1] <= len(model.names))
+            chunks = chunks_of(self.schedule, self.chunks)
+            allowed = ", ".join(str(grid) for grid in grids if grid[1] * chunks <= len(model.names))
             return f"shape [{replicas}, {stages}] needs {replicas * stages} ranks; allowed: {allowed}"
-        return pipeline_validation_error(model, self.split_points, stages, self.micro_batches, batch_size)
+        return pipeline_validation_error(
+            model, self.split_points, stages, self.micro_batches, batch_size, self.schedule, self.chunks
+        )
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        return recompute_error(self.schedule)
+
+    @property
+    def parts_of_work(self) -> int:
+        return parts_of_work(self.schedule, self.micro_batches, self.chunks)
 
     def bubble(self, ranks: int) -> float | None:
-        return bubble(self.grid(ranks)[1], self.micro_batches)
+        return bubble(self.grid(ranks)[1], self.parts_of_work)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.pipeline_stage import PipelineStage, choose_split_points
 
         task = session.task
         replicas, stages = self.grid(session.size)
+        chunks = chunks_of(self.schedule, self.chunks)
         split_points = choose_split_points(
-            task, session.comm, stages, self.split_points, self.micro_batches
+            task, session.comm, stages * chunks, self.split_points, self.micro_batches
         )
         pipeline_group = session.comm.split(colour=session.rank // stages)
         session.peers = data_group = session.comm.split(colour=session.rank % stages)
-        stage = PipelineStage(task, session.clock, pipeline_group, split_points, replica=data_group.rank)
+        stage = PipelineStage(
+            task,
+            session.clock,
+            pipeline_group,
+            split_points,
+            replica=data_group.rank,
+            chunks=chunks,
+            splits_backward=self.schedule == "zero_bubble",
+        )
         session.start(stage)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):

@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, SplitPoints, Strategy
-from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, Recompute, SplitPoints, Strategy
+from trainer.parallel.schedules import (
+    Chunks,
+    Schedule,
+    bubble,
+    chunks_of,
+    parts_of_work,
+    passes,
+    pipeline_validation_error,
+    recompute_error,
+)
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(Strategy):
-    """Pipeline micro-batches through stages: GPipe, 1F1B (Huang et al. 2019; Narayanan et al. 2019).
+    """Pipeline micro-batches through stages: GPipe, 1F1B, interleaved 1F1B, zero-bubble ZB-H1.
 
     The pipeline is flushed at the end of every step, so the mathematics is that of `serial`.
 
@@ -24,7 +33,9 @@ class Pipeline(Strategy):
     stores the activations of the micro-batches between their forward and backward pass. BatchNorm
     statistics are those of a micro-batch, and dropout draws a mask per micro-batch.
 
-    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
+    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021,
+    "Megatron-LM", Sec. 2.2 (interleaved); Qi et al. 2023, "Zero Bubble Pipeline Parallelism", Sec. 2.1
+    (zero_bubble).
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
@@ -34,6 +45,7 @@ class Pipeline(Strategy):
     uses_partition: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
+    chunks: Chunks = None
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
 
@@ -45,17 +57,36 @@ class Pipeline(Strategy):
         return self.micro_batches
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return pipeline_validation_error(model, self.split_points, ranks, self.micro_batches, batch_size)
+        return pipeline_validation_error(
+            model, self.split_points, ranks, self.micro_batches, batch_size, self.schedule, self.chunks
+        )
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        return recompute_error(self.schedule)
+
+    @property
+    def parts_of_work(self) -> int:
+        return parts_of_work(self.schedule, self.micro_batches, self.chunks)
 
     def bubble(self, ranks: int) -> float | None:
-        return bubble(ranks, self.micro_batches)
+        return bubble(ranks, self.parts_of_work)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.pipeline_stage import PipelineStage, choose_split_points
 
         task, comm = session.task, session.comm
-        split_points = choose_split_points(task, comm, comm.size, self.split_points, self.micro_batches)
-        stage = PipelineStage(task, session.clock, comm, split_points, replica=0)
+        chunks = chunks_of(self.schedule, self.chunks)
+        stages = comm.size * chunks
+        split_points = choose_split_points(task, comm, stages, self.split_points, self.micro_batches)
+        stage = PipelineStage(
+            task,
+            session.clock,
+            comm,
+            split_points,
+            replica=0,
+            chunks=chunks,
+            splits_backward=self.schedule == "zero_bubble",
+        )
         session.start(stage)
         for epoch in session.epochs():
             for batch in session.batches(epoch):
@@ -66,13 +97,16 @@ class Pipeline(Strategy):
 
 def forward_backward(stage: PipelineStage, schedule: Schedule, micro_batches: int) -> None:
     """Run the forward and backward passes of one step on this stage, and flush the pipeline."""
-    for each in passes(schedule, stage.stage_index, stage.num_stages, micro_batches):
-        if each.forward:
-            x = stage.receive_activations(each.micro_batch)  # images on the first stage
-            y = stage.forward_micro_batch(each.micro_batch, x)  # the last stage computes the loss
-            stage.send_activations(y)
-        else:
-            dy = stage.receive_gradient(each.micro_batch)  # the last stage starts from its loss
-            dx = stage.backward_micro_batch(each.micro_batch, dy)
-            stage.send_gradient(dx)
+    for each in passes(schedule, stage.stage_index, stage.num_stages, micro_batches, stage.chunks):
+        match each.kind:
+            case "forward":
+                x = stage.receive_activations(each)  # samples on the first stage
+                y = stage.forward_micro_batch(each, x)  # the last stage computes the loss
+                stage.send_activations(y)
+            case "backward" | "input":
+                dy = stage.receive_gradient(each)  # the last stage starts from its loss
+                dx = stage.backward_micro_batch(each, dy)
+                stage.send_gradient(dx)
+            case "weight":
+                stage.weights_of_micro_batch(each)
     stage.finish_batch()

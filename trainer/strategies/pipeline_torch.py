@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.core.strategy import Equal, MicroBatches, SplitPoints, Strategy
-from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
+from trainer.parallel.schedules import FlushSchedule, bubble, pipeline_validation_error
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -37,7 +37,7 @@ class PipelineTorch(Strategy):
     uses_partition: ClassVar[bool] = False
     attributes_stragglers: ClassVar[bool] = False
 
-    schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
+    schedule: FlushSchedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
 

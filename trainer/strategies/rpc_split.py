@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Equal, SplitPoints, Strategy
+from trainer.core.strategy import Equal, Recompute, SplitPoints, Strategy
 from trainer.models import split_points as splitting
 from trainer.parallel.schedules import bubble
 
@@ -60,7 +60,10 @@ class RpcSplit(Strategy):
         return splitting.validation_error(model.names, self.split_points, ranks - 1)
 
     def bubble(self, ranks: int) -> float | None:
-        return bubble(ranks - 1, micro_batches=1)  # one stage computes at a time
+        return bubble(ranks - 1, parts=1)  # one stage computes at a time
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        return "torch runs its backward pass in threads of its own; allowed: none"
 
     def train(self, session: Session) -> None:
         split_points = self._choose_split_points(session)

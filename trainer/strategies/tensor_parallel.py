@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +73,11 @@ class TensorParallel(Strategy):
         if ranks <= units:
             return None
         return f"{column} and {row} can be sharded over 1 to {units} ranks"
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        if recompute == "selective":  # no exchange is in the part that runs again
+            return None
+        return "its layers exchange activations in a forward pass; allowed: none, selective"
 
     def train(self, session: Session) -> None:
         from trainer.parallel.tensor_replica import SequenceParallelReplica, TensorParallelReplica

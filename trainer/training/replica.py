@@ -78,7 +78,7 @@ class Replica:
         losses, outputs = [], []
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
-            for number, (inputs, targets, share) in enumerate(self._split(batch), start=1):
+            for number, (inputs, targets, share) in enumerate(self._in_micro_batches(batch), start=1):
                 self._begin_micro_batch(last=number == self._micro_batches)
                 self._track_statistics(bool(weight * share))
                 self._weigh_balance(weight * share)
@@ -93,7 +93,7 @@ class Replica:
                 self.loss = torch.stack(losses).sum()
                 self._output, self._targets = torch.cat(outputs), batch.targets
 
-    def _split(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def _in_micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float]]:
         """The micro-batches of a batch: inputs, targets, and the share of its samples, 0 … 1.
 
         There are equally many in every step and on every rank, because their passes may exchange data. A

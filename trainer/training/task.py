@@ -74,6 +74,8 @@ class Task:
         import torch
         from torch import nn
 
+        from trainer.training.recompute import recompute_in_backward
+
         generator = torch.Generator(device).manual_seed(self.rngs.torch_seed("dropout", rank))
         model, dataset = nn.Sequential(), self.spec.dataset
         # torch initialises weights from its global generator, which the ranks of one process share.
@@ -85,4 +87,5 @@ class Task:
         for parameter in model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        recompute_in_backward(model, self.spec.recompute)
         return model.to(device)

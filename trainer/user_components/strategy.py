@@ -19,7 +19,7 @@ from pydantic import (
 
 from trainer.core.participation import Rounds
 from trainer.core.registry import ImportedComponent
-from trainer.core.strategy import Strategy, runs_on
+from trainer.core.strategy import Recompute, Strategy, runs_on
 from trainer.user_components.signature import configured
 from trainer.user_components.source import ImportFailure, Source
 
@@ -57,6 +57,8 @@ class StrategyFacts(Source):
     not_checkpointed: str | None
     bubble: float | None
     rounds: Rounds | None = None
+    parts_of_work: int = Field(1, ge=1, le=2**24)
+    recompute_errors: dict[Recompute, str] = Field({})
 
 
 class ImportedStrategy(ImportedComponent, Strategy):
@@ -102,6 +104,13 @@ class ImportedStrategy(ImportedComponent, Strategy):
     @property
     def micro_batch_count(self) -> int:
         return self.imported.micro_batch_count
+
+    @property
+    def parts_of_work(self) -> int:
+        return self.imported.parts_of_work
+
+    def recompute_error(self, recompute: Recompute) -> str | None:
+        return self.imported.recompute_errors.get(recompute)
 
     @property
     def not_checkpointed(self) -> str | None:
@@ -159,4 +168,8 @@ def facts(
         not_checkpointed=own.not_checkpointed,
         bubble=own.bubble(ranks),
         rounds=own.rounds,
+        parts_of_work=own.parts_of_work,
+        recompute_errors={
+            each: reason for each in get_args(Recompute) if (reason := own.recompute_error(each))
+        },
     )

@@ -207,12 +207,13 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
 
 
 def strategy_label(run: RunSpec) -> str:
-    """The strategy's label, with `on_loss=continue` and what costs time: checkpoints and `debug`."""
+    """The strategy's label, with `on_loss=continue` and what costs time, as checkpoints do."""
     fields = ("checkpoint_epochs", "checkpoint_steps")
     intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
     on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
     debug = ["debug"] if run.debug else []
-    return " ".join([component_label(run, "strategy"), *intervals, *on_loss, *debug])
+    recompute = [] if run.recompute == "none" else [f"recompute={run.recompute}"]
+    return " ".join([component_label(run, "strategy"), *recompute, *intervals, *on_loss, *debug])
 
 
 def link_label(run: RunSpec) -> str:

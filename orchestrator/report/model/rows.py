@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from orchestrator.report.model.labels import (
@@ -233,8 +234,10 @@ class Row:
 
     @property
     def split_points(self) -> list[str]:
-        """The first block of every model partition but the first."""
-        return [rank.blocks[0] for rank in self.stages()[1:] if rank.blocks]
+        """The first block of every pipeline stage but the first: another rank holds the block before it."""
+        holders = {block: rank.rank for rank in self.stages() for block in rank.blocks or ()}
+        names = [name for name in self.run.model.names if name in holders]
+        return [name for before, name in pairwise(names) if holders[before] != holders[name]]
 
     @cached_property
     def seconds(self) -> dict[str, float]:

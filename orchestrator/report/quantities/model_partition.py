@@ -83,7 +83,12 @@ def _bubble(row: Row) -> float | None:
 
 
 def _split_point_bytes_per_step(row: Row) -> float | None:
-    """Payload over the busiest split point per step, in both directions."""
+    """Payload over the busiest split point per step, in both directions.
+
+    None where ranks hold several stages: between two of them are several split points.
+    """
+    if len(row.split_points) >= max(1, len(row.stages())):
+        return None
     crossed = [
         before.bytes_to[after.rank] + after.bytes_to[before.rank]
         for replica in range(len(row.result.copies))
@@ -145,7 +150,8 @@ MODEL_PARTITIONS = named(
         SHARE,
         lambda row: row.run.strategy.bubble(row.run.world_size),
         "Bubble by formula",
-        "(S − 1)/(M + S − 1) for S stages and M micro-batches",
+        "(S − 1)/(K + S − 1) for S ranks of a pipeline; K is M for M micro-batches, v·M with v interleaved "
+        "chunks, and 3·M with zero_bubble",
         NO_STAGES,
     ),
     split_point_bytes_per_step_max=Quantity(
@@ -153,6 +159,6 @@ MODEL_PARTITIONS = named(
         _split_point_bytes_per_step,
         "Split-point traffic per step",
         "payload over the busiest split point",
-        NO_STAGES,
+        f"{NO_STAGES}, or ranks hold several",
     ),
 )

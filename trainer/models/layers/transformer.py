@@ -46,15 +46,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: shape (batch, tokens, width)."""
-        qkv = self.qkv(x)
-        batch, tokens, _ = qkv.shape  # with sequence parallelism, x has fewer tokens
+        y: Tensor = self.out(self.core(self.qkv(x)))
+        return y
+
+    def core(self, qkv: Tensor) -> Tensor:
+        """What lies between the two linear layers: (batch, tokens, …) to (batch, tokens, …)."""
+        batch, tokens, _ = qkv.shape  # with sequence parallelism, there are more than in the input
         by_head = qkv.view(batch, tokens, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
         query, key, value = by_head  # each (batch, heads, tokens, head width)
         if self.rotary:
             query, key = rotate(query, self.first), rotate(key, self.first)
-        mixed = self.mix(query, key, value)
-        y: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
-        return y
+        return self.mix(query, key, value).transpose(1, 2).reshape(batch, tokens, -1)
 
 
 def rotate(x: Tensor, first: int = 0) -> Tensor:

@@ -66,7 +66,7 @@ def step(rank: TraceBuilder, number: int, run: RunSpec) -> None:
 def pipeline_step(rank: TraceBuilder, number: int, run: RunSpec) -> None:
     count, nbytes, stage = run.strategy.micro_batch_count, theory.micro_batch_bytes(run), rank.rank
     for each in passes("1f1b", stage, 2, count):
-        sends = each.forward == (stage == 0)
+        sends = (each.kind == "forward") == (stage == 0)
         rank.add(Kind.SEND if sends else Kind.RECEIVE, nbytes, 1 - stage)
     for index in range(count):
         rank.add(Kind.SEND_WAIT, (number - 1) * count + index, 1 - stage)

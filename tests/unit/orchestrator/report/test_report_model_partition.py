@@ -178,6 +178,20 @@ def test_stages_that_run_one_after_the_other_save_no_time() -> None:
     assert partition.busy_s(row) == pytest.approx([3 / 90, 1 / 90])
 
 
+def test_interleaved_stages_share_links_and_have_a_smaller_bubble() -> None:
+    strategy = {"name": "pipeline", "schedule": "interleaved", "micro_batches": 4}
+    run = in_parts(
+        a_run(strategy, nodes=2),
+        [1, 1],
+        blocks=[["conv1", "fc1"], ["conv2", "fc2"]],
+        bytes_to=[[0, 80], [80, 0]],
+    )
+    row = row_of(a_comparison(WHOLE, run), run.run.name_of("strategy"))
+    assert row.split_points == ["conv2", "fc1", "fc2"]
+    assert value(row, "split_point_bytes_per_step_max") is None  # of one of the three
+    assert value(row, "bubble_share_formula") == pytest.approx(1 / (2 * 4 + 1))
+
+
 def test_no_bubble_is_measured_if_waiting_counts_as_communication() -> None:
     run = in_parts(a_run("pipeline_torch", nodes=2), [1, 1], blocks=[["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "pipeline_torch")

@@ -73,7 +73,7 @@ def other_value(annotation: Any, default: Any) -> Any:
     if annotation is bool:
         return not default
     if annotation in (int, int | None):
-        return (default or 0) + 1
+        return (default or 1) + 1
     if annotation in (float, float | None):
         return 0.5 if default != 0.5 else 0.25
     if get_origin(annotation) is Literal:

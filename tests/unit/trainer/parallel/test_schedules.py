@@ -2,78 +2,147 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import product
 
 import pytest
 
-from trainer.parallel.schedules import Pass, Schedule, bubble, passes
+from trainer.parallel.schedules import Kind, Pass, Schedule, bubble, chunks_of, parts_of_work, passes
 
-SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
+FLUSHING: list[Schedule] = ["gpipe", "1f1b"]
 SIZES = list(product([1, 2, 3, 4], [1, 2, 3, 4, 8]))
-FORWARD_S, BACKWARD_S = 1.0, 2.0
+INTERLEAVED = list(product([2, 3, 4], [2, 3, 4]))  # ranks and chunks
+Case = tuple[Schedule, int, int, int]  # schedule, ranks, micro-batches, chunks
+# Their bubble is that of the formula.
+CASES: list[Case] = [
+    *((schedule, ranks, count, 1) for schedule in FLUSHING for ranks, count in SIZES),
+    *(("zero_bubble", ranks, count, 1) for ranks, count in SIZES if count >= ranks),
+    *(("interleaved", ranks, k * ranks, chunks) for ranks, chunks in INTERLEAVED for k in (1, 2, 3)),
+]
+# Of a last batch with fewer samples.
+SMALL: list[Case] = [
+    *(("zero_bubble", ranks, count, 1) for ranks, count in SIZES if count < ranks),
+    *(("interleaved", ranks, ranks + 1, chunks) for ranks, chunks in INTERLEAVED),
+    *(("interleaved", ranks, 1, chunks) for ranks, chunks in INTERLEAVED),
+]
+SECONDS: dict[Kind, float] = {"forward": 1.0, "backward": 2.0, "input": 1.0, "weight": 1.0}
 
 
-def simulate(schedule: Schedule, stages: int, micro_batches: int) -> list[dict[Pass, float]]:
-    """When each stage finishes each pass, if communication takes no time. Fails on a deadlock."""
-    queues = [passes(schedule, stage, stages, micro_batches) for stage in range(stages)]
-    finished: list[dict[Pass, float]] = [{} for _ in range(stages)]
-    free = [0.0] * stages
+def orders_of(case: Case) -> list[list[Pass]]:
+    schedule, ranks, micro_batches, chunks = case
+    return [passes(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+
+
+def simulate(case: Case) -> float:
+    """When the last rank ends, if communication takes no time. Fails on a deadlock."""
+    _, ranks, _, chunks = case
+    queues = orders_of(case)
+    last = ranks * chunks - 1
+    finished: dict[tuple[str, int, int], float] = {}  # by kind, micro-batch and stage
+    free = [0.0] * ranks
     while any(queues):
         progress = False
-        for stage, queue in enumerate(queues):
+        for rank, queue in enumerate(queues):
             if not queue:
                 continue
             this = queue[0]
-            if this.forward:
-                input_at = finished[stage - 1].get(this) if stage else 0.0
-            elif stage == stages - 1:
-                input_at = finished[stage].get(Pass(True, this.micro_batch))
+            stage = this.chunk * ranks + rank
+            direction = "forward" if this.kind == "forward" else "backward"
+            if this.kind == "weight":
+                needed = "backward", this.micro_batch, stage
+            elif direction == "forward":
+                needed = "forward", this.micro_batch, stage - 1
+            elif stage == last:
+                needed = "forward", this.micro_batch, stage
             else:
-                input_at = finished[stage + 1].get(this)
+                needed = "backward", this.micro_batch, stage + 1
+            input_at = 0.0 if needed[2] < 0 else finished.get(needed)
             if input_at is not None:
-                duration = FORWARD_S if this.forward else BACKWARD_S
-                free[stage] = finished[stage][this] = max(free[stage], input_at) + duration
+                free[rank] = max(free[rank], input_at) + SECONDS[this.kind]
+                done = "weight" if this.kind == "weight" else direction
+                finished[done, this.micro_batch, stage] = free[rank]
                 queue.pop(0)
                 progress = True
-        assert progress, "deadlock: every stage waits for another"
-    return finished
+        assert progress, "deadlock: every rank waits for another"
+    return max(free)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_every_micro_batch_has_one_forward_and_then_one_backward_pass(
-    schedule: Schedule, stages: int, micro_batches: int
-) -> None:
-    for stage in range(stages):
-        order = passes(schedule, stage, stages, micro_batches)
-        assert len(order) == len({*order}) == 2 * micro_batches
-        for index in range(micro_batches):
-            assert order.index(Pass(True, index)) < order.index(Pass(False, index))
-        # Stages send in the order in which their neighbours receive.
-        for forward in (True, False):
-            indices = [each.micro_batch for each in order if each.forward is forward]
-            assert indices == [*range(micro_batches)]
+@pytest.mark.parametrize("case", [*CASES, *SMALL], ids=str)
+def test_every_micro_batch_has_its_passes_in_order(case: Case) -> None:
+    schedule, _, micro_batches, chunks = case
+    kinds = ["forward", "input", "weight"] if schedule == "zero_bubble" else ["forward", "backward"]
+    orders = orders_of(case)
+    for order in orders:
+        assert len(order) == len({*order}) == len(kinds) * micro_batches * chunks
+        for each in order:
+            of_one = [
+                other.kind
+                for other in order
+                if (other.micro_batch, other.chunk) == (each.micro_batch, each.chunk)
+            ]
+            assert of_one == kinds
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_bubble_of_equal_stages_equals_the_formula(
-    schedule: Schedule, stages: int, micro_batches: int
-) -> None:
-    finished = simulate(schedule, stages, micro_batches)
-    step_s = max(max(times.values()) for times in finished)
-    busy_s = micro_batches * (FORWARD_S + BACKWARD_S)
-    assert 1 - busy_s / step_s == pytest.approx(bubble(stages, micro_batches))
+@pytest.mark.parametrize("case", [*CASES, *SMALL], ids=str)
+def test_messages_are_sent_in_the_order_in_which_they_are_received(case: Case) -> None:
+    """From one rank to another they have one order. With two ranks, gradients are among the activations."""
+    _, ranks, _, chunks = case
+    last = ranks * chunks - 1
+    sent: dict[tuple[int, int], list[tuple[bool, int, int]]] = defaultdict(list)
+    received: dict[tuple[int, int], list[tuple[bool, int, int]]] = defaultdict(list)
+    for rank, order in enumerate(orders_of(case)):
+        for each in order:
+            stage, forward = each.chunk * ranks + rank, each.kind == "forward"
+            before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+            if each.kind != "weight" and 0 <= before <= last:
+                received[before % ranks, rank].append((forward, each.micro_batch, stage))
+            if each.kind != "weight" and 0 <= after <= last:
+                sent[rank, after % ranks].append((forward, each.micro_batch, after))
+    assert sent == received
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_micro_batches_in_flight(stages: int, micro_batches: int) -> None:
-    def most_in_flight(schedule: Schedule, stage: int) -> int:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bubble_of_equal_stages_equals_the_formula(case: Case) -> None:
+    schedule, ranks, micro_batches, chunks = case
+    busy_s = micro_batches * chunks * 3.0
+    found = bubble(ranks, parts_of_work(schedule, micro_batches, chunks))
+    assert 1 - busy_s / simulate(case) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_a_small_batch_ends(case: Case) -> None:
+    simulate(case)
+
+
+def test_formulas_of_the_papers() -> None:
+    """Relative to the time of the passes, not of the step: (P - 1)/(v·M), and a third of 1F1B's."""
+
+    def relative(schedule: Schedule, chunks: int | None = None) -> float:
+        share = bubble(4, parts_of_work(schedule, 8, chunks))
+        return share / (1 - share)
+
+    assert relative("1f1b") == relative("gpipe") == pytest.approx(3 / 8)
+    assert relative("interleaved") == pytest.approx(3 / (2 * 8))
+    assert relative("interleaved", 3) == pytest.approx(3 / (3 * 8))
+    assert relative("zero_bubble") == pytest.approx(relative("1f1b") / 3)
+    assert (chunks_of("interleaved", None), chunks_of("1f1b", None)) == (2, 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_micro_batches_in_flight(case: Case) -> None:
+    schedule, ranks, micro_batches, chunks = case
+    for rank, order in enumerate(orders_of(case)):
         in_flight = [0]
-        for each in passes(schedule, stage, stages, micro_batches):
-            in_flight.append(in_flight[-1] + (1 if each.forward else -1))
-        return max(in_flight)
-
-    for stage in range(stages):
-        assert most_in_flight("gpipe", stage) == micro_batches
-        assert most_in_flight("1f1b", stage) == min(stages - stage, micro_batches)
+        for each in order:
+            stores = each.kind == "forward"
+            frees = each.kind in ("backward", "weight")
+            in_flight.append(in_flight[-1] + stores - frees)
+        most = {
+            "gpipe": micro_batches,
+            "1f1b": ranks - rank,
+            "zero_bubble": ranks,  # on all ranks, as on the first of 1f1b
+            # Korthikanti et al. 2022, Sec. 4.2.3: on the first, 1 + (P - 1)/(P·v) times as much as 1f1b.
+            "interleaved": (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1,
+        }[schedule]
+        assert max(in_flight) == min(most, micro_batches * chunks)
+        assert in_flight[-1] == 0

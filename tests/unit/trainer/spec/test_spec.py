@@ -482,6 +482,7 @@ CHANGES: dict[str, Any] = {
     "batch_per": "run",
     "accumulate": 2,
     "clip_norm": 1.0,
+    "recompute": "full",
     "epochs": 4,
     "target_accuracy": 0.9,
     "patience": 2,

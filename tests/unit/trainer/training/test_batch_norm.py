@@ -273,7 +273,7 @@ def test_sync_batch_norm_requires_a_synchronous_strategy(strategy: str) -> None:
     (error,) = caught.value.errors()
     assert error["type"] == "model"
     allowed = error["ctx"]["allowed"]
-    together = {"all_gather", "all_reduce", "ddp", "fsdp", "reduce_broadcast", "zero1"}
+    together = {"all_gather", "all_reduce", "ddp", "fsdp", "reduce_broadcast", "zero1", "zero2"}
     assert set(allowed.split(", ")) == together
 
 

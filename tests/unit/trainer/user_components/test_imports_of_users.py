@@ -296,6 +296,13 @@ def test_the_key_depends_on_parameters_that_are_not_the_default(load: Load) -> N
     assert load(model=named("Wide", widths=[8])).key == load(model="./mine.py:Wide").key
 
 
+def test_a_strategy_says_what_it_cannot_recompute(load: Load) -> None:
+    found = load(strategy="./mine.py:InRounds").strategy
+    assert (found.parts_of_work, found.recompute_error("selective")) == (7, None)
+    with pytest.raises(InputError, match="it exchanges"):
+        load(strategy="./mine.py:InRounds", recompute="full")
+
+
 def test_a_strategy_may_have_rounds(load: Load) -> None:
     """As nodes know them: from what the spec says of the component."""
     strategy = named("InRounds", participation={"fraction": 0.5}, local_steps=3)

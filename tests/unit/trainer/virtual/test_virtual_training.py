@@ -61,6 +61,13 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(strategy, nodes, {}, id=f"{strategy}-{nodes}")
     # Of two pairs of layers, the second exchanges in the backward pass.
     yield pytest.param("tensor_parallel", 4, {"model": "lenet5"}, id="tensor_parallel-backward")
+    points = ["conv2", "fc1", "fc2"]
+    for nodes, schedule in ((2, "interleaved"), (4, "zero_bubble")):
+        staged = {"name": "pipeline", "schedule": schedule, "split_points": points}
+        yield pytest.param(staged, nodes, {}, id=schedule)
+    residual = {"model": {"name": "wide_resnet", "widen": 1}, "recompute": "full", "epochs": 1}
+    yield pytest.param("local_sgd", 3, residual, id="recompute-statistics")
+    yield pytest.param("all_reduce", 3, {"recompute": "full"}, id="recompute-dropout")
     synchronised = {"model": {"name": "vgg_small", "width": 4, "norm": "sync_batch"}, "epochs": 1}
     yield pytest.param("all_reduce", 2, synchronised, id="all_reduce-sync_batch")
     for strategy in WHOLE_MODEL:
