@@ -1,8 +1,8 @@
 """Virtual nodes: what 1,000 of them cost beside serial training on the same samples, and how much memory.
 
 All in one process and on one thread, in alternation. The averages of weights are timed apart, beside a copy
-of as many bytes, because they are bound by the memory. At last, the cost of a step of sampled nodes, beyond
-what starts and ends a run.
+of as many bytes, because they are bound by the memory. Then the wall time of two processes beside that of
+one. At last, the cost of a step of sampled nodes, beyond what starts and ends a run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ BATCHES = (10, 32)
 MEMORY_NODES = (100, 500)
 SAMPLED_NODES, SAMPLED_EPOCHS = 1_024, (1, 9)  # of 20 steps
 AVERAGES = 2  # in an epoch
+WORKERS, REPETITIONS = 2, 2
 PARAMETERS = 51_902  # of lenet5 with images of 28 × 28 and 10 classes
 BASE: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 1000},
@@ -40,6 +41,7 @@ BASE: dict[str, Any] = {
 
 def main() -> None:
     speed(averages())
+    workers()
     memory()
     sampled()
 
@@ -71,6 +73,25 @@ def speed(averages_s: float) -> None:
         print(
             f"  batch {batch}: serial {seconds[1]:.1f} s, virtual {seconds[NODES]:.1f} s: {ratio:.2f} ×, "
             f"{beyond:.2f} × beyond the averages",
+            flush=True,
+        )
+
+
+def workers() -> None:
+    """Print the wall time of virtual nodes that two processes share, beside that of one process."""
+    datasets = DatasetCache()
+    for batch in BATCHES:
+        seconds: dict[int, list[float]] = {1: [], WORKERS: []}
+        for _ in range(REPETITIONS):
+            for number, walls in seconds.items():
+                started = time.perf_counter()
+                options, spec = VirtualOptions(workers=number), spec_of(NODES, batch_size=batch)
+                train_virtually(spec, options, datasets, reads_traces=False)
+                walls.append(time.perf_counter() - started)
+        alone, shared = (min(walls) for walls in seconds.values())
+        print(
+            f"  batch {batch}: {WORKERS} processes {shared:.1f} s, one {alone:.1f} s: "
+            f"{shared / alone:.2f} × the wall time",
             flush=True,
         )
 

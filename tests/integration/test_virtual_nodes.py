@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.execution.clusters import Clusters
+from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.results.environment import cores
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import read_result
+from orchestrator.results.store import SweepPaths, read_result
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.support.command_line import run_cli
-from tests.support.processes import node_processes
-from tests.support.runs import SMALL, DuringTraining, execute
+from tests.support.processes import node_processes, wait_until
+from tests.support.runs import SMALL, DuringTraining, data_directory, execute
 from trainer.spec.run_spec import RunSpec
+from trainer.virtual.options import VirtualOptions
 
 SWEEP = """
 name: virtual
@@ -122,6 +127,18 @@ def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> Non
     result = execute(run, tmp_path, "virtual", display)
     assert (result.status, "SIGKILL" in str(result.cause)) == ("failed", True), result.cause
     assert node_processes(tmp_path) == []
+
+
+@pytest.mark.skipif(cores() < 2, reason="two worker processes need two cores")
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_worker_process_is_the_cause_and_leaves_nothing(rank: int, tmp_path: Path) -> None:
+    run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 3, "epochs": 3000})
+    display = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), rank)
+    with Clusters(VirtualRuntime()) as clusters:
+        clusters.runtime.configure(VirtualOptions(workers=2))
+        result = SweepRunner(clusters, "virtual", SweepPaths(tmp_path), data_directory(), display).run(run)
+        assert (result.status, "SIGKILL" in str(result.cause)) == ("failed", True), result.cause
+        wait_until(lambda: node_processes(tmp_path) == [])
 
 
 def test_a_run_that_diverges_is_the_cause(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.run import in_turns, session_kind
 from trainer.virtual.sample import Sample
+from trainer.virtual.workers import Share
 
 
 @dataclass
@@ -67,7 +69,24 @@ def train_virtually(
                 outcomes[comm.rank] = error
                 comm.abort()
 
-        times = in_turns(train, spec, options, sample)
+        workers = min(options.workers, size)
+        share = Share.fork(workers, size) if workers > 1 else None
+
+        def train_share() -> bool:
+            times.extend(in_turns(train, spec, options, sample, share))
+            if share and share.parent:
+                found = [(outcomes[rank], events[rank].events) for rank in share.ranks]
+                (Path(name) / f"outcomes-{share.ranks[0]}").write_bytes(pickle.dumps(found))
+            return True
+
+        times: list[RankReplay] = []
+        if share is None:
+            train_share()
+        elif share.run(train_share, lambda rank: events[rank]):
+            for path in Path(name).glob("outcomes-*"):
+                first = _rank(path)
+                for rank, (outcome, own) in enumerate(pickle.loads(path.read_bytes()), first):
+                    outcomes[rank], events[rank].events[:] = outcome, own
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -79,4 +98,4 @@ def train_virtually(
 
 
 def _rank(path: Path) -> int:
-    return int(path.stem.removeprefix("trace-"))
+    return int(path.stem.partition("-")[2])

@@ -25,6 +25,7 @@ from trainer.launch.position import position_of, stacks
 from trainer.training.stopping import request_stop
 
 POLL_S = 0.5
+GONE = "the orchestrator is gone"
 
 
 class Watchdog:
@@ -35,7 +36,7 @@ class Watchdog:
         writers: Sequence[EventWriter],
         orchestrator: int | None,
         stop_dir: Path | None = None,
-        loss: str = "the orchestrator is gone",
+        loss: str = GONE,
     ) -> None:
         """
         Args:
@@ -73,9 +74,15 @@ class Watchdog:
         """Start the teardown timeout of a rank. When all ranks have one, the process must exit in time."""
         self._exit_by[rank] = time.monotonic() + seconds
 
+    def has_closed(self, rank: int) -> None:
+        """End the teardown timeout of a rank whose process still waits for others."""
+        self._exit_by.pop(rank, None)
+
     def _run(self) -> None:
+        poll = select.poll()  # select() knows no descriptor above 1,023, and virtual ranks have files each
+        poll.register(self._signals, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._signals], [], [], POLL_S)
+            ready = poll.poll(POLL_S * 1000)
             if ready and signal.SIGTERM in os.read(self._signals, 64) and not self._requests_stop():
                 self._report_stop()
                 os._exit(128 + signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""Virtual nodes: ranks of one process that train for real, one after the other, in simulated time."""
+"""Virtual nodes: ranks that train for real in simulated time, one after the other in each process."""

@@ -2,77 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.memory import total
 from trainer.comm.requests import Requests
 from trainer.core.clock import Clock
 from trainer.core.trace import Kind
-from trainer.time_model.program import Group
-from trainer.virtual.requests import UnderWay, VirtualRequests
-from trainer.virtual.simulation import Untimed, VirtualSimulation
+from trainer.virtual.group import Call, VirtualGroup
+from trainer.virtual.requests import VirtualRequests
+from trainer.virtual.simulation import Untimed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.core.context import NodeContext
-
-
-def nothing(_: Sequence[Tensor]) -> None:
-    """What comes out of a collective that moves no data."""
-
-
-class Call(NamedTuple):
-    """How a rank calls a collective. nbytes, peer: see Kind."""
-
-    kind: Kind
-    nbytes: int
-    peer: int
-
-    def __str__(self) -> str:
-        return self.kind.name.lower() + (f" of {self.nbytes} bytes" if self.nbytes else "")
-
-
-@dataclass
-class Meeting:
-    """A collective: how the first rank called it, what each has brought, and what comes out of that."""
-
-    call: Call
-    brought: list[Tensor | None]
-    outcome: Any = None
-    present: int = 0
-
-
-@dataclass
-class VirtualGroup:
-    """What the communicators of a group share.
-
-    Attributes:
-        group: the group in the simulation.
-        meetings: collectives that not all ranks have left, by their number.
-        mailboxes: messages under way, by sender and receiver.
-        subgroups: groups that were split off, by their ranks and the number of the split.
-        requests: requests to servers.
-    """
-
-    simulation: VirtualSimulation
-    group: Group
-    meetings: dict[int, Meeting] = field(default_factory=dict)
-    mailboxes: dict[tuple[int, int], deque[Tensor]] = field(default_factory=dict)
-    subgroups: dict[tuple[tuple[int, ...], int], VirtualGroup] = field(default_factory=dict)
-    requests: UnderWay = field(default_factory=UnderWay)
-
-    @classmethod
-    def of(cls, simulation: VirtualSimulation, ranks: Sequence[int]) -> VirtualGroup:
-        """A new group of these ranks of the run."""
-        return cls(simulation, simulation.join(ranks))
-
-    def mailbox(self, source: int, to: int) -> deque[Tensor]:
-        return self.mailboxes.setdefault((source, to), deque())
 
 
 class VirtualCommunicator(Communicator):
@@ -103,8 +49,9 @@ class VirtualCommunicator(Communicator):
 
     def close(self) -> None:
         """Raises CommunicationError if costs replace CPU time, and no rank has paid any."""
-        charged = [rank.clock.charged_s for rank in self._shared.simulation.ranks]
-        if not any(cost is None or cost > 0 for cost in charged):
+        simulation = self._shared.simulation
+        charged = (rank.clock.charged_s for rank in simulation.ranks)  # not of other processes
+        if not simulation.has_work and not any(cost is None or cost > 0 for cost in charged):
             raise CommunicationError(
                 "virtual.seconds_per_sample and virtual.compute: sampled are for strategies that compute "
                 "gradients with replica.backward, and this one does not; leave them out"
@@ -120,7 +67,7 @@ class VirtualCommunicator(Communicator):
     def requests(self, timeout_s: float) -> Requests:
         if self.size < len(self._shared.simulation.ranks):
             raise CommunicationError("a group has no requests of its own; use those of all ranks")
-        return VirtualRequests(self.rank, self._shared.simulation, self._shared.requests, self._pause)
+        return VirtualRequests(self.rank, self._shared, self._pause)
 
     def _exchange(self, timed: Kind, untimed: Untimed, nbytes: int, peer: int) -> None:
         """Wait until the simulation ends the exchange. Outside of training it takes no time."""
@@ -134,8 +81,8 @@ class VirtualCommunicator(Communicator):
         self,
         kind: Kind,
         nbytes: int,
-        brings: Tensor | None,
-        come_to: Callable[[list[Tensor]], Any],
+        brings: Tensor | None = None,
+        come_to: Callable[[list[Tensor]], Any] | None = None,
         peer: int = -1,
     ) -> Any:
         """A collective.
@@ -143,30 +90,21 @@ class VirtualCommunicator(Communicator):
         Args:
             nbytes, peer: see Kind.
             brings: what this rank brings; None: nothing.
-            come_to: the outcome, from what the ranks bring, in their order. The last to enter calls it.
+            come_to: the outcome, from what the ranks bring, in their order. The first to leave calls it.
+                None: this process needs no outcome.
 
         Returns:
-            The outcome, which all ranks share.
+            The outcome, which all ranks of this process share.
         """
         number = self._collectives
         self._collectives += 1
-        meetings = self._shared.meetings
-        call = Call(kind, nbytes, peer)
-        if (meeting := meetings.get(number)) is None:
-            meeting = meetings[number] = Meeting(call, [None] * self.size)
-        if call != meeting.call:
-            raise CommunicationError(
-                f"rank {self.run_ranks[self.rank]} calls {call}, where others call {meeting.call}"
-            )
-        meeting.brought[self.rank] = brings
-        meeting.present += 1
-        if meeting.present == self.size:
-            meeting.outcome = come_to([each for each in meeting.brought if each is not None])
-            meeting.brought.clear()
+        meeting = self._shared.bring(number, self.rank, Call(kind, nbytes, peer), brings)
         self._exchange(kind, Untimed.COLLECTIVE, nbytes, peer)
-        meeting.present -= 1
-        if not meeting.present:
-            del meetings[number]
+        if come_to is not None and meeting.brought:
+            # All other ranks are still in the exchange, with what they have brought.
+            meeting.outcome = come_to([tensor for _, tensor in sorted(meeting.brought.items())])
+            meeting.brought.clear()
+        self._shared.leave(number)
         return meeting.outcome
 
     def _all_reduce(self, buffer: Tensor) -> None:
@@ -187,7 +125,8 @@ class VirtualCommunicator(Communicator):
     def _gather(self, buffer: Tensor, root: int) -> Tensor | None:
         import torch
 
-        gathered: Tensor = self._meet(Kind.GATHER, buffer.nbytes, buffer, torch.stack, root)
+        come_to = torch.stack if self._shared.runs(root) else None
+        gathered: Tensor | None = self._meet(Kind.GATHER, buffer.nbytes, buffer, come_to, root)
         return gathered if self.rank == root else None
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
@@ -196,16 +135,17 @@ class VirtualCommunicator(Communicator):
         buffer.copy_(sent)
 
     def _barrier(self) -> None:
-        self._meet(Kind.BARRIER, 0, None, nothing)
+        self._meet(Kind.BARRIER, 0)
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
-        self._shared.mailbox(self.rank, to).append(buffer.clone())
-        self._meet(Kind.SHIFT, buffer.nbytes, None, nothing, (to - self.rank) % self.size)
-        return self._shared.mailbox(source, self.rank).popleft()
+        self._shared.post(Kind.SHIFT, self.rank, to, buffer.clone())
+        self._meet(Kind.SHIFT, buffer.nbytes, peer=(to - self.rank) % self.size)
+        received: Tensor = self._shared.read(Kind.SHIFT, source, self.rank)
+        return received
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
         self._check_peer(to)
-        self._shared.mailbox(self.rank, to).append(buffer.clone())
+        self._shared.post(Kind.SEND, self.rank, to, buffer.clone())
         timed, index = self.clock.counting, self._sends[to]
         self._sends[to] += timed
         self._exchange(Kind.SEND, Untimed.SEND, buffer.nbytes, to)
@@ -226,13 +166,10 @@ class VirtualCommunicator(Communicator):
     def _recv(self, buffer: Tensor, source: int) -> None:
         self._check_peer(source)
         self._exchange(Kind.RECEIVE, Untimed.RECEIVE, buffer.nbytes, source)
-        buffer.copy_(self._shared.mailbox(source, self.rank).popleft())
+        buffer.copy_(self._shared.read(Kind.SEND, source, self.rank))
 
     def _split(self, groups: list[list[int]], number: int) -> VirtualCommunicator:
         ranks = tuple(self.run_ranks[rank] for rank in groups[number])
-        key = (ranks, self._splits)
+        subgroup = self._shared.subgroup(ranks, self._splits)
         self._splits += 1
-        subgroups = self._shared.subgroups
-        if key not in subgroups:
-            subgroups[key] = VirtualGroup.of(self._shared.simulation, ranks)
-        return type(self)(groups[number].index(self.rank), self.clock, subgroups[key])
+        return type(self)(groups[number].index(self.rank), self.clock, subgroup)

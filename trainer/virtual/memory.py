@@ -14,11 +14,11 @@ RANK_BYTES = 3 * 10**5  # of a rank beside its replica: its trace and its object
 PAIR_BYTES = 32  # of two ranks: times between them
 
 
-def check_memory(task: Task) -> None:
+def check_memory(task: Task, workers: int = 1) -> None:
     """Raise MemoryShortage if the replicas of a run do not fit into the memory that is available.
 
     A replica holds weights, gradient and optimizer state. In an average there are two copies of its
-    weights: what it averages, and what it sends.
+    weights: what it averages, and what it sends. Each further worker process receives the latter.
     Ranks that share a replica are not checked.
     """
     if task.spec.strategy.partitions_model:
@@ -28,7 +28,7 @@ def check_memory(task: Task) -> None:
     replica.step()
     held = replica.state_bytes
     available, ranks = psutil.virtual_memory().available, task.spec.world_size
-    each = sum(held.values()) + 2 * held["weights"] + RANK_BYTES + PAIR_BYTES * ranks
+    each = sum(held.values()) + (1 + workers) * held["weights"] + RANK_BYTES + PAIR_BYTES * ranks * workers
     if ranks * each > available:
         raise MemoryShortage(
             f"{ranks:,} virtual ranks need at least {ranks * each / 2**30:.1f} GiB of memory, "

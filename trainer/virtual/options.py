@@ -32,6 +32,21 @@ class VirtualOptions(Description):
         description="CPU seconds of a training step beside those of its samples; needs seconds_per_sample",
     )
 
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description="processes that share the nodes, at most one per core of the machine",
+    )
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Self:
+        if self.workers > 1 and not self.trains:
+            raise ValueError(
+                f"workers is {self.workers}, but compute is sampled, so that there is nothing to share; "
+                "leave it out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_costs(self) -> Self:
         if self.seconds_per_step and self.seconds_per_sample is None:

@@ -1,4 +1,4 @@
-"""Trains all ranks of a run as virtual nodes of this process."""
+"""Trains the ranks of a run as virtual nodes of this process, or of a few that it forks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.registry import ImportedComponent
 from trainer.launch.ranks import SessionOf, attempt_fields, report_failure, run_rank
-from trainer.launch.watchdog import Watchdog
+from trainer.launch.watchdog import GONE, Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
 from trainer.virtual.clock import StepCosts, VirtualClock
-from trainer.virtual.communicator import VirtualCommunicator, VirtualGroup
+from trainer.virtual.communicator import VirtualCommunicator
+from trainer.virtual.group import VirtualGroup
 from trainer.virtual.memory import check_memory
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.sample import Sample
@@ -26,6 +27,8 @@ from trainer.virtual.sampled import SampledCommunicator, SampledSession
 from trainer.virtual.shared_module import SharedModule, VirtualSession
 from trainer.virtual.simulation import VirtualSimulation
 from trainer.virtual.turns import ThreadRank, TrainingRank, VirtualRank
+from trainer.virtual.worker_simulation import RemoteRank, WorkerSimulation
+from trainer.virtual.workers import Share, has_ended
 
 FILES_PER_RANK = 2
 
@@ -34,29 +37,52 @@ def run_virtual(
     context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None, options: VirtualOptions
 ) -> bool:
     """Train all ranks of a run, or simulate their exchanges alone; True if all of them succeeded."""
+    workers = min(options.workers, context.size)
     try:
         sample = None if options.trains else Sample(task, StepCosts.given(options))
         if sample is None:
-            check_memory(task)
+            check_memory(task, workers)
     except Exception as error:
         report_failure(events, error)
         return False
-    session_of = session_kind(task, sample)
     _allow_files(FILES_PER_RANK * context.size)
-    writers = [events.as_rank(rank) for rank in range(context.size)]
-    succeeded = [False] * context.size
+    if workers == 1:
+        return _train_ranks(range(context.size), context, task, events, orchestrator, options, sample)
+    share = Share.fork(workers, context.size)
+    train = partial(_train_ranks, share.ranks, context, task, events, orchestrator, options, share=share)
+    return share.run(train, events.as_rank)
+
+
+def _train_ranks(
+    ranks: range,
+    context: NodeContext,
+    task: Task,
+    events: EventWriter,
+    orchestrator: int | None,
+    options: VirtualOptions,
+    sample: Sample | None = None,
+    share: Share | None = None,
+) -> bool:
+    """Train the ranks of this process; True if all of them succeeded."""
+    session_of = session_kind(task, sample)
+    writers = {rank: events.as_rank(rank) for rank in ranks}
+    succeeded = dict.fromkeys(ranks, False)
 
     def train(comm: VirtualCommunicator) -> None:
         own = replace(context, rank=comm.rank)
         succeeded[comm.rank] = run_rank(
             own, task, writers[comm.rank], watchdog, lambda: comm, session_of=session_of
         )
+        watchdog.has_closed(comm.rank)
 
-    with Watchdog(writers, orchestrator) as watchdog:
-        for writer in writers:
+    parent, loss = orchestrator, GONE
+    if share and share.parent:
+        parent, loss = share.parent, has_ended(0)
+    with Watchdog([*writers.values()], parent, loss=loss) as watchdog:
+        for writer in writers.values():
             writer.write("start", pid=os.getpid(), **attempt_fields(context))
-        in_turns(train, task.spec, options, sample)
-    return all(succeeded)
+        in_turns(train, task.spec, options, sample, share)
+    return all(succeeded.values())
 
 
 def _allow_files(number: int) -> None:
@@ -72,6 +98,7 @@ def in_turns(
     spec: RunSpec,
     options: VirtualOptions = MEASURED,
     sample: Sample | None = None,
+    share: Share | None = None,
 ) -> Sequence[RankReplay]:
     """Run `body` on every rank of a run, one at a time, in the order of their clocks.
 
@@ -79,6 +106,7 @@ def in_turns(
         body: gets the rank's communicator. It catches its own errors, and then calls `comm.abort()`.
         spec: of the run, which describes the cluster.
         sample: the replica whose costs the ranks pay; None: they compute.
+        share: the ranks on which this process runs it, while others do so on the rest; None: it has all.
 
     Returns:
         The times of each rank.
@@ -86,11 +114,20 @@ def in_turns(
     costs = sample.costs if sample else StepCosts.given(options)
     kind, connected = _kind_of_rank(spec, sample), SampledCommunicator if sample else VirtualCommunicator
     cluster = cluster_of_run(spec)
-    ranks = [kind(VirtualClock(cluster.speed_of(rank), costs)) for rank in range(cluster.size)]
-    simulation = VirtualSimulation(ranks, cluster, spec.transport)
-    shared = VirtualGroup.of(simulation, range(cluster.size))
-    for number, rank in enumerate(ranks):
-        rank.start(partial(body, connected(number, rank.clock, shared)))
+    own = share.ranks if share else range(cluster.size)
+    ranks = [
+        (kind if rank in own else RemoteRank)(VirtualClock(cluster.speed_of(rank), costs))
+        for rank in range(cluster.size)
+    ]
+    simulation: VirtualSimulation
+    if share:
+        simulation = WorkerSimulation(ranks, cluster, spec.transport, share)
+        shared: VirtualGroup = simulation.group
+    else:
+        simulation = VirtualSimulation(ranks, cluster, spec.transport)
+        shared = VirtualGroup.of(simulation, own)
+    for number in own:
+        ranks[number].start(partial(body, connected(number, ranks[number].clock, shared)))
     return simulation.run()
 
 

@@ -22,7 +22,7 @@ from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
 from trainer.training.replica import Replica
 from trainer.training.session import Session
 from trainer.training.task import Task
-from trainer.virtual.communicator import VirtualCommunicator, nothing
+from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.sample import Sample
 
 
@@ -40,14 +40,14 @@ class SampledCommunicator(VirtualCommunicator):
         return values
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        self._meet(Kind.ALL_REDUCE, buffer.nbytes, None, nothing)
+        self._meet(Kind.ALL_REDUCE, buffer.nbytes)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
-        self._meet(Kind.ALL_GATHER, buffer.nbytes, None, nothing)
+        self._meet(Kind.ALL_GATHER, buffer.nbytes)
         return buffer.new_empty(self.size, len(buffer))
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        self._meet(Kind.BROADCAST, buffer.nbytes, None, nothing, root)
+        self._meet(Kind.BROADCAST, buffer.nbytes, peer=root)
 
 
 class SampledReplica(Replica):

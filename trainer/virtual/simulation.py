@@ -75,6 +75,11 @@ class VirtualSimulation(Simulation):
         """The number under which the exchanges of a rank name a group."""
         return self._groups[rank].index(group)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether some rank has worked, up to the exchanges that have begun."""
+        return any(any(rank.work_s) for rank in self._ranks)
+
     def taken_by(self, server: int) -> int:
         """The rank whose request a server has taken last."""
         return self._last_taken[server]

@@ -20,10 +20,10 @@ WEIGHTS = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10)
 MODEL = {"name": "mlp", "hidden": [1000]}
 
 
-def check(monkeypatch: pytest.MonkeyPatch, available: int, **fields: Any) -> None:
+def check(monkeypatch: pytest.MonkeyPatch, available: int, workers: int = 1, **fields: Any) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     run = {**SMALL, "model": MODEL, "strategy": "all_reduce", "transport": "gloo", "nodes": 10, **fields}
-    check_memory(Task(RunSpec.model_validate(run), Path()))
+    check_memory(Task(RunSpec.model_validate(run), Path()), workers)
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 4), ("momentum", 5)])
@@ -35,6 +35,15 @@ def test_ranks_need_weights_gradient_optimizer_state_and_two_copies(
     with pytest.raises(MemoryShortage) as raised:
         check(monkeypatch, needed - 1, optimizer=optimizer)
     assert re.search(r"10 virtual ranks .* at most 9 ranks", str(raised.value))
+
+
+def test_each_further_process_receives_the_weights_and_has_the_times_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = 10 * ((4 + 2) * WEIGHTS + RANK_BYTES + 3 * 10 * PAIR_BYTES)
+    check(monkeypatch, needed, workers=3)
+    with pytest.raises(MemoryShortage):
+        check(monkeypatch, needed - 1, workers=3)
 
 
 def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

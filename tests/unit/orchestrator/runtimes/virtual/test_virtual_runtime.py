@@ -105,6 +105,19 @@ def test_what_needs_a_trained_model_is_refused_where_nothing_is_trained(
     assert runtime.unsupported_reason(run()) is None
 
 
+def test_there_are_at_most_as_many_worker_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.runtimes.virtual.runtime.cores", lambda: 2.5)
+    runtime = VirtualRuntime()
+    runtime.configure(VirtualOptions(workers=2))
+    assert runtime.unsupported_reason(run()) is None
+    assert runtime.unsupported_reason(run(nodes=1, strategy="serial")) is None
+    assert "workers is 2, but pipeline cuts the model" in (
+        runtime.unsupported_reason(run("pipeline")) or ""
+    )
+    runtime.configure(VirtualOptions(workers=3))
+    assert "workers is 3; allowed: 1 to 2" in (runtime.unsupported_reason(run()) or "")
+
+
 def test_asynchronous_strategies_need_a_latency_and_nothing_else() -> None:
     link = {"latency_ms": 5, "bandwidth_mbit": 100}
     assert VirtualRuntime().unsupported_reason(run("async_parameter_server", link=link)) is None
