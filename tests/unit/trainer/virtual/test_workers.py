@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
-from tests.unit.training import fields_for
+from tests.unit.training import fields_for, threads_in_torch
 from trainer.comm.base import CommunicationError
 from trainer.conformance.threads import RecordedEvents
 from trainer.core.events import EventWriter
@@ -104,7 +104,8 @@ def errors_of(
         in_turns(reporting, spec_of("all_reduce", nodes), share=share)
         return True
 
-    succeeded = share.run(train, lambda rank: events[rank])
+    with threads_in_torch(1):  # a forked process has none of the threads that this one may have
+        succeeded = share.run(train, lambda rank: events[rank])
     return {int(path.name): path.read_text() for path in directory.iterdir()}, succeeded, events
 
 
