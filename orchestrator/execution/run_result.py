@@ -400,7 +400,7 @@ def _batch_of_layers(run: RunSpec) -> str | None:
     """What layers such as BatchNorm take for the batch, if it is less than that of a serial step."""
     if not run.model.batch_statistics:
         return None
-    if run.strategy.micro_batch_count > 1:
+    if run.strategy.micro_batch_count > 1 or (run.accumulate > 1 and run.world_size > 1):
         return "micro-batches, not batches"
     if run.strategy.splits_samples and run.world_size > 1:
         return "some tokens of each sample, not all"

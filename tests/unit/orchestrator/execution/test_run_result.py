@@ -405,6 +405,7 @@ def test_different_weights() -> None:
     [
         ("batch", {"strategy": "pipeline"}, "micro-batches"),
         ("batch", {"strategy": {"name": "pipeline", "micro_batches": 1}}, None),
+        ("batch", {"accumulate": 2}, "micro-batches"),
         ("batch", {"batch_per": "run"}, "16 samples, not the batch of 32"),
         ("batch", {}, None),
         ("sync_batch", {"batch_per": "run"}, None),
