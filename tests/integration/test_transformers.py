@@ -57,7 +57,7 @@ def test_a_split_gpt_has_the_weights_of_one_node(
         assert mine.test_loss == pytest.approx(other.test_loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("step", [{}, {"accumulate": 3, "clip_norm": 0.1}], ids=str)
+@pytest.mark.parametrize("step", [{}, {"accumulate": 3, "clip_norm": 0.1}, {"precision": "bf16"}], ids=str)
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [
@@ -77,7 +77,9 @@ def test_replicas_of_a_gpt_have_the_weights_of_all_reduce(
     fields |= step
     expected, found = (run_cache.get(strategy=name, **fields) for name in ("all_reduce", strategy))
     assert (found.result.status, found.result.cause) == ("ok", None)
-    np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-6)
+    # In bf16, a difference in the last bits of float32 can change how a number is rounded.
+    atol = 1e-3 if "precision" in step else 1e-6
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=atol)
     assert found.result.replicas_equal
 
 

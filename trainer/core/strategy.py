@@ -85,6 +85,8 @@ class Strategy(Component):
     shards_state: ClassVar[bool] = False
     # False: after an epoch each rank evaluates its own model.
     evaluates_together: ClassVar[bool] = True
+    # False: it exchanges values inside a forward pass or leaves the pass to a library, in float32 only.
+    autocasts: ClassVar[bool] = True
     # False: it computes gradients and steps by other means than the methods of a replica.
     uses_replica: ClassVar[bool] = True
     # All ranks process every batch together, so layers may communicate.

@@ -161,7 +161,7 @@ class PipelineStage(Replica):
         chunk, targets = self._chunks[of.chunk], self._micro_targets[of.micro_batch]
         with self._clock.phase("compute"):
             self._weigh_balance(self._balance_weight(of))
-            output: Tensor = chunk.model(x)
+            output = self._forward(chunk.model, x)
             if chunk.is_last:
                 self._outputs.append(output.detach())
                 output = self._loss_function.of(output, targets, "sum") / self._batch_size

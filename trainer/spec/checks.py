@@ -42,6 +42,8 @@ CHECK_ERROR_TYPES = (
     "batch_size",
     "accumulate",
     "clip_norm",
+    "precision",
+    "recompute",
     "augmentation",
     "optimizer",
     "target_accuracy",
@@ -265,6 +267,23 @@ def synchronous_layers(run: RunFields) -> CheckError:
             "reason": "share one model" if run.strategy.partitions_model else "do not step together",
             "allowed": ", ".join(allowed),
         },
+    )
+
+
+def precision(run: RunFields) -> CheckError:
+    if run.precision == "float32" or not run.strategy.trains:
+        return None
+    reason = None
+    if not run.strategy.autocasts:
+        reason = f"ranks of {run.name_of('strategy')} exchange activations, which are float32"
+    elif run.model.has_synchronous_layers and run.world_size > 1:
+        reason = f"layers of {run.name_of('model')} with sync_batch exchange statistics, which are float32"
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "precision",
+        "{precision} is not possible: {reason}; allowed: float32",
+        {"precision": run.precision, "reason": reason},
     )
 
 
@@ -653,6 +672,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     participation,
     aggregation,
     synchronous_layers,
+    precision,
     recompute,
     optimizer,
     target_accuracy,

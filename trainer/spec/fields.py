@@ -151,6 +151,11 @@ class RunFields(BaseModel):
         description="largest norm of the gradient with which the optimizer takes a step; larger ones are "
         "scaled down to it; null: any",
     )
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="numbers of layers in training: float32, or bf16 where torch's autocast allows it; "
+        "weights, gradients, exchanges and evaluation have float32",
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
         description="what runs again in the backward pass, and so is not stored: nothing (none), the "

@@ -43,6 +43,7 @@ class ContextParallel(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    autocasts: ClassVar[bool] = False
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True

@@ -40,6 +40,7 @@ class ExpertParallel(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    autocasts: ClassVar[bool] = False
     equals: ClassVar[Equal | None] = "all_reduce"
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True

@@ -29,6 +29,7 @@ class PipelineTorch(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    autocasts: ClassVar[bool] = False
     virtual: ClassVar[bool] = False
     equivalent: ClassVar[str | None] = "pipeline"
     equals: ClassVar[Equal | None] = "serial"

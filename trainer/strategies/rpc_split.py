@@ -34,6 +34,7 @@ class RpcSplit(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
+    autocasts: ClassVar[bool] = False
     virtual: ClassVar[bool] = False
     equivalent: ClassVar[str | None] = "pipeline"
     equals: ClassVar[Equal | None] = "serial"

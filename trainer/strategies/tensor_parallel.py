@@ -50,6 +50,7 @@ class TensorParallel(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    autocasts: ClassVar[bool] = False
     equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True

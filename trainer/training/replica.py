@@ -41,6 +41,7 @@ class Replica:
         self._output = self._targets = torch.zeros(0)
         self._clock, self._loss_function = clock, task.spec.loss
         self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
+        self._bf16 = task.spec.precision == "bf16"
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
@@ -82,7 +83,7 @@ class Replica:
                 self._begin_micro_batch(last=number == self._micro_batches)
                 self._track_statistics(bool(weight * share))
                 self._weigh_balance(weight * share)
-                output = self.model(inputs)
+                output = self._forward(self.model, inputs)
                 loss = self._loss_function.of(output, targets)
                 (loss if weight * share == 1.0 else loss * (weight * share)).backward()
                 if share:
@@ -105,6 +106,15 @@ class Replica:
                 yield own_inputs, own_targets, share
             else:
                 yield batch.inputs[:1], batch.targets[:1], 0.0
+
+    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The output of a forward pass in training, in the precision of the run; itself in float32."""
+        if not self._bf16:
+            output: Tensor = model(inputs)
+            return output
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            output = model(inputs)
+        return output.float()
 
     def _begin_micro_batch(self, last: bool) -> None:
         """What precedes the forward pass of a micro-batch. last: of its step."""

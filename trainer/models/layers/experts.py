@@ -122,9 +122,9 @@ class MixtureOfExperts(nn.Module):
             gates = gates / gates.sum(dim=-1, keepdim=True)
         kept = self._kept(chosen.T.flatten())
         source = kept % len(tokens)
-        outputs = self.experts(tokens.index_select(0, source), self.load)
+        outputs: Tensor = self.experts(tokens.index_select(0, source), self.load)
         outputs = outputs * gates.T.flatten()[kept, None]
-        return torch.zeros_like(tokens).index_add(0, source, outputs).view_as(x)
+        return outputs.new_zeros(tokens.shape).index_add(0, source, outputs).view_as(x)
 
     def _kept(self, experts: Tensor) -> Tensor:
         """Numbers of the choices that are kept, ordered by their experts.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from orchestrator.sweeps.validation import dotted, error_lines
+from trainer.spec import checks
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -483,6 +486,7 @@ CHANGES: dict[str, Any] = {
     "accumulate": 2,
     "clip_norm": 1.0,
     "recompute": "full",
+    "precision": "bf16",
     "epochs": 4,
     "target_accuracy": 0.9,
     "patience": 2,
@@ -508,6 +512,12 @@ REQUIRED_WITH: dict[str, dict[str, Any]] = {
     "target_accuracy": {"strategy": "all_reduce"},
     "patience": {"strategy": "all_reduce", "target_accuracy": 0.5},
 }
+
+
+def test_sweeps_know_the_fields_that_checks_name() -> None:
+    named = re.findall(r'PydanticCustomError\(\s*"(\w+)"', Path(checks.__file__).read_text())
+    assert len(named) > 20
+    assert {*named} <= {*checks.CHECK_ERROR_TYPES}
 
 
 def test_key_depends_on_all_other_fields() -> None:
