@@ -23,13 +23,16 @@ Chunks = Annotated[
         description="stages of the model that each rank holds, with schedule interleaved only; null: 2",
     ),
 ]
-# Of a backward pass, `input` computes the gradient of the input, and `weight` that of the weights.
+# Parts of a backward pass: `input` computes the gradient of the input, and `weight` that of the weights.
 Kind = Literal["forward", "backward", "input", "weight"]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a micro-batch through a chunk of this rank. Both are 0-based indices."""
+    """One pass of a micro-batch through a chunk of this rank.
+
+    micro_batch, chunk: 0-based indices.
+    """
 
     kind: Kind
     micro_batch: int
@@ -39,13 +42,13 @@ class Pass:
 def passes(schedule: Schedule, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
     """Return the passes that a rank (0-based) of a pipeline executes in one training step.
 
-    A rank holds one stage, and with interleaved `chunks` of them: stages rank, rank + ranks, ….
+    A rank holds one stage. With interleaved, it holds `chunks` stages: rank, rank + ranks, ….
 
     gpipe (Huang et al. 2019, "GPipe", Sec. 2.2): all forward passes, then all backward passes. A stage
     stores the activations of all micro-batches.
 
-    1f1b (Narayanan et al. 2019, "PipeDream", Sec. 3.2, with the flush after each step of Narayanan et al.
-    2021): after a warm-up of `ranks - rank` forward passes, a stage alternates between backward and
+    1f1b (Narayanan et al. 2019, "PipeDream", Sec. 3.2; the flush after each step is that of Narayanan et
+    al. 2021): after a warm-up of `ranks - rank` forward passes, a stage alternates between backward and
     forward passes. It stores the activations of at most `ranks - rank` micro-batches.
 
     interleaved: see `_interleaved`. zero_bubble: see `_zero_bubble`.
@@ -61,7 +64,7 @@ def passes(schedule: Schedule, rank: int, ranks: int, micro_batches: int, chunks
 
 
 def _alternating(forward: list[Pass], backward: list[Pass], warm_up: int) -> list[Pass]:
-    """After a warm-up of forward passes, backward and forward passes in turn."""
+    """A warm-up of forward passes, then backward and forward passes that alternate."""
     warm_up = min(warm_up, len(forward))
     steady = [each for pair in zip(backward, forward[warm_up:], strict=False) for each in pair]
     return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
@@ -70,16 +73,17 @@ def _alternating(forward: list[Pass], backward: list[Pass], warm_up: int) -> lis
 def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Pass]:
     """1F1B with several chunks per rank (Narayanan et al. 2021, "Megatron-LM", Sec. 2.2 and Fig. 4).
 
-    Groups of as many micro-batches as ranks pass through chunk 0, then through chunk 1, …; backward through
-    the last chunk first. The warm-up is that of Megatron-LM's code: the first backward pass reaches a rank
-    when the group has been in all chunks but the last, and then twice as late as with 1F1B's distance to
-    the last rank. A rank stores the activations of at most (chunks - 1)·P + 2·(P - rank - 1) + 1
-    micro-batches of a chunk, with P ranks.
+    With P ranks, micro-batches form groups of P. A group passes forward through chunk 0, then through
+    chunk 1, and so on. Backward, it passes through the last chunk first. The warm-up is that of
+    Megatron-LM's code. It has (chunks - 1)·P forward passes of the first group through all chunks but the
+    last, two for each later rank, and one more. A rank stores activations of at most as many passes:
+    (chunks - 1)·P + 2·(P - rank - 1) + 1, each of one micro-batch in one chunk.
 
-    With two ranks, activations and gradients go from one to the other in the order in which it needs them.
+    With two ranks, activations and gradients are messages between the same ranks. Each rank receives them
+    in the order in which it needs them.
 
-    A step with a number of micro-batches that is no multiple of the ranks, as the last of an epoch can be,
-    executes all forward passes first: ranks that alternate would wait for each other.
+    The last step of an epoch can have a number of micro-batches that is not a multiple of P. It executes
+    all forward passes first, because ranks that alternate would wait for each other forever.
     """
     groups = range(0, micro_batches, ranks)
     order = [
@@ -97,10 +101,10 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
 def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Pass]:
     """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", Sec. 2.1 and Fig. 3, top).
 
-    The order of 1F1B, with the gradient of the input first. That of the weights follows when the rank has
-    as many micro-batches in flight as there are ranks, and so fills the time in which a later rank of 1F1B
-    waits at the end of a step. A rank stores activations of at most `ranks` micro-batches, as the first of
-    1F1B does.
+    The order is that of 1F1B, but a backward pass first computes only the gradient of the input. A rank
+    computes the gradient of the weights when it has as many micro-batches in flight as there are ranks. So
+    later ranks have work at the end of a step, where they would wait with 1F1B. A rank stores the
+    activations of at most `ranks` micro-batches, as many as the first rank with 1F1B.
     """
     warm_up = min(ranks - rank, micro_batches)
     order = [Pass("forward", index) for index in range(warm_up)]
@@ -124,10 +128,14 @@ def chunks_of(schedule: Schedule, chunks: int | None) -> int:
 def parts_of_work(schedule: Schedule, micro_batches: int, chunks: int | None = None) -> int:
     """Return a rank's work in a step, in units of the time that each further rank adds to the step.
 
-    With M micro-batches it is M: each rank waits for one micro-batch in the rank before it, forward and
-    backward. interleaved, with v chunks: v·M, since it waits for one chunk (Narayanan et al. 2021, Sec.
-    2.2). zero_bubble: 3·M, since of T_F + T_B + T_W it waits for T_F + T_B - T_W, and these three are taken
-    as equal (Qi et al. 2023, Table 1).
+    With M micro-batches:
+
+    - gpipe, 1f1b: M. Each further rank adds the forward and backward pass of one micro-batch.
+    - interleaved, with v chunks: v·M. Each further rank adds the passes through one chunk (Narayanan et al.
+      2021, Sec. 2.2).
+    - zero_bubble: 3·M. A micro-batch takes T_F + T_B + T_W for the forward pass, the gradient of the input
+      and that of the weights. Each further rank adds T_F + T_B - T_W. The formula takes T_F, T_B and T_W as
+      equal (Qi et al. 2023, Table 1).
     """
     return micro_batches * (3 if schedule == "zero_bubble" else chunks_of(schedule, chunks))
 
@@ -135,8 +143,8 @@ def parts_of_work(schedule: Schedule, micro_batches: int, chunks: int | None = N
 def bubble(ranks: int, parts: int) -> float:
     """Return the idle share of a step, 0 … 1: (P - 1) / (K + P - 1) for P ranks and K `parts_of_work`.
 
-    With M micro-batches and one chunk it is (S - 1) / (M + S - 1) for S stages (Huang et al. 2019, Sec.
-    2.3). It holds if all stages take equally long and communication takes no time.
+    With gpipe or 1f1b it is (S - 1) / (M + S - 1) for M micro-batches and S stages (Huang et al. 2019, Sec.
+    2.3). The formula holds if all stages take equally long and communication takes no time.
     """
     return (ranks - 1) / (parts + ranks - 1)
 

@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 class ExpertParallel(Strategy):
     """Divide the experts of each layer over the ranks (Lepikhin et al. 2021).
 
-    Each rank has its own samples, a copy of all other weights, and consecutive experts; the first ranks
-    have one more if the number is no multiple of the ranks. In each mixture of experts, an all-to-all sends
-    every token to the ranks of its experts, the experts compute, and a second one returns their outputs.
-    The backward pass takes the same way with gradients.
+    Each rank has its own samples, consecutive experts of each layer, and a copy of all other weights. If
+    the number of experts is not a multiple of the number of ranks, the first ranks have one more. In each
+    mixture of experts, an all-to-all sends every token to the ranks of its experts. The experts compute,
+    and a second all-to-all returns their outputs. In the backward pass, gradients are exchanged in the same
+    way in the opposite direction.
 
     A step minimises Σ_r share_r · loss_r, where share_r is the share of rank r in the samples of the step.
-    An expert sees the tokens of all ranks, each with the weight of its rank, so its gradient is complete
-    after the backward pass. That of all other weights is summed over ranks. With equal shares, both are the
-    mean over ranks, as in `all_reduce`. Routers see the batch of their rank, as in `all_reduce`, and have
-    the same capacity.
+    An expert processes tokens of all ranks, weighted by the shares of their ranks. So the gradient of an
+    expert is complete after the backward pass. The gradient of all other weights is summed over ranks. With
+    equal shares, both gradients are the mean over ranks, as in `all_reduce`. A router processes the batch
+    of its rank, as in `all_reduce`, so experts have the same capacity.
 
-    Traffic per rank, layer and step, with E experts and width W: 4·E·(P − 1) bytes for the number of tokens
-    of each expert, and four all-to-alls of 4·W·L bytes to each of P − 1 ranks, where L is the largest
-    number of tokens that any rank sends to another or keeps; shorter messages are padded. So experts that
-    are used unevenly cost traffic.
+    Traffic per rank, layer and step, with P ranks, E experts and width W: 4·E·(P − 1) bytes for the number
+    of tokens of each expert, and four all-to-alls of 4·W·L bytes to each of P − 1 ranks. L is the largest
+    number of tokens that any rank sends to another rank or keeps. Shorter messages are padded, so unevenly
+    used experts increase the traffic.
 
     Source: Lepikhin et al. 2021, "GShard", Sec. 3; Fedus et al. 2022, "Switch Transformers", Sec. 5.
     """
@@ -88,13 +89,13 @@ class ExpertParallel(Strategy):
 def through_ranks(
     tokens: Tensor, load: Sequence[int], own: Experts, sharding: Sharding, comm: Communicator
 ) -> Tensor:
-    """The outputs of all ranks' experts for this rank's tokens, shape (tokens, width), in their order.
+    """The outputs of all ranks' experts for this rank's tokens, shape (tokens, width), in the same order.
 
     Args:
-        tokens: ordered by expert, and so by the rank of the expert.
-        load: how many of them each expert has, of all ranks' experts.
+        tokens: this rank's tokens, ordered by expert, and so by the rank of the expert.
+        load: number of these tokens for each expert, over the experts of all ranks.
         own: the experts of this rank.
-        sharding: how experts are divided.
+        sharding: how experts are divided over the ranks.
     """
     import torch
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Pipeline(Strategy):
     """Pipeline micro-batches through stages: GPipe, 1F1B, interleaved 1F1B, zero-bubble ZB-H1.
 
-    The pipeline is flushed at the end of every step, so the mathematics is that of `serial`.
+    Each step flushes the pipeline at its end, so training is mathematically equal to `serial`.
 
-    Stages send activations forward and gradients backward, while they compute the next micro-batch. A stage
-    stores the activations of the micro-batches between their forward and backward pass. BatchNorm
-    statistics are those of a micro-batch, and dropout draws a mask per micro-batch.
+    A stage sends activations to the next stage and gradients to the previous one, while it computes the
+    next micro-batch. It stores the activations of a micro-batch from its forward to its backward pass.
+    BatchNorm statistics are those of a micro-batch, and dropout draws a mask per micro-batch.
 
     Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021,
     "Megatron-LM", Sec. 2.2 (interleaved); Qi et al. 2023, "Zero Bubble Pipeline Parallelism", Sec. 2.1

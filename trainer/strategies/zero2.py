@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 class Zero2(Strategy):
     """Shard gradients and optimizer state over the ranks, ZeRO stage 2 (Rajbhandari et al. 2020).
 
-    The same mathematics as `all_reduce`. Every rank has all weights. The weights of a block, padded with
-    zeros to a multiple of P, are cut into P equal parts, and rank i updates part i. It alone has the
-    optimizer state of this part. As soon as the backward pass has the gradient of a block, a reduce-scatter
-    gives each rank the mean gradient of its part, and the rest is freed. After the step an all-gather
-    distributes the updated parts.
+    Training is mathematically equal to `all_reduce`. Each of the P ranks has all weights. The weights of a
+    block are padded with zeros to a multiple of P and cut into P equal parts. Rank i updates part i, and
+    only this rank has the optimizer state of the part. As soon as the backward pass has computed the
+    gradient of a block, a reduce-scatter gives each rank the mean gradient of its part, and the rank frees
+    the full gradient. After the step, an all-gather distributes the updated parts.
 
-    For n bytes of weights a rank sends n(P−1)/P bytes for the gradients, and as many for the weights: those
-    of an all-reduce. The reduce-scatter is an all-to-all, whose parts the receiver adds up. With
-    `accumulate` the gradient of each micro-batch is sent, because no rank has room for that of all.
+    For n bytes of weights, a rank sends n(P−1)/P bytes for the gradients and as many for the weights. The
+    sum is that of an all-reduce. The reduce-scatter is implemented as an all-to-all, after which each rank
+    adds up the parts that it has received. With `accumulate`, ranks exchange the gradient of each
+    micro-batch, because no rank stores the full gradient between micro-batches.
 
     Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.2 and 7.2.1.
     """
