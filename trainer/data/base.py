@@ -128,6 +128,11 @@ class Dataset(Component):
         return ()
 
     @property
+    def best_loss(self) -> float | None:
+        """The smallest mean loss that a model can expect, in nats per target; None if it is not known."""
+        return None
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The files that it reads, as paths in the data directory; empty if it needs no download."""
         return ()

@@ -21,7 +21,7 @@ class Gpt(Transformer):
 
     An embedding, N blocks of causal attention and an MLP with a norm before each, and a head. With rotary
     positions, RMSNorm and SwiGLU the blocks are those of LLaMA (Touvron et al. 2023), with biases. The
-    default has about 100,000 weights; 6 layers, width 384 and 6 heads have 10.7 million.
+    default has about 117,000 weights with 97 tokens; 6 layers, width 384 and 6 heads have 10.7 million.
 
     With `experts`, each block has a mixture of so many MLPs in place of one: Switch Transformer with top_k
     1 (Fedus et al. 2022), GShard with 2 (Lepikhin et al. 2021).

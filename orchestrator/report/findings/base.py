@@ -79,6 +79,7 @@ KINDS = {
     "slow_node": Kind("Slow node", "waiting"),
     "fault_cost": Kind("Faults"),
     "accuracy_is": Kind("What accuracy is", caution=True),
+    "best_loss": Kind("Best loss"),
     "conditions_unequal": Kind("Unequal conditions", caution=True),
     "scaled_beyond_the_rule": Kind("Learning rate", caution=True),
     "cluster_time": Kind("Cluster time", "time"),

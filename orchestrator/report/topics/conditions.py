@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import log
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.formats import first_few, listed
+from orchestrator.report.formats import first_few, listed, significant
 from orchestrator.report.metrics.fairness import (
     compared_groups,
     described,
@@ -19,6 +20,7 @@ from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import written
 
 MAX_NAMED = 6  # per sentence; the tables list all
+LOG_LOSSES = ("nll", "cross_entropy")  # of the probability of the right class, in nats
 SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
 
 
@@ -36,6 +38,22 @@ def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 rows,
                 {name: run.name_of(name), "accuracy": meaning},
             )
+
+
+def best_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The loss that a perfect model has on generated sequences."""
+    rows = evidence(view.groups)
+    best = rows[0].run.dataset.best_loss if rows else None
+    if best is None or rows[0].run.name_of("loss") not in LOG_LOSSES:
+        return
+    name, bits = rows[0].run.name_of("dataset"), best / log(2)
+    yield Finding(
+        "best_loss",
+        f"On {name}, the smallest loss that a model can expect is {significant(bits)} bits per token, "
+        "because some of the tokens are random.",
+        rows,
+        {"dataset": name, "bits_per_token": bits},
+    )
 
 
 def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -129,6 +147,6 @@ def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:
 
 
 TOPIC = Topic(
-    rules_with_faults=(accuracy_is, conditions_unequal, scaled_beyond_the_rule),
+    rules_with_faults=(accuracy_is, best_loss, conditions_unequal, scaled_beyond_the_rule),
     sweep_rules=(strategy_caveats, conditions_differ),
 )

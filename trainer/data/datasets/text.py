@@ -50,11 +50,6 @@ class TokenDataset(Dataset):
     def target_shape(self) -> tuple[int, ...]:
         return self.shape
 
-    @property
-    def best_loss(self) -> float | None:
-        """The mean loss of a token that no model can be below, in nats; None if it is not known."""
-        return None
-
 
 def windows(tokens: Tokens, size: int) -> Split:
     """Consecutive windows of `size` tokens, without overlap, and the tokens that follow each of theirs."""

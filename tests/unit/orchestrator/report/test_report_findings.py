@@ -475,6 +475,15 @@ def test_cautions() -> None:
     assert {finding.data["reason"] for finding in findings_of(comparison, "no_serial")} == {NO_SERIAL}
 
 
+def test_the_best_loss_of_generated_tokens_is_stated() -> None:
+    tokens = {"dataset": {"name": "copy", "length": 4, "tokens": 16}, "model": {"name": "gpt", "width": 8}}
+    serial, ddp = (a_run(name, nodes=nodes, **tokens) for name, nodes in (("serial", 1), ("ddp", 2)))
+    finding = finding_of(a_comparison(serial, ddp), "best_loss")
+    # Four random tokens, the same again: 3 of 7 targets are random, with 4 bits each.
+    assert finding.data["bits_per_token"] == pytest.approx(3 * 4 / 7)
+    assert not findings_of(a_comparison(SERIAL, FAST), "best_loss")
+
+
 def with_data(run: RunResult, digest: str) -> RunResult:
     assert run.certificate is not None
     parts = [part.model_copy(update={"data": digest}) for part in run.certificate.parts]
