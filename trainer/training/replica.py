@@ -32,6 +32,7 @@ class Replica:
     Attributes:
         model: the torch module.
         loss: mean loss of the last batch of the epoch; None if there was none, or if another rank has it.
+        unused_fields: fields of the run that `backward` and `step` put into practice, and have not yet.
     """
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
@@ -42,6 +43,9 @@ class Replica:
         self._clock, self._loss_function = clock, task.spec.loss
         self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
         self._bf16 = task.spec.precision == "bf16"
+        set_fields = {"accumulate": self._micro_batches > 1, "precision": self._bf16}
+        set_fields["clip_norm"] = self._clip_norm is not None
+        self.unused_fields = {field for field, is_set in set_fields.items() if is_set}
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
@@ -77,6 +81,7 @@ class Replica:
             weight: 0 lets the samples not count, neither in the gradient nor in BatchNorm statistics.
         """
         losses, outputs = [], []
+        self.unused_fields.discard("accumulate")
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
             for number, (inputs, targets, share) in enumerate(self._in_micro_batches(batch), start=1):
@@ -112,6 +117,7 @@ class Replica:
         if not self._bf16:
             output: Tensor = model(inputs)
             return output
+        self.unused_fields.discard("precision")
         with torch.autocast(inputs.device.type, torch.bfloat16):
             output = model(inputs)
         return output.float()
@@ -157,6 +163,7 @@ class Replica:
 
     def step(self) -> None:
         """Take one step of the optimizer with the present gradient, clipped to `clip_norm`."""
+        self.unused_fields.discard("clip_norm")
         with self._clock.phase("compute"):
             if self._clip_norm is not None:
                 self._clip_gradient(self._clip_norm)
@@ -205,6 +212,7 @@ class Replica:
         for generator, drawn in zip(self._generators(), state["dropout"], strict=True):
             generator.set_state(drawn)
         self.loss, self.activation_bytes = state["loss"], state["activation_bytes"]
+        self.unused_fields.clear()  # the steps before have used them
 
     def _generators(self) -> list[torch.Generator]:
         return list({id(drop.generator): drop.generator for drop in self._drops}.values())

@@ -564,6 +564,13 @@ class Session:
     def _learned(self) -> dict[str, Any]:
         """The fields of the result that say what the model has learned. Saves the final weights."""
         spec, replica = self.spec, self._replica
+        # A worker of a server takes no step, and a rank may be absent in all rounds.
+        unused = replica.unused_fields - ({"clip_norm"} if spec.strategy.servers else set())
+        if unused and self._metrics.samples:
+            raise RuntimeError(
+                f"{' and '.join(sorted(unused))} had no effect, because the strategy computes gradients or "
+                "takes steps without replica.backward and replica.step; leave the fields out"
+            )
         accuracy, test_loss = self._metrics.evaluated
         local_accuracy = None
         if self._evaluates_final_weights:

@@ -14,6 +14,8 @@ from tests.unit.trainer.parallel.test_partitioned_models import LENET, with_loss
 from tests.unit.training import ON_TOKENS, fields_for, train
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.serial import Serial
+from trainer.training.session import Session
 
 # 121 samples: the last batch of a rank of three has 2 or 1, so that one of 3 micro-batches has none.
 RUN: dict[str, Any] = {**ON_TOKENS, "batch_size": 13, "epochs": 1, "lr": 0.5}
@@ -79,6 +81,23 @@ def test_a_step_is_as_long_as_the_clipped_gradient() -> None:
     )
     assert np.linalg.norm(large - start) == pytest.approx(0.5 * 0.01, rel=1e-3)
     np.testing.assert_array_equal(small, train("serial", 1, **run).weights)
+
+
+@pytest.mark.parametrize("fields", [{"accumulate": 2}, {"clip_norm": 1.0}, {"precision": "bf16"}], ids=str)
+def test_a_strategy_that_ignores_a_field_fails(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own(_: Serial, session: Session) -> None:
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
+                session.spec.loss.of(replica.model(batch.inputs), batch.targets).backward()
+
+    monkeypatch.setattr(Serial, "train", own)
+    train("serial", 1, **RUN)
+    with pytest.raises(RuntimeError, match=f"{next(iter(fields))} had no effect"):
+        train("serial", 1, **RUN, **fields)
 
 
 def test_micro_batches_need_less_memory_for_activations() -> None:
