@@ -46,6 +46,7 @@ ELSEWHERE = {
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"make (test|test-all)$": ".ci/run",
+    r"make mutants ": "tests/unit/project/test_mutants.py",
     # They read the results of such runs.
     r"python -m orchestrator replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
     # They need a downloaded dataset.
