@@ -14,7 +14,7 @@ from tests.support.command_line import run_cli
 
 SWEEP = """
 name: measured
-base: {dataset: digits, model: mlp, epochs: 2}
+base: {dataset: digits, model: mlp, epochs: 8}
 blocks:
   - base: {strategy: serial}
   - base: {transport: gloo}
@@ -23,7 +23,7 @@ blocks:
 """
 FEW = """
 name: few
-base: {dataset: digits, model: mlp, epochs: 2}
+base: {dataset: digits, model: mlp, epochs: 8}
 blocks:
   - base: {strategy: local_sgd, transport: gloo, nodes: 2}
 """
@@ -48,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in measured.iterdir())
     done = run_cli(
-        *("predict", measured, "--nodes", "2,16", "--link", "10gbit/50us", "--price", "2.50/h", "--json"),
+        *("predict", measured, "--nodes", "2,8", "--link", "10gbit/50us", "--price", "2.50/h", "--json"),
         *("--data-dir", tmp_path),
     )
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_pa
         [each for each in found["forecasts"] if name in each["configuration"]]
         for name in ("local_sgd", "pipeline")
     )
-    assert [each["nodes"] for each in local] == [2, 16]
+    assert [each["nodes"] for each in local] == [2, 8]
     assert {each["nodes"] for each in pipeline} == {2}
     for each in local:
         assert 0 < each["low_s"] < each["seconds"] < each["high_s"]
@@ -70,7 +70,7 @@ def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_pa
     refused = {
         (each["nodes"], each["configuration"].split()[0]): each["reason"] for each in found["refused"]
     }
-    assert refused.keys() == {(2, "ddp"), (16, "ddp"), (16, "pipeline")}
+    assert refused.keys() == {(2, "ddp"), (8, "ddp"), (8, "pipeline")}
     assert "all_reduce" in refused[2, "ddp"]
     assert found["unused"] == []
     assert sorted(path.name for path in measured.iterdir()) == before
@@ -79,7 +79,7 @@ def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_pa
 def test_a_report_has_the_predictions_until_a_run_is_repeated(measured: Path, tmp_path: Path) -> None:
     copy = tmp_path / "results"
     shutil.copytree(measured, copy)
-    done = run_cli("predict", copy, "--nodes", "2,16", "--report")
+    done = run_cli("predict", copy, "--nodes", "2,8", "--report")
     assert done.returncode == 0, done.stderr
     kinds = {each["kind"] for each in json.loads((copy / "findings.json").read_text())}
     assert "predicted" in kinds
@@ -103,12 +103,12 @@ def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(t
     assert done.returncode == 0, done.stdout + done.stderr
     measured = tmp_path / "results" / "few"
     assert (measured / "report.html").exists()
-    done = run_cli("predict", measured, "--nodes", "8,16", "--learned", learned, "--json")
-    on_8, on_16 = json.loads(done.stdout)["forecasts"]
+    done = run_cli("predict", measured, "--nodes", "4,8", "--learned", learned, "--json")
+    on_4, on_8 = json.loads(done.stdout)["forecasts"]
     target = on_8["to_target"]
     assert (target["accuracy"], target["seeds"]) == (0.5, 1)
     assert 0 < target["low_s"] < target["seconds"] < target["high_s"]
-    assert on_16["to_target"] is None
+    assert on_4["to_target"] is None
     refused = run_cli("predict", measured, "--learned", measured)
     assert refused.returncode == 2
     assert "target_accuracy" in refused.stderr
