@@ -190,7 +190,8 @@ def accumulate(run: RunFields) -> CheckError:
     elif not run.strategy.uses_replica:
         reason = f"{name} has no micro-batches; allowed: 1, or strategy {run.strategy.equivalent}"
     elif run.accumulate > run.batch_per_replica:
-        reason = f"a replica has {run.batch_per_replica} samples per step; allowed: 1 to as many"
+        samples = run.batch_per_replica
+        reason = f"a replica has {samples} samples per step; allowed: 1 to {samples}"
     elif run.model.has_synchronous_layers:
         reason = "layers with sync_batch need the whole batch; allowed: 1, or another norm"
     if reason is None:
