@@ -47,6 +47,8 @@ class Workload:
     link: str = ""  # the links that were requested between nodes; empty on one node, which has none
     loss: str = "nll"
     byzantine: str = ""  # the nodes that attack, and how
+    clip_norm: float | None = None  # of gradients
+    precision: str = "float32"  # in which layers compute
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
@@ -72,6 +74,8 @@ class Workload:
             link_label(run),
             component_label(run, "loss"),
             run.byzantine_label,
+            run.clip_norm,
+            run.precision,
         )
 
     @property
@@ -86,11 +90,13 @@ class Workload:
         loss = "" if self.loss == "nll" else f", loss {self.loss}"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         batch = "in all" if self.batch_per == "run" else "per rank"
+        clipped = "" if self.clip_norm is None else f", gradients clipped to norm {self.clip_norm:g}"
+        precision = "" if self.precision == "float32" else f", in {self.precision}"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{loss}{threads}"
-            f"{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}{self._location}"
-            f"{self._faults}{self._byzantine}{self._vary}"
+            f"batch {self.batch_size} {batch}, {epochs}{self._until}{clipped}{precision}{augmentation}"
+            f"{loss}{threads}{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}"
+            f"{self._location}{self._faults}{self._byzantine}{self._vary}"
         )
 
     @property
@@ -210,10 +216,13 @@ def strategy_label(run: RunSpec) -> str:
     """The strategy's label, with `on_loss=continue` and what costs time, as checkpoints do."""
     fields = ("checkpoint_epochs", "checkpoint_steps")
     intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
+    accumulate = [] if run.accumulate == 1 else [f"accumulate={run.accumulate}"]
     on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
     debug = ["debug"] if run.debug else []
     recompute = [] if run.recompute == "none" else [f"recompute={run.recompute}"]
-    return " ".join([component_label(run, "strategy"), *recompute, *intervals, *on_loss, *debug])
+    return " ".join(
+        [component_label(run, "strategy"), *accumulate, *recompute, *intervals, *on_loss, *debug]
+    )
 
 
 def link_label(run: RunSpec) -> str:

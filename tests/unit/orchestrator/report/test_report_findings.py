@@ -484,6 +484,18 @@ def test_the_best_loss_of_generated_tokens_is_stated() -> None:
     assert not findings_of(a_comparison(SERIAL, FAST), "best_loss")
 
 
+def test_other_steps_are_other_workloads_and_micro_batches_other_configurations() -> None:
+    steps: list[dict[str, Any]] = [{}, {"accumulate": 2}, {"clip_norm": 0.5}, {"precision": "bf16"}]
+    runs = [
+        a_run(name, nodes=nodes, **each) for name, nodes in (("serial", 1), ("ddp", 2)) for each in steps
+    ]
+    comparison = a_comparison(*runs)
+    assert len(comparison.workloads) == 3
+    labels = {group.strategy_label for group in comparison.groups}
+    assert labels == {"serial", "serial accumulate=2", "ddp", "ddp accumulate=2"}
+    assert any("clipped to norm 0.5" in workload.label for workload in comparison.workloads)
+
+
 def with_data(run: RunResult, digest: str) -> RunResult:
     assert run.certificate is not None
     parts = [part.model_copy(update={"data": digest}) for part in run.certificate.parts]
