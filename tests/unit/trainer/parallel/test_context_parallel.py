@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,6 @@ COPY = {"name": "copy", "length": 4, "samples": 60, "test_samples": 20}
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.1}
 RUN: dict[str, Any] = {"batch_size": 10, "epochs": 1, "optimizer": "adam", "lr": 0.002, "dataset": TOKENS}
 RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("attention", [ring_attention, ulysses_attention])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -27,14 +26,6 @@ TOKENS = {"name": "induction", "length": WINDOW - 1, "tokens": 15, "samples": 11
 GPT = {"name": "gpt", "layers": 2, "width": WIDTH, "heads": 4, "dropout": 0.1, "experts": 5}
 RUN: dict[str, Any] = {"batch_size": 10, "epochs": 1, "optimizer": "adam", "lr": 0.002, "dataset": TOKENS}
 NAME = "expert_parallel"
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def assert_equal(ranks: int, **run: Any) -> None:

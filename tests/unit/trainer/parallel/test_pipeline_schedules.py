@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,6 @@ RUN: dict[str, Any] = {
     "lr": 0.002,
 }
 IMAGES = {**SMALL["dataset"], "height": 12, "width": 12}  # type: ignore[dict-item]
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("double")

@@ -61,8 +61,8 @@ def sharder(pairs: list[ParallelPair]) -> ModelSharder:
 
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
+def double(double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train in float64, on images as well."""
     load = Synthetic.load
 
     def as_double(self: Synthetic, directory: Path) -> Data:
@@ -73,9 +73,6 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(data, train=train, test=test)
 
     monkeypatch.setattr(Synthetic, "load", as_double)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def serial_and_parallel(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:

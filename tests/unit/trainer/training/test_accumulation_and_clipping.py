@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from tests.unit.trainer.parallel.test_partitioned_models import LENET, with_losses
@@ -40,14 +38,6 @@ SPLITS: list[Any] = [
     (name, NODES.get(name, 3)) for name in IN_MEMORY if STRATEGIES.load(name).partitions_model
 ]
 SPLITS += [("zero2", 2), ("zero2", 3), ({"name": "tensor_parallel", "sequence_parallel": True}, 3)]
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("double")

@@ -171,14 +171,16 @@ def test_groups_of_ranks_need_one_process(tmp_path: Path) -> None:
     assert "virtual.workers" in errors[0]
 
 
-def test_a_killed_process_is_named_by_the_others_and_by_its_ranks(tmp_path: Path) -> None:
-    def body(comm: VirtualCommunicator) -> None:
-        comm.barrier()
-        if comm.rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        comm.barrier()
+def kill_its_process(comm: VirtualCommunicator, rank: int) -> None:
+    """Let a rank kill its process between two barriers."""
+    comm.barrier()
+    if comm.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
 
-    errors, succeeded, events = errors_of(body, tmp_path)
+
+def test_a_killed_process_is_named_by_the_others_and_by_its_ranks(tmp_path: Path) -> None:
+    errors, succeeded, events = errors_of(partial(kill_its_process, rank=3), tmp_path)
     assert not succeeded
     assert errors == dict.fromkeys((0, 1), "worker process 1 of the virtual nodes has ended")
     found = [[(event.kind, event.fields) for event in own.events] for own in events]
@@ -187,16 +189,10 @@ def test_a_killed_process_is_named_by_the_others_and_by_its_ranks(tmp_path: Path
 
 
 def test_the_others_end_with_the_first_process(tmp_path: Path) -> None:
-    def body(comm: VirtualCommunicator) -> None:
-        comm.barrier()
-        if comm.rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        comm.barrier()
-
     read, write = os.pipe()
     if not os.fork():
         os.close(read)
-        errors_of(body, tmp_path)
+        errors_of(partial(kill_its_process, rank=0), tmp_path)
     os.close(write)
     assert os.read(read, 1) == b""  # no process has the other end
     os.wait()
