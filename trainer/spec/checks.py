@@ -105,7 +105,7 @@ def node_speed(run: RunFields) -> CheckError:
     try:
         speeds_by_node(run.node_speed, run.nodes)
     except ValueError as error:
-        return PydanticCustomError("node_speed", "{reason}", {"reason": str(error)})
+        return _error("node_speed", str(error))
     if run.topology != "single" and not run.on_gpu:
         return None
     reason = (
@@ -130,7 +130,7 @@ def link(run: RunFields) -> CheckError:
         reason = f"over {run.transport} all ranks share one node's memory; allowed: null"
     elif run.nodes > 1 and run.on_gpu:
         reason = f"over {run.transport} GPUs need not use the network; allowed: null"
-    return PydanticCustomError("link", "{reason}", {"reason": reason}) if reason else None
+    return _error("link", reason)
 
 
 def model(run: RunFields) -> CheckError:
@@ -194,11 +194,7 @@ def accumulate(run: RunFields) -> CheckError:
         reason = f"a replica has {samples} samples per step; allowed: 1 to {samples}"
     elif run.model.has_synchronous_layers:
         reason = "layers with sync_batch need the whole batch; allowed: 1, or another norm"
-    if reason is None:
-        return None
-    return PydanticCustomError(
-        "accumulate", "{count} micro-batches: {reason}", {"count": run.accumulate, "reason": reason}
-    )
+    return _error("accumulate", reason and f"{run.accumulate} micro-batches: {reason}")
 
 
 def clip_norm(run: RunFields) -> CheckError:
@@ -279,13 +275,7 @@ def precision(run: RunFields) -> CheckError:
         reason = f"ranks of {run.name_of('strategy')} exchange activations, which are float32"
     elif run.model.has_synchronous_layers and run.world_size > 1:
         reason = f"layers of {run.name_of('model')} with sync_batch exchange statistics, which are float32"
-    if reason is None:
-        return None
-    return PydanticCustomError(
-        "precision",
-        "{precision} is not possible: {reason}; allowed: float32",
-        {"precision": run.precision, "reason": reason},
-    )
+    return _error("precision", reason and f"{run.precision} is not possible: {reason}; allowed: float32")
 
 
 def recompute(run: RunFields) -> CheckError:
@@ -298,13 +288,7 @@ def recompute(run: RunFields) -> CheckError:
         reason = f"{run.name_of('model')} has no attention; allowed: none, full"
     elif run.model.has_synchronous_layers and run.world_size > 1:
         reason = f"{run.name_of('model')} with sync_batch communicates in a forward pass; allowed: none"
-    if reason is None:
-        return None
-    return PydanticCustomError(
-        "recompute",
-        "recompute {recompute} is not possible with {reason}",
-        {"recompute": run.recompute, "reason": reason},
-    )
+    return _error("recompute", reason and f"recompute {run.recompute} is not possible with {reason}")
 
 
 def optimizer(run: RunFields) -> CheckError:
@@ -545,7 +529,7 @@ def on_loss(run: RunFields) -> CheckError:
 
 def byzantine(run: RunFields) -> CheckError:
     reason = _byzantine_problem(run) if run.byzantine else None
-    return PydanticCustomError("byzantine", "{reason}", {"reason": reason}) if reason else None
+    return _error("byzantine", reason)
 
 
 def _byzantine_problem(run: RunFields) -> str | None:
@@ -689,6 +673,11 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     debug,
     byzantine,
 )
+
+
+def _error(field: str, reason: str | None) -> CheckError:
+    """The error of a field; None without a reason."""
+    return PydanticCustomError(field, "{reason}", {"reason": reason}) if reason else None
 
 
 def _training_ranks(run: RunFields) -> str:

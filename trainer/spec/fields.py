@@ -142,19 +142,19 @@ class RunFields(BaseModel):
         1,
         ge=1,
         le=65536,
-        description="micro-batches per step of each replica, whose gradients are added up; more need less "
-        "memory for activations",
+        description="micro-batches into which each replica splits its batch, and whose gradients it adds "
+        "up; more micro-batches need less memory for activations",
     )
     clip_norm: float | None = Field(
         None,
         gt=0,
-        description="largest norm of the gradient with which the optimizer takes a step; larger ones are "
-        "scaled down to it; null: any",
+        description="largest norm of the gradient with which the optimizer takes a step; a gradient with a "
+        "larger norm is scaled down to it; null: no limit",
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="numbers of layers in training: float32, or bf16 where torch's autocast allows it; "
-        "weights, gradients, exchanges and evaluation have float32",
+        description="number format in which layers compute in training: float32, or bf16 where torch's "
+        "autocast uses it; weights, gradients, exchanges and evaluation are in float32",
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
