@@ -55,13 +55,16 @@ class VirtualRuntime(Runtime):
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         strategy, options = spec.strategy, self._virtual
-        if options.workers > (most := max(int(cores()), 1)):
-            return f"virtual.workers is {options.workers}; allowed: 1 to {most}, the cores of this machine"
-        if options.workers > 1 and strategy.partitions_model:
-            return (
-                f"virtual.workers is {options.workers}, but {spec.name_of('strategy')} cuts the model over "
-                "ranks, which one process must have; leave it out"
-            )
+        if options.workers > 1:
+            most = max(int(cores()), 1)
+            if options.workers > most:
+                allowed = f"1 to {most}, the cores of this machine"
+                return f"virtual.workers is {options.workers}; allowed: {allowed}"
+            if strategy.partitions_model:
+                return (
+                    f"virtual.workers is {options.workers}, but {spec.name_of('strategy')} cuts the model "
+                    "over ranks, which one process must have; leave it out"
+                )
         if not strategy.virtual or strategy.forks:
             instead = f"; strategy {strategy.equivalent} can" if strategy.equivalent else ""
             return f"strategy {spec.name_of('strategy')} cannot run on virtual nodes{instead}"
