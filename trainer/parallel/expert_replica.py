@@ -105,7 +105,7 @@ class ExpertParallelReplica(Replica):
 
     def squared_gradient_norm(self) -> Tensor:
         experts = [each.grad for each in self._experts if each.grad is not None]
-        return squared_norm_of_ranks(experts, self._gradients(), self._comm)
+        return squared_norm_of_ranks(experts, self._comm, copied=self._gradients())
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._copies if parameter.grad is not None]

@@ -82,7 +82,6 @@ class PipelineStage(Replica):
         comm: Communicator,
         split_points: Sequence[str],
         replica: int,
-        chunks: int = 1,
         *,
         splits_backward: bool = False,
     ) -> None:
@@ -92,15 +91,14 @@ class PipelineStage(Replica):
             task: model, data and optimizer of the run.
             clock: the clock of this rank.
             comm: communicator of the ranks of one pipeline, in the order of their stages.
-            split_points: first block of every stage but the first.
+            split_points: first block of every stage but the first. Rank r of P holds stages r, r + P, ….
             replica: index of this copy of the model; it seeds the dropout generator.
-            chunks: stages of each rank: rank r of P holds stages r, r + P, r + 2·P, ….
             splits_backward: whether passes of kind "weight" follow those of kind "input".
         """
         names = task.spec.model.names
-        self.stage_index, self.num_stages, self.chunks = comm.rank, comm.size, chunks
-        stages = stage_blocks(names, split_points)
-        own = stages[self.stage_index :: self.num_stages]
+        self.stage_index, self.num_stages = comm.rank, comm.size
+        own = stage_blocks(names, split_points)[self.stage_index :: self.num_stages]
+        self.chunks = len(own)
         self._blocks = [name for blocks in own for name in blocks]
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
@@ -146,7 +144,7 @@ class PipelineStage(Replica):
         self._batch_size, self._loss_weight = len(batch.targets), loss_weight
         if self._is_last:
             self._losses: list[Tensor] = []
-            self._outputs: list[Tensor] = []
+            self._step_outputs: list[Tensor] = []
         return count
 
     def receive_activations(self, of: Pass) -> Tensor:
@@ -163,7 +161,7 @@ class PipelineStage(Replica):
             self._weigh_balance(self._balance_weight(of))
             output = self._forward(chunk.model, x)
             if chunk.is_last:
-                self._outputs.append(output.detach())
+                self._step_outputs.append(output.detach())
                 output = self._loss_function.of(output, targets, "sum") / self._batch_size
                 self._losses.append(output.detach())
         self._in_flight[of.chunk, of.micro_batch] = x, output
@@ -219,10 +217,10 @@ class PipelineStage(Replica):
         if self._is_last and self._loss_weight:  # with weight 0 the batch holds no sample of this replica
             with self._clock.phase("compute"):
                 self.loss = torch.stack(self._losses).sum()
-                self._output, self._targets = torch.cat(self._outputs), torch.cat(self._micro_targets)
+                self._outputs, self._targets = self._step_outputs, self._micro_targets
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
 
     def _balance_weight(self, of: Pass) -> float:
         """The weight of a micro-batch in the loss of the step."""
@@ -260,8 +258,9 @@ class PipelineStage(Replica):
         for rank in range(self.num_stages):
             stages = range(rank, len(self._state_sizes), self.num_stages)
             sizes = [size for kind in range(2) for size in (self._state_sizes[at][kind] for at in stages)]
-            state = self.weights()
-            if rank:
+            if rank == 0:
+                state = self.weights()
+            else:
                 state = torch.empty(sum(sizes), device=self._comm.device)
                 self._comm.recv(state, source=rank)
             parts = state.split(sizes)  # the parameters of its stages, then their statistics

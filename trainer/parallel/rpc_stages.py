@@ -258,7 +258,7 @@ class RpcMaster(Replica):
         self._comm.trace(Kind.RECEIVE, span, output.nbytes, last)
         with self._clock.phase("compute") as span:
             loss = self._loss_function.of(output, batch.targets)
-            self.loss, self._output, self._targets = loss.detach(), output.detach(), batch.targets
+            self.loss, self._outputs, self._targets = loss.detach(), [output.detach()], [batch.targets]
         traffic.record_send(span.left, last, output.nbytes)  # the gradient of the output
         self._trace(Kind.SEND, span.left, last, output.nbytes)
         return loss

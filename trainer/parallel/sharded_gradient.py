@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from trainer.comm.base import Communicator
+from trainer.parallel.exchanged import Exchange
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica, squared_norm_of_ranks
 from trainer.training.task import Task
-
-Exchange = Callable[[Tensor, Communicator], Tensor]
 
 
 class ShardedGradientReplica(Replica):
@@ -43,7 +42,7 @@ class ShardedGradientReplica(Replica):
                 block.gather_weights()
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         state = super()._state_tensors()
@@ -110,7 +109,6 @@ def _by_block(model: nn.Sequential) -> Iterator[list[nn.Parameter]]:
     """The parameters of each block that has any. A weight that blocks share is the first one's."""
     seen: set[nn.Parameter] = set()
     for block in model:
-        parameters: Iterable[nn.Parameter] = block.parameters()
-        if own := [each for each in parameters if each not in seen]:
+        if own := [each for each in block.parameters() if each not in seen]:
             seen.update(own)
             yield own

@@ -42,7 +42,7 @@ class ShardedReplica(Replica):
         super().__init__(model, task, comm.clock)
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], [], self._comm)
+        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -34,15 +34,16 @@ class TensorParallelReplica(Replica):
         # Replica 0 on all ranks: dropout of replicated activations must draw the same masks.
         super().__init__(task.build_model(0, device=comm.device, take=sharder), task, clock)
         self._shardings, self._comm = sharder.shardings, comm
+        self._replicated = [each for each in self._parameters if each not in self._shardings]
 
     def squared_gradient_norm(self) -> Tensor:
         """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
-        shards: list[Tensor] = []
-        replicated: list[Tensor] = []
-        for each in self._parameters:
-            if each.grad is not None:
-                (shards if each in self._shardings else replicated).append(each.grad)
-        return squared_norm_of_ranks(shards, replicated, self._comm)
+        sharded = [each for each in self._parameters if each in self._shardings]
+        shards, replicated = (
+            [each.grad for each in parameters if each.grad is not None]
+            for parameters in (sharded, self._replicated)
+        )
+        return squared_norm_of_ranks(shards, self._comm, copied=replicated)
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""
@@ -81,13 +82,12 @@ class SequenceParallelReplica(TensorParallelReplica):
         self._part = TokenPart(comm, task.spec.dataset.shape[0])
         self._part.adapt(self.model)
         self._accuracy = 0.0
-        # They see this rank's tokens alone. The shards of a pair see all, and have their whole gradient.
-        self._replicated = [each for each in self._parameters if each not in self._shardings]
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """As `Replica.backward`, of the whole batch."""
         super().backward(self._part.of_batch(batch), weight / self._comm.size)
         if self.loss is not None:
+            # Replicated layers see this rank's tokens alone. The shards of a pair see all tokens.
             self.loss, self._accuracy = self._part.sum(self._replicated, self.loss, super().batch_accuracy)
 
     @property

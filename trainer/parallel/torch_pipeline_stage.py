@@ -55,7 +55,7 @@ class TorchPipelineStage(PipelineStage):
             exchanges.end_step()
         if self._is_last:
             self.loss = torch.stack(losses).sum().detach()
-            self._output, self._targets = output.detach(), batch.targets
+            self._outputs, self._targets = [output.detach()], [batch.targets]
 
     def _build_schedule(self, samples: int, micro_batches: int) -> Any:
         size = samples // micro_batches

@@ -120,7 +120,6 @@ class Hybrid(Strategy):
             pipeline_group,
             split_points,
             replica=data_group.rank,
-            chunks=chunks,
             splits_backward=self.schedule == "zero_bubble",
         )
         session.start(stage)

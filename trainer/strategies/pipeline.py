@@ -84,7 +84,6 @@ class Pipeline(Strategy):
             comm,
             split_points,
             replica=0,
-            chunks=chunks,
             splits_backward=self.schedule == "zero_bubble",
         )
         session.start(stage)

@@ -39,13 +39,18 @@ class Replica:
         self.model = model
         self.loss: Tensor | None = None
         self.activation_bytes: int | None = None  # measured in the first step
-        self._output = self._targets = torch.zeros(0)
+        # Of the last batch, by micro-batch.
+        self._outputs: Sequence[Tensor] = [torch.zeros(0)]
+        self._targets: Sequence[Tensor] = self._outputs
         self._clock, self._loss_function = clock, task.spec.loss
         self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
         self._bf16 = task.spec.precision == "bf16"
-        set_fields = {"accumulate": self._micro_batches > 1, "precision": self._bf16}
-        set_fields["clip_norm"] = self._clip_norm is not None
-        self.unused_fields = {field for field, is_set in set_fields.items() if is_set}
+        is_set = {
+            "accumulate": self._micro_batches > 1,
+            "clip_norm": self._clip_norm is not None,
+            "precision": self._bf16,
+        }
+        self.unused_fields = {field for field in is_set if is_set[field]}
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
@@ -97,7 +102,7 @@ class Replica:
             self._clock.charge(len(batch.targets))
             if weight:
                 self.loss = torch.stack(losses).sum()
-                self._output, self._targets = torch.cat(outputs), batch.targets
+                self._outputs, self._targets = outputs, [batch.targets]
 
     def _in_micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float]]:
         """The micro-batches of a batch: inputs, targets, and the share of its samples, 0 … 1.
@@ -152,7 +157,8 @@ class Replica:
     @property
     def batch_accuracy(self) -> float:
         """Accuracy on the last batch, 0 … 1, computed on demand."""
-        return self._loss_function.right(self._output, self._targets).float().mean().item()
+        output, targets = torch.cat([*self._outputs]), torch.cat([*self._targets])
+        return self._loss_function.right(output, targets).float().mean().item()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -321,13 +327,13 @@ def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def squared_norm_of_ranks(
-    divided: Sequence[Tensor], copied: Sequence[Tensor], comm: Communicator
+    divided: Sequence[Tensor], comm: Communicator, copied: Sequence[Tensor] = ()
 ) -> Tensor:
-    """The sum of squares over all ranks, shape (1,). Every rank calls it.
+    """The sum of the squares of all values on all ranks, shape (1,). Every rank calls it.
 
     Args:
-        divided: what this rank alone has.
-        copied: what all ranks have alike, which counts once.
+        divided: the tensors that only this rank has.
+        copied: the tensors of which every rank has the same copy. They count once.
     """
     of_ranks = squared_norm(divided)
     comm.all_reduce(of_ranks, "sum")
