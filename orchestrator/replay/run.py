@@ -163,7 +163,7 @@ def _cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime
         RankTime(
             work_s=dict(zip(WORK_PHASES, rank.work_s, strict=True)),
             communicate_s=max(rank.communicate_s, 0.0),
-            wait_s_by_rank=rank.wait_s,
+            wait_s_by_rank=[rank.wait_s.get(cause, 0.0) for cause in range(len(replay.ranks))],
             idle_s=end_s - rank.end_s,
             overlapped_s=rank.overlapped_s,
         )

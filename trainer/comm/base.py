@@ -266,8 +266,8 @@ class Communicator(ABC):
         """This rank's end of a channel for requests to a server. timeout_s: the limit of each request."""
         raise NotImplementedError(f"{type(self).__name__} has no requests; the spec's checks prevent this")
 
-    def waits_s(self) -> list[float] | None:
-        """Seconds that this rank has waited for each rank, shape (size,); None: compare times to know."""
+    def waits_s(self) -> dict[int, float] | None:
+        """Seconds that this rank has waited, by the rank waited for; None: compare times to know."""
         return None
 
     def barrier(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def attribute_stragglers(comm: Communicator) -> list[float]:
+def attribute_stragglers(comm: Communicator) -> dict[int, float]:
     """Move the time spent waiting for other ranks from phase `communicate` to phase `wait`.
 
     In a collective a rank waits from its own entry to the entry of the last rank; in a shift, to the entry
@@ -20,22 +21,21 @@ def attribute_stragglers(comm: Communicator) -> list[float]:
     on one machine. Call it on every rank with the clock stopped.
 
     Returns:
-        Seconds that this rank waited for each rank, shape (size,). Their sum has moved to `wait`.
+        Seconds that this rank waited, by the rank that it waited for. Their sum has moved to `wait`.
     """
     if (known := comm.waits_s()) is not None:
-        comm.clock.transfer("communicate", "wait", sum(known))
+        comm.clock.transfer("communicate", "wait", sum(known.values()))
         return known
-    wait_s = [0.0] * comm.size
+    wait_s = defaultdict[int, float](float)
     for subgroup in comm.subgroups:
-        for rank, seconds in zip(subgroup.parent_ranks, attribute_stragglers(subgroup), strict=True):
+        for rank, seconds in attribute_stragglers(subgroup).items():
+            wait_s[subgroup.parent_ranks[rank]] += seconds
+    if comm.size > 1:
+        own = [*_waits(comm)]
+        comm.clock.transfer("communicate", "wait", sum(seconds for _, seconds in own))
+        for rank, seconds in own:
             wait_s[rank] += seconds
-    if comm.size == 1:
-        return wait_s
-    own = [0.0] * comm.size
-    for rank, seconds in _waits(comm):
-        own[rank] += seconds
-    comm.clock.transfer("communicate", "wait", sum(own))
-    return [one + other for one, other in zip(wait_s, own, strict=True)]
+    return wait_s
 
 
 def _waits(comm: Communicator) -> Iterator[tuple[int, float]]:

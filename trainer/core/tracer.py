@@ -56,7 +56,7 @@ class Tracer:
         self._mode = mode
         self._cpu_seconds = cpu_seconds
         self._started = self._left = started_s
-        self._groups = [list(ranks)]
+        self._groups = [ranks]  # as they are: lists for each of many ranks take memory
         self._content = bytearray()
         self._max_bytes = max_records * RECORD.itemsize
         self._thread = get_ident()
@@ -76,10 +76,11 @@ class Tracer:
 
     def group(self, ranks: Sequence[int]) -> int:
         """The number of the communicator of these ranks of the run."""
-        found = list(ranks)
-        if found not in self._groups:
-            self._groups.append(found)
-        return self._groups.index(found)
+        for number, known in enumerate(self._groups):
+            if [*known] == [*ranks]:
+                return number
+        self._groups.append(ranks)
+        return len(self._groups) - 1
 
     def exchange(
         self,
@@ -146,7 +147,7 @@ class Tracer:
             size=len(self._groups[0]),
             transport=transport,
             mode=self._mode,
-            groups=self._groups,
+            groups=[list(ranks) for ranks in self._groups],
             started_s=self._started,
             count=len(records),
             complete=self.complete,

@@ -26,10 +26,12 @@ from operator import add
 from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from trainer.time_model.cluster import Link, Links
 
 FEW = 32  # ranks, up to which lists are faster than arrays
+BLOCK = 2**20  # numbers of an array that are computed at once: temporary arrays stay small
 
 Message = tuple[int, int, float]  # sender, receiver, bytes
 
@@ -258,10 +260,14 @@ class Costs:
         if alike and len(rotations) == len(rounds):
             link, turns = links.uniform, cast("Sequence[Sequence[Rotation]]", rotations)
             assert link is not None  # noqa: S101  (for the type checker)
-            found = _circulant(_from_rank_0(turns, size, link, overhead_s, calls[0], eager_bytes))
-        else:
-            found = _from_all_ranks(rounds, links, overhead_s, acknowledged, calls, eager_bytes, answer_s)
-        return cls(np.where(found > -np.inf, np.maximum(found, 0.0), found))
+            found = _from_rank_0(turns, size, link, overhead_s, calls[0], eager_bytes)
+            return cls(_circulant(_at_least_0(found)))
+        found = np.empty((size, size))
+        for sources in _blocks(size):
+            found[:, sources] = _at_least_0(
+                _from_ranks(sources, rounds, links, overhead_s, acknowledged, calls, eager_bytes, answer_s)
+            )
+        return cls(found)
 
     @cached_property
     def rows(self) -> list[list[float]]:
@@ -272,9 +278,7 @@ class Costs:
     def exits(self, entries: Sequence[float]) -> tuple[list[float], list[int]]:
         """The time at which each rank leaves, and the rank whose entry it follows from."""
         if len(entries) > FEW:
-            times = self.array + np.asarray(entries)
-            origins_of = times.argmax(axis=1)
-            return times[np.arange(len(times)), origins_of].tolist(), origins_of.tolist()
+            return self._exits_of_many(np.asarray(entries))
         exits, origins = [], []
         for row in self.rows:
             sums = [*map(add, entries, row)]
@@ -282,8 +286,29 @@ class Costs:
             origins.append(sums.index(last))
         return exits, origins
 
+    def _exits_of_many(self, entries: np.ndarray) -> tuple[list[float], list[int]]:
+        exits: list[float] = []
+        origins: list[int] = []
+        for ranks in _blocks(len(entries)):
+            times = self.array[ranks] + entries
+            last = times.argmax(axis=1)
+            exits += times[np.arange(len(times)), last].tolist()
+            origins += last.tolist()
+        return exits, origins
 
-def _from_all_ranks(
+
+def _blocks(size: int) -> Iterator[slice]:
+    """Parts of the rows or columns of an array of shape (size, size)."""
+    step = max(1, BLOCK // size)
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def _at_least_0(seconds: np.ndarray) -> np.ndarray:
+    return np.where(seconds > -np.inf, np.maximum(seconds, 0.0), seconds)
+
+
+def _from_ranks(
+    sources: slice,
     rounds: Sequence[Round],
     links: Links,
     overhead_s: float,
@@ -292,12 +317,12 @@ def _from_all_ranks(
     eager_bytes: float,
     answer_s: float,
 ) -> np.ndarray:
-    """The longest paths to the exit of each rank from the entry of each, shape (size, size)."""
+    """The longest paths to the exit of each rank from the entries of some, shape (size, sources)."""
     size = links.size
-    # Every time is a vector: the longest path to it from the entry of each rank.
-    clock = np.full((size, size), -np.inf)
-    np.fill_diagonal(clock, call_s)
-    receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
+    # Every time is a vector: the longest path to it from the entry of each source.
+    clock = np.full((size, sources.stop - sources.start), -np.inf)
+    np.fill_diagonal(clock[sources], call_s[sources])
+    receiving = np.full(clock.shape, -np.inf)  # when the receiving ports are free
     for round_ in rounds:
         sending, done = clock.copy(), clock.copy()
         for source, target, nbytes in _messages(round_, size):
@@ -335,7 +360,7 @@ def _from_rank_0(
     call_s: float,
     eager_bytes: float,
 ) -> np.ndarray:
-    """Like `_from_all_ranks`, the paths from rank 0 alone, shape (size,): all ranks do the same."""
+    """Like `_from_ranks`, the paths from rank 0 alone, shape (size,): all ranks do the same."""
     clock = np.full(size, -np.inf)
     clock[0] = call_s
     receiving = np.full(size, -np.inf)
@@ -355,7 +380,5 @@ def _from_rank_0(
 
 
 def _circulant(first: np.ndarray) -> np.ndarray:
-    """The array whose column s is the first column, turned by s."""
-    size = len(first)
-    found: np.ndarray = first[(np.arange(size)[:, None] - np.arange(size)) % size]
-    return found
+    """The array whose column s is the first column, turned by s: a view of 2·size numbers."""
+    return sliding_window_view(np.tile(first, 2)[1:], len(first))[:, ::-1]

@@ -48,7 +48,7 @@ class Simulation(ABC):
         self._speed = [cluster.speed_of(rank) for rank in range(size)]
         self._programs: list[list[Entry]] = [[] for _ in range(size)]
         self._groups: list[list[Group]] = [[] for _ in range(size)]
-        self._ranks = [RankReplay([0.0] * len(WORK_PHASES), [0.0] * size) for _ in range(size)]
+        self._ranks = [RankReplay([0.0] * len(WORK_PHASES)) for _ in range(size)]
         self._wanted = intervals
         # The next record of each rank; of a blocked rank, the one it is blocked in.
         self._at = [0] * size
@@ -164,7 +164,8 @@ class Simulation(ABC):
         """Book an exchange: until `ready` the rank waits for rank `cause`, then it communicates."""
         replay = self._ranks[rank]
         wait = min(max(ready - entered, 0.0), left - entered) if cause != rank else 0.0
-        replay.wait_s[cause] += wait
+        if wait:
+            replay.wait_s[cause] += wait
         replay.communicate_s += left - entered - wait
         if self._wanted:
             caused = cause if wait > 0 else -1

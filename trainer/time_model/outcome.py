@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,7 +36,8 @@ class RankReplay:
     Attributes:
         work_s: work by phase of WORK_PHASES.
         communicate_s: exposed communication: the rank did nothing else.
-        wait_s: waiting, by the rank whose late entry or work ended the wait.
+        wait_s: waiting, by the rank whose late entry or work ended the wait; without the ranks that it
+            never waited for.
         overlapped_s: communication beside work, which does not add to the rank's time.
         end_s: its last record; it is idle from then to the end of the run.
         epoch_ends_s: the end of each of its epochs, by number.
@@ -44,7 +46,7 @@ class RankReplay:
     """
 
     work_s: list[float]
-    wait_s: list[float]
+    wait_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     communicate_s: float = 0.0
     overlapped_s: float = 0.0
     end_s: float = 0.0

@@ -533,7 +533,7 @@ class Session:
         self._write_trace()
         # Ranks that were lost have taken the times of their exchanges with them.
         attributed = not self.comm.changed
-        wait_s_by_rank = attribute_stragglers(self.comm) if attributed else []
+        wait_s_by_rank = attribute_stragglers(self.comm) if attributed else {}
         spec, replica, metrics, bytes_to = self.spec, self._replica, self._metrics, self.comm.bytes_to
         # CPU time means nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
@@ -555,7 +555,7 @@ class Session:
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
             aggregations_without_effect=self._aggregator.without_effect or None,
-            wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
+            wait_s_by_rank=[round(wait_s_by_rank.get(rank, 0.0), 6) for rank in range(self.size)]
             if attributed and 1 < self.comm.size <= MAX_WAITS_LISTED
             else None,
             **self._learned(),

@@ -60,7 +60,7 @@ class VirtualCommunicator(Communicator):
     def abort(self) -> None:
         self._shared.simulation.failed = True
 
-    def waits_s(self) -> list[float] | None:
+    def waits_s(self) -> dict[int, float] | None:
         # The simulation does not know of exchanges before a checkpoint, but the traffic does.
         return None if self.node.clock.resumed else self._shared.simulation.waits_s(self.rank)
 

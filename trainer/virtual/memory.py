@@ -11,7 +11,7 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 RANK_BYTES = 3 * 10**5  # of a rank beside its replica: its trace and its objects
-PAIR_BYTES = 32  # of two ranks: times between them
+PAIR_BYTES = 16  # of two ranks: times between them
 
 
 def check_memory(task: Task, workers: int = 1) -> None:

@@ -84,10 +84,11 @@ class VirtualSimulation(Simulation):
         """The rank whose request a server has taken last."""
         return self._last_taken[server]
 
-    def waits_s(self, rank: int) -> list[float]:
-        """Seconds that a rank has waited for each rank, without requests to servers."""
+    def waits_s(self, rank: int) -> dict[int, float]:
+        """Seconds that a rank has waited, by the rank that it waited for, without requests to servers."""
         served = self._served_s[rank]
-        return [seconds - served.get(cause, 0.0) for cause, seconds in enumerate(self._ranks[rank].wait_s)]
+        waited = self._ranks[rank].wait_s
+        return {cause: seconds - served.get(cause, 0.0) for cause, seconds in waited.items()}
 
     def in_server_s(self, rank: int) -> float:
         """The seconds that the last request of a rank spent in its server."""
@@ -117,10 +118,10 @@ class VirtualSimulation(Simulation):
         self, rank: int, entered: float, left: float, ready: float, cause: int, record: Entry
     ) -> None:
         waited = self._ranks[rank].wait_s
-        before = waited[cause]
+        before = waited.get(cause, 0.0)
         super()._book(rank, entered, left, ready, cause, record)
         if record[0] in (Kind.REQUEST, Kind.TAKE):
-            self._served_s[rank][cause] += waited[cause] - before
+            self._served_s[rank][cause] += waited.get(cause, 0.0) - before
 
     # Requests to a server, whose own code decides what to do with them
 
