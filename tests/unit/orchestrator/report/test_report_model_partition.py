@@ -47,7 +47,7 @@ from tests.unit.report_support import (
 )
 
 WHOLE = in_parts(a_run(), [1000], activations=[7000])
-HYBRID = {"name": "hybrid", "shape": [2, 2]}
+HYBRID = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
 SPLIT_POINTS = ["relu1", "conv2", "flatten", "fc2"]
 
 
