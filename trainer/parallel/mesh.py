@@ -30,9 +30,9 @@ class Mesh(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    data: Degree = Field(1, description="replicas of the model")
-    pipeline: Degree = Field(1, description="ranks of a pipeline")
-    tensor: Degree = Field(1, description="ranks that share the layers of a stage")
+    data: Degree = Field(default=1, description="replicas of the model")
+    pipeline: Degree = Field(default=1, description="ranks of a pipeline")
+    tensor: Degree = Field(default=1, description="ranks that share the layers of a stage")
 
     def __str__(self) -> str:
         """As a sweep file has it: `{data: 2, tensor: 2}`."""
