@@ -7,7 +7,6 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 Dimension = Literal["data", "pipeline", "tensor"]
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # the outermost first
 Degree = Annotated[int, Field(ge=1, le=2**16)]
 
 
@@ -36,7 +35,7 @@ class Mesh(BaseModel):
 
     def __str__(self) -> str:
         """As a sweep file has it: `{data: 2, tensor: 2}`."""
-        degrees = {each: self.degree(each) for each in DIMENSIONS if self.degree(each) > 1}
+        degrees = {each: self.degree(each) for each in self.dimensions if self.degree(each) > 1}
         return f"{{{', '.join(f'{name}: {degree}' for name, degree in degrees.items())}}}"
 
     def degree(self, dimension: Dimension) -> int:
@@ -47,6 +46,11 @@ class Mesh(BaseModel):
             "tensor": self.tensor,
         }
         return degrees[dimension]
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The dimensions, the outermost first."""
+        return get_args(Dimension)
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ from trainer.core.strategy import (
     Strategy,
     Uneven,
 )
-from trainer.parallel.mesh import DIMENSIONS, Mesh, meshes
+from trainer.parallel.mesh import Mesh, meshes
 from trainer.parallel.schedules import (
     Chunks,
     Schedule,
@@ -35,7 +35,10 @@ from trainer.strategies.tensor_parallel import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer.models.base import Model, ParallelPair
+    from trainer.spec.run_spec import RunSpec
     from trainer.training.session import Session
 
 
@@ -149,6 +152,18 @@ class Hybrid(Strategy):
             shared_pairs(model, mesh),
         )
 
+    def parameters_by_rank(self, run: RunSpec, split_points: Sequence[str]) -> list[int]:
+        """The number of parameters that each rank holds.
+
+        Args:
+            run: of this strategy.
+            split_points: first block of every stage but the first.
+        """
+        from trainer.parallel.sharded_stage import parameters_by_rank
+
+        mesh = self.mesh_of(run.world_size)
+        return parameters_by_rank(run, mesh, split_points, column_parallel, row_parallel)
+
     def recompute_error(self, recompute: Recompute) -> str | None:
         error = recompute_error(self.schedule)
         return error or (sharded_recompute_error(recompute) if self.shards_layers else None)
@@ -175,7 +190,8 @@ class Hybrid(Strategy):
         )
         # The first rank of a group is its colour.
         data_group, pipeline_group, tensor_group = (
-            session.comm.split(colour=mesh.group(session.rank, dimension)[0]) for dimension in DIMENSIONS
+            session.comm.split(colour=mesh.group(session.rank, dimension)[0])
+            for dimension in mesh.dimensions
         )
         session.peers = data_group
         stage = ShardedStage(

@@ -14,7 +14,7 @@ from torch import nn
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.parallel.mesh import DIMENSIONS, Mesh
+from trainer.parallel.mesh import Mesh
 from trainer.parallel.split_backward import SplitLayers
 from trainer.parallel.tensor_layers import ParallelLayer
 from trainer.spec.run_spec import RunSpec
@@ -157,7 +157,7 @@ def test_ranks_of_a_tensor_group_are_neighbours_and_those_of_a_data_group_farthe
     assert [tuple(mesh.position(rank)) for rank in (0, 1, 2, 5, 6, 11)] == [
         *((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 2, 1)),
     ]
-    groups = [[*mesh.group(9, dimension)] for dimension in DIMENSIONS]
+    groups = [[*mesh.group(9, dimension)] for dimension in mesh.dimensions]
     assert groups == [[3, 9], [7, 9, 11], [8, 9]]
 
 
