@@ -669,13 +669,21 @@ def model(
     loss: Annotated[str, typer.Option(help="Name, or YAML with parameters.")] = "nll",
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 32,
     parts: Annotated[str | None, typer.Option(help="Numbers of stages. Default: 2,3,4.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEGREES",
+            help="Instead, show what each rank of strategy hybrid holds, e.g. data=2,pipeline=2,tensor=2.",
+        ),
+    ] = None,
     data_dir: DataDir = Path("data"),
 ) -> None:
-    """Profile a model's blocks and propose split points for pipeline stages."""
+    """Profile a model's blocks and propose split points, or show the ranks of a mesh."""
     from orchestrator.commands.model import sections
 
     imports = Imports(Path(), data_dir)
-    for section in sections(name, dataset, batch_size, parts, text_console().width, imports, loss):
+    width = text_console().width
+    for section in sections(name, dataset, batch_size, parts, width, imports, loss, mesh):
         print(section, flush=True)
 
 

@@ -1,13 +1,15 @@
-"""The command `model`: profiles a model's blocks and proposes split points."""
+"""The command `model`: profiles a model's blocks, proposes split points, and shows the ranks of a mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.mesh import degrees, mesh_lines
 from orchestrator.errors import InputError
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
@@ -17,8 +19,10 @@ from orchestrator.sweeps.yaml import parse_yaml
 from trainer.core.registry import ImportedComponent
 from trainer.models.split_points import balanced_split_points, validation_error
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.hybrid import Hybrid, shared_pairs
 
 if TYPE_CHECKING:
+    from trainer.models.base import ParallelPair
     from trainer.training.profile import BlockProfile
 
 DEFAULT_STAGES = (2, 3, 4)
@@ -67,8 +71,12 @@ def sections(
     width: int,
     imports: Imports,
     loss: str = "nll",
+    mesh: str | None = None,
 ) -> Iterator[str]:
     """The command's output, section by section, since profiling takes time. Raises InputError."""
+    if mesh is not None:
+        yield from mesh_sections(model, dataset, batch_size, parts, width, imports, loss, mesh)
+        return
     run = run_of(model, dataset, batch_size, imports, loss)
     numbers = stage_counts(parts, run)
     yield heading(run)
@@ -77,13 +85,52 @@ def sections(
         yield "\n" + "\n".join(lines)
 
 
-def run_of(model: str, dataset: str, batch_size: int, imports: Imports, loss: str = "nll") -> RunSpec:
-    """The serial run whose model is profiled. Raises InputError.
+def mesh_sections(
+    model: str,
+    dataset: str,
+    batch_size: int,
+    parts: str | None,
+    width: int,
+    imports: Imports,
+    loss: str,
+    mesh: str,
+) -> Iterator[str]:
+    """The output with `--mesh`: the ranks of the mesh. Raises InputError."""
+    if parts is not None:
+        raise InputError(f"--parts {parts}: not allowed with --mesh, which gives the number of stages")
+    run = run_of(model, dataset, batch_size, imports, loss, mesh)
+    strategy = run.strategy
+    assert isinstance(strategy, Hybrid)  # noqa: S101  (as `run_of` has set it)
+    own = strategy.mesh_of(run.world_size)
+    yield f"{heading(run)}\nmesh {own}: {run.world_size} ranks"
+    split_points: list[str] = []
+    if own.pipeline > 1:
+        pairs = shared_pairs(run.model, own)
+        split_points = balanced_split(profile_blocks(run), batch_size, own.pipeline, pairs).split_points
+        yield f"split points by the measured time of blocks: {', '.join(split_points)}"
+    yield "\n" + "\n".join(mesh_lines(run, strategy, split_points, width))
+
+
+def run_of(
+    model: str,
+    dataset: str,
+    batch_size: int,
+    imports: Imports,
+    loss: str = "nll",
+    mesh: str | None = None,
+) -> RunSpec:
+    """The run whose model is profiled: serial, or on a mesh. Raises InputError.
 
     model, dataset, loss: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
+    mesh: degrees, e.g. `data=2,tensor=2`.
     """
     fields = BlockFields("model", skip=[])
-    fields.override("strategy", ["serial"], "model")
+    if mesh is None:
+        fields.override("strategy", ["serial"], "model")
+    else:
+        option = f"--mesh {mesh}"
+        fields.override("nodes", [prod(degrees(mesh).values())], option)
+        fields.override("strategy", [{"name": "hybrid", "mesh": degrees(mesh)}], option)
     for field, text, place in (
         ("model", model, f"model {model}"),
         ("dataset", dataset, f"--dataset {dataset}"),
@@ -123,14 +170,18 @@ def profile_blocks(run: RunSpec) -> list[BlockProfile]:
     return profile_model(run)
 
 
-def balanced_split(blocks: Sequence[BlockProfile], batch_size: int, parts: int) -> ModelSplit:
+def balanced_split(
+    blocks: Sequence[BlockProfile], batch_size: int, parts: int, pairs: Sequence[ParallelPair] = ()
+) -> ModelSplit:
     """The split with the fastest slowest stage. Needs at least as many blocks as parts.
 
-    blocks: profiled on a batch of batch_size.
+    Args:
+        blocks: profiled on a batch of batch_size.
+        pairs: the pairs of layers that must be in one stage.
     """
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
     output_bytes = [block.output_bytes * batch_size for block in blocks]
-    chosen = balanced_split_points(names, seconds, output_bytes, parts)
+    chosen = balanced_split_points(names, seconds, output_bytes, parts, pairs)
     starts = [0, *(names.index(point) for point in chosen), len(blocks)]
     held = [blocks[start:end] for start, end in pairwise(starts)]
     return ModelSplit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal, Self
 
@@ -211,6 +212,7 @@ class RunResult(_Finite):
         None also where some ranks are absent in each round: then the path changes from rank to rank.
 
         With pipeline ranks of CPU time w_s and K `Strategy.parts_of_work`: (Σ w_s + (K − 1) · max w_s) / K.
+        Of ranks that share a stage, the slowest counts.
         If all w_s are equal, this is the formula of the pipeline bubble. Otherwise: `work_cpu_s`.
         """
         strategy = self.run.strategy
@@ -218,9 +220,12 @@ class RunResult(_Finite):
             return None
         if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
             return self.work_cpu_s
-        stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
+        copies = [
+            [max(rank.work_cpu_s or 0.0 for rank in stage) for stage in stages_of(copy)]
+            for copy in self.copies
+        ]
         count = strategy.parts_of_work
-        return max((sum(work) + (count - 1) * max(work)) / count for work in stages)
+        return max((sum(work) + (count - 1) * max(work)) / count for work in copies)
 
     @cached_property
     def copies(self) -> list[list[RankResult]]:
@@ -284,6 +289,11 @@ class RunResult(_Finite):
     def replicas_equal(self) -> bool:
         """Whether all copies of the model ended with the same weights, bit for bit."""
         return len({rank.weights_digest for rank in self.ranks if rank.weights_digest}) <= 1
+
+
+def stages_of(copy: Sequence[RankResult]) -> list[list[RankResult]]:
+    """The ranks of one replica by pipeline stage. Ranks that share a stage have the same blocks."""
+    return [[*ranks] for _, ranks in groupby(copy, key=lambda rank: rank.blocks or rank.rank)]
 
 
 def ranks_of(events: Sequence[Event]) -> list[RankResult]:

@@ -49,6 +49,18 @@ WRONG = {
         "remainder_dropped": {"shards"},
         "scaled_by_count": {"unequal micro-batches"},
     },
+    "transformer": {
+        "beta_not_summed": {"all tokens"},
+        "counts_padding": {"unequal tokens"},
+        "equal_parts": {"unequal parts"},
+        "no_largest": {"large scores"},
+        "no_rescaling": {"outputs", "unequal parts", "large scores"},
+        "rounded_up": {"positions"},
+        "split_only": {"norm of the model"},
+        "sum_moved": {"sums over ranks"},
+        "to_all_ranks": {"messages"},
+        "wrong_way_home": {"keys and values"},
+    },
 }
 
 
@@ -71,9 +83,11 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
     write(tmp_path, assignment, solutions=True)
     solutions = tmp_path / "solutions"
     wrong = sorted((solutions / "wrong").iterdir())
-    grades = graded(solutions / "reference", *wrong, "--tests", tmp_path / "hidden")
-    reference = grades.pop("reference")
+    handed_out = KITS / assignment / "handout"
+    grades = graded(solutions / "reference", handed_out, *wrong, "--tests", tmp_path / "hidden")
+    reference, unchanged = grades.pop("reference"), grades.pop("handout")
     assert (reference["points"], failed(reference)) == (reference["possible"], {})
+    assert unchanged["points"] == 0
     assert {name: {*failed(grade)} for name, grade in grades.items()} == WRONG[assignment]
     for name, grade in grades.items():
         lost = sum(score["possible"] for score in grade["scores"] if score["failure"])
@@ -82,7 +96,7 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
 
 
 @pytest.mark.parametrize("assignment", names())
-def test_public_tests_pass_the_reference_and_none_of_the_handout(assignment: str) -> None:
+def test_public_tests_pass_the_reference_and_what_students_repair_but_no_skeleton(assignment: str) -> None:
     directory = KITS / assignment
     grades = graded(
         directory / "handout",
@@ -90,8 +104,15 @@ def test_public_tests_pass_the_reference_and_none_of_the_handout(assignment: str
         "--tests",
         directory / "handout" / "tests",
     )
-    assert grades["handout"]["points"] == 0
-    assert all("NotImplementedError" in each["problem"] for each in failed(grades["handout"]).values())
+    skeletons = {
+        path.name
+        for path in (directory / "handout").glob("*.py")
+        if "NotImplementedError" in path.read_text()
+    }
+    handout = grades["handout"]
+    assert skeletons
+    assert all((score["file"] in skeletons) == bool(score["failure"]) for score in handout["scores"])
+    assert all("NotImplementedError" in each["problem"] for each in failed(handout).values())
     assert grades["reference"]["points"] == grades["reference"]["possible"]
 
 

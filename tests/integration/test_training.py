@@ -24,9 +24,9 @@ MLP = {"name": "mlp", "hidden": [16]}
 # Fixed here, because the default split points depend on measured times.
 SPLIT: dict[str, Any] = {
     "pipeline": {"split_points": ["conv2", "flatten"]},
-    "hybrid": {"split_points": ["flatten"]},
+    "hybrid": {"mesh": {"pipeline": 2, "tensor": 2}, "split_points": ["flatten"]},
 }
-NODES = {"serial": 1, "hybrid": 4}  # hybrid: two pipelines of two stages; the others: 3
+NODES = {"serial": 1, "hybrid": 4}  # hybrid: two stages, each on two ranks; the others: 3
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     # The order of updates differs between runs: use a model that learns in any order.
     "hogwild": {"model": MLP},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,30 @@ from orchestrator.results.records import RunResult
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from trainer.core.clock import PHASES
 from trainer.core.events import Event
+from trainer.data.base import Data
+from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.run_spec import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def double() -> Iterator[None]:
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
+    import numpy as np
     import torch
 
+    load = Synthetic.load
+
+    def as_double(self: Synthetic, directory: Path) -> Data:
+        data = load(self, directory)
+        train, test = (
+            replace(split, inputs=split.inputs.astype(np.float64)) for split in (data.train, data.test)
+        )
+        return replace(data, train=train, test=test)
+
+    monkeypatch.setattr(Synthetic, "load", as_double)
+    monkeypatch.setattr(Synthetic, "input_type", "float64")
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

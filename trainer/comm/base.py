@@ -231,10 +231,10 @@ class Communicator(ABC):
 
         own = torch.tensor([float(colour)], device=self.device)
         colours = self.all_gather(own).flatten().tolist()
-        groups = [
-            [rank for rank in range(self.size) if colours[rank] == each] for each in sorted({*colours})
-        ]
-        number = next(number for number, group in enumerate(groups) if self.rank in group)
+        members: dict[float, list[int]] = {each: [] for each in sorted({*colours})}
+        for rank, each in enumerate(colours):
+            members[each].append(rank)
+        groups, number = [*members.values()], [*members].index(colours[self.rank])
         subgroup = self._split(groups, number)
         subgroup.parent_ranks = groups[number]
         subgroup.run_ranks = [self.run_ranks[rank] for rank in groups[number]]

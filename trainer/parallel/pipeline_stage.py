@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
+from trainer.models.base import ParallelPair
 from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import balanced_split_points, stage_blocks
 from trainer.parallel.schedules import Pass
@@ -22,12 +23,19 @@ from trainer.training.task import Task
 
 
 def choose_split_points(
-    task: Task, comm: Communicator, stages: int, split_points: Sequence[str] | None, micro_batches: int
+    task: Task,
+    comm: Communicator,
+    stages: int,
+    split_points: Sequence[str] | None,
+    micro_batches: int,
+    pairs: Sequence[ParallelPair] = (),
 ) -> list[str]:
     """Return the given split points, or those that make the slowest stage the fastest.
 
     Every rank calls it before the clock starts. Rank 0 measures the blocks on one micro-batch, the first
     samples of the training split, and broadcasts its choice.
+
+    pairs: the pairs of layers that must be in one stage.
     """
     names = task.spec.model.names
     if split_points is not None or stages == 1:
@@ -42,7 +50,7 @@ def choose_split_points(
         blocks = profile_blocks(task.build_model(0).named_children(), inputs, targets, task.spec.loss)
         seconds = [block.seconds for block in blocks]
         output_bytes = [block.output_bytes * samples for block in blocks]
-        chosen = balanced_split_points(names, seconds, output_bytes, stages)
+        chosen = balanced_split_points(names, seconds, output_bytes, stages, pairs)
         starts.copy_(torch.tensor([names.index(name) for name in chosen]))
     comm.broadcast(starts, root=0)
     return [names[int(start)] for start in starts.tolist()]
@@ -84,6 +92,7 @@ class PipelineStage(Replica):
         replica: int,
         *,
         splits_backward: bool = False,
+        take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
     ) -> None:
         """Build the blocks of this rank.
 
@@ -94,13 +103,15 @@ class PipelineStage(Replica):
             split_points: first block of every stage but the first. Rank r of P holds stages r, r + P, ….
             replica: index of this copy of the model; it seeds the dropout generator.
             splits_backward: whether passes of kind "weight" follow those of kind "input".
+            take: transforms each block, see `Task.build_model`. Its inputs and outputs keep their shapes.
         """
         names = task.spec.model.names
         self.stage_index, self.num_stages = comm.rank, comm.size
         own = stage_blocks(names, split_points)[self.stage_index :: self.num_stages]
         self.chunks = len(own)
         self._blocks = [name for blocks in own for name in blocks]
-        super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
+        model = task.build_model(replica, device=comm.device, only=self._blocks, take=take)
+        super().__init__(model, task, clock)
         self._comm = comm
         self._is_first, self._is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
         shapes = block_shapes(task.spec.model, task.spec.dataset)
@@ -251,15 +262,16 @@ class PipelineStage(Replica):
 
     def full_weights(self) -> Tensor | None:
         """Weights of the whole model, on the first stage only. Every stage calls it."""
+        own = self._stage_weights()
         if not self._is_first:
-            self._comm.send(self.weights(), to=0)
+            self._comm.send(own, to=0)
             return None
         by_stage: dict[int, tuple[Tensor, Tensor]] = {}
         for rank in range(self.num_stages):
             stages = range(rank, len(self._state_sizes), self.num_stages)
             sizes = [size for kind in range(2) for size in (self._state_sizes[at][kind] for at in stages)]
             if rank == 0:
-                state = self.weights()
+                state = own
             else:
                 state = torch.empty(sum(sizes), device=self._comm.device)
                 self._comm.recv(state, source=rank)
@@ -269,16 +281,24 @@ class PipelineStage(Replica):
             )
         return join_stages([by_stage[at] for at in sorted(by_stage)])
 
+    def _stage_weights(self) -> Tensor:
+        """`weights` of the whole stage."""
+        return self.weights()
+
 
 def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
     """Return the number of parameters and of floating-point buffer elements of every stage."""
     dataset = task.spec.dataset
     with torch.device("meta"):
         blocks = dict(task.spec.model.blocks(dataset.shape, dataset.outputs, torch.Generator("cpu")))
+    stages = [
+        nn.Sequential(*(blocks[name] for name in names))
+        for names in stage_blocks(task.spec.model.names, split_points)
+    ]
     return [
         (
-            sum(p.numel() for name in names for p in blocks[name].parameters()),
-            sum(b.numel() for name in names for b in blocks[name].buffers() if b.is_floating_point()),
+            sum(p.numel() for p in stage.parameters()),  # tied weights once
+            sum(b.numel() for b in stage.buffers() if b.is_floating_point()),
         )
-        for names in stage_blocks(task.spec.model.names, split_points)
+        for stage in stages
     ]

@@ -11,7 +11,7 @@ from pydantic import Field
 from trainer.models import split_points as splitting
 
 if TYPE_CHECKING:
-    from trainer.models.base import Model
+    from trainer.models.base import Model, ParallelPair
 
 FlushSchedule = Literal["gpipe", "1f1b"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -164,8 +164,12 @@ def pipeline_validation_error(
     batch_size: int,
     schedule: Schedule = "1f1b",
     chunks: int | None = None,
+    pairs: Sequence[ParallelPair] = (),
 ) -> str | None:
-    """Return why a pipeline of so many ranks cannot have these parameters, or None."""
+    """Return why a pipeline of so many ranks cannot have these parameters, or None.
+
+    pairs: the pairs of layers that must be in one stage.
+    """
     if micro_batches > batch_size:
         return (
             f"{micro_batches} micro-batches do not fit a batch of {batch_size}; allowed: 1 to {batch_size}"
@@ -185,4 +189,5 @@ def pipeline_validation_error(
             f"schedule zero_bubble needs at least as many micro-batches as stages ({ranks}), not "
             f"{micro_batches}; allowed: {counts}schedule 1f1b"
         )
-    return splitting.validation_error(model.names, split_points, ranks * chunks_of(schedule, chunks))
+    stages = ranks * chunks_of(schedule, chunks)
+    return splitting.validation_error(model.names, split_points, stages, pairs)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear
 
 from trainer.comm.base import Communicator
 from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import Dropout
 from trainer.parallel.exchanged import exchanged
+from trainer.training.replica import squared_norm_of_ranks
 
 Layer = nn.Linear | nn.Conv2d
 LayerForward = Callable[[Tensor, Layer, Communicator], Tensor]
@@ -50,6 +51,8 @@ class Sharding:
 class ModelSharder:
     """Replaces the blocks of a model by this rank's shards, block by block in forward order.
 
+    On one rank, it replaces nothing.
+
     Attributes:
         shardings: the sharding of each sharded tensor, and its dimension.
     """
@@ -59,6 +62,7 @@ class ModelSharder:
     ) -> None:
         """column, row: forward functions of column- and row-parallel layers."""
         self.shardings: dict[Tensor, tuple[Sharding, int]] = {}
+        pairs = pairs if comm.size > 1 else []
         self._column_layers = {pair.column: pair for pair in pairs}
         self._row_layers = {pair.row: pair for pair in pairs}
         self._comm, self._column, self._row = comm, column, row
@@ -117,6 +121,39 @@ class ModelSharder:
                 setattr(layer, name, shard)
                 self.shardings[shard] = sharding, dim
 
+    def squared_gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """The squared norm of the gradient of the whole parameters: shards add up, replicas count once.
+
+        Every rank calls it. Returns a tensor of shape (1,).
+        """
+        shards, replicated = (
+            [
+                each.grad
+                for each in parameters
+                if (each in self.shardings) == sharded and each.grad is not None
+            ]
+            for sharded in (True, False)
+        )
+        return squared_norm_of_ranks(shards, self._comm, copied=replicated)
+
+    def full(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The whole tensors, flat: gathered shards, and this rank's replicas. Every rank calls it."""
+        return torch.cat([self._gather(tensor).reshape(-1) for tensor in tensors] or [torch.zeros(0)])
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Return the full tensor of a shard; a replicated tensor as it is."""
+        mine = tensor.detach()
+        if tensor not in self.shardings:
+            return mine
+        sharding, dim = self.shardings[tensor]
+        shards = []
+        for rank, size in enumerate(sharding.sizes):
+            shape = [*mine.shape[:dim], size, *mine.shape[dim + 1 :]]
+            shard = mine.reshape(-1).clone() if rank == self._comm.rank else mine.new_empty(prod(shape))
+            self._comm.broadcast(shard, root=rank)
+            shards.append(shard.view(shape))
+        return torch.cat(shards, dim)
+
 
 class ParallelLayer(nn.Module):
     """A shard of a Linear or Conv2d with the forward function of a column- or row-parallel layer."""
@@ -164,10 +201,16 @@ def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def multiply(x: Tensor, layer: Layer) -> Tensor:
-    """Apply the weight of a layer without its bias."""
-    if isinstance(layer, nn.Conv2d):
-        return conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation)
-    return linear(x, layer.weight)
+    """Apply the weight of a layer without its bias.
+
+    It calls the layer, because SplitLayers replaces the forward function of layers.
+    """
+    bias, layer.bias = layer.bias, None
+    try:
+        product: Tensor = layer(x)
+    finally:
+        layer.bias = bias
+    return product
 
 
 def add_bias(x: Tensor, layer: Layer) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
-import torch
 from torch import Tensor
 
 from trainer.comm.base import Communicator
@@ -12,7 +9,7 @@ from trainer.core.clock import Clock
 from trainer.parallel.tensor_layers import LayerForward, ModelSharder
 from trainer.parallel.token_part import TokenPart
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squared_norm_of_ranks
+from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 
@@ -29,21 +26,15 @@ class TensorParallelReplica(Replica):
         self, task: Task, clock: Clock, comm: Communicator, column: LayerForward, row: LayerForward
     ) -> None:
         """column, row: forward functions of column- and row-parallel layers."""
-        pairs = task.spec.model.tensor_parallel_pairs if comm.size > 1 else []
-        sharder = ModelSharder(pairs, comm, column, row)
+        sharder = ModelSharder(task.spec.model.tensor_parallel_pairs, comm, column, row)
         # Replica 0 on all ranks: dropout of replicated activations must draw the same masks.
         super().__init__(task.build_model(0, device=comm.device, take=sharder), task, clock)
-        self._shardings, self._comm = sharder.shardings, comm
-        self._replicated = [each for each in self._parameters if each not in self._shardings]
+        self._sharder, self._comm = sharder, comm
+        self._replicated = [each for each in self._parameters if each not in sharder.shardings]
 
     def squared_gradient_norm(self) -> Tensor:
         """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
-        sharded = [each for each in self._parameters if each in self._shardings]
-        shards, replicated = (
-            [each.grad for each in parameters if each.grad is not None]
-            for parameters in (sharded, self._replicated)
-        )
-        return squared_norm_of_ranks(shards, self._comm, copied=replicated)
+        return self._sharder.squared_gradient_norm(self._parameters)
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""
@@ -55,21 +46,7 @@ class TensorParallelReplica(Replica):
 
         Every rank calls it.
         """
-        return torch.cat([self._gather(tensor).reshape(-1) for tensor in self._state])
-
-    def _gather(self, tensor: Tensor) -> Tensor:
-        """Return the full tensor of a shard; a replicated tensor as it is."""
-        mine = tensor.detach()
-        if tensor not in self._shardings:
-            return mine
-        sharding, dim = self._shardings[tensor]
-        shards = []
-        for rank, size in enumerate(sharding.sizes):
-            shape = [*mine.shape[:dim], size, *mine.shape[dim + 1 :]]
-            shard = mine.reshape(-1).clone() if rank == self._comm.rank else mine.new_empty(prod(shape))
-            self._comm.broadcast(shard, root=rank)
-            shards.append(shard.view(shape))
-        return torch.cat(shards, dim)
+        return self._sharder.full(self._state)
 
 
 class SequenceParallelReplica(TensorParallelReplica):

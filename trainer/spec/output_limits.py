@@ -18,7 +18,7 @@ CHECKPOINT_BYTES = 512
 RESAMPLED = 2  # a partitioner may draw more samples than the training set has
 # Records of a trace. Each exchange is at most four: the work before it, and start and end of a send.
 STEP_RECORDS = 256  # a few exchanges, and intervals of work
-BLOCK_RECORDS = 64  # of exchanges of a block's layers or tensors
+BLOCK_RECORDS = 64  # of exchanges of a block's layers or tensors, in each micro-batch
 MICRO_BATCH_RECORDS = 32  # of a stage: two receives and two sends
 PEER_RECORDS = 16  # a gossip step exchanges with up to P - 1 nodes, a server with P workers
 EPOCH_RECORDS = 256
@@ -88,7 +88,7 @@ def _trace_records(spec: RunSpec) -> int:
     steps = spec.epochs * (samples // max(1, spec.batch_per_replica) + spec.world_size)
     step = (
         STEP_RECORDS
-        + BLOCK_RECORDS * len(spec.model.names)
+        + BLOCK_RECORDS * len(spec.model.names) * spec.strategy.micro_batch_count
         + MICRO_BATCH_RECORDS * spec.strategy.parts_of_work
         + PEER_RECORDS * spec.world_size
     )

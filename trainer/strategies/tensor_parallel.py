@@ -64,21 +64,12 @@ class TensorParallel(Strategy):
         return self.sequence_parallel
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if ranks == 1:
-            return None
-        if not model.tensor_parallel_pairs:
-            return "it has no pair of layers to shard"
-        if self.sequence_parallel and not model.takes_tokens:
+        if self.sequence_parallel and ranks > 1 and not model.takes_tokens:
             return "sequence_parallel divides tokens, and the model takes other inputs"
-        column, row, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
-        if ranks <= units:
-            return None
-        return f"{column} and {row} can be sharded over 1 to {units} ranks"
+        return sharding_error(model, ranks)
 
     def recompute_error(self, recompute: Recompute) -> str | None:
-        if recompute == "selective":  # no exchange is in the part that runs again
-            return None
-        return "its layers exchange activations in a forward pass; allowed: none, selective"
+        return sharded_recompute_error(recompute)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.tensor_replica import SequenceParallelReplica, TensorParallelReplica
@@ -95,6 +86,25 @@ class TensorParallel(Strategy):
             for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
+
+
+def sharding_error(model: Model, ranks: int) -> str | None:
+    """Return why the layers of a model cannot be sharded over so many ranks, or None."""
+    if ranks == 1:
+        return None
+    if not model.tensor_parallel_pairs:
+        return "it has no pair of layers to shard"
+    column, row, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
+    if ranks <= units:
+        return None
+    return f"{column} and {row} can be sharded over 1 to {units} ranks"
+
+
+def sharded_recompute_error(recompute: Recompute) -> str | None:
+    """Return why sharded layers cannot run again in a backward pass, or None."""
+    if recompute == "selective":  # no exchange is in the part that runs again
+        return None
+    return "its layers exchange activations in a forward pass; allowed: none, selective"
 
 
 def column_parallel(x: Tensor, layer: Layer, comm: Communicator) -> Tensor:

@@ -16,7 +16,7 @@ from orchestrator.report.model.labels import (
     strategy_label,
 )
 from orchestrator.results.limits import shares_cores, speedup_limit
-from orchestrator.results.records import CertifiedPart, RankResult, RunResult
+from orchestrator.results.records import CertifiedPart, RankResult, RunResult, stages_of
 from trainer.spec.run_spec import RunSpec
 
 Clock = Literal["wall", "cluster"]
@@ -227,15 +227,18 @@ class Row:
         samples = sum(rank.samples for rank in ranks)
         return sum(work) / samples if samples and len(work) == len(ranks) else None
 
-    def stages(self, replica: int = 0) -> list[RankResult]:
-        """The ranks that hold a replica's blocks, in the blocks' order; none if the model is whole."""
+    def stages(self, replica: int = 0) -> list[list[RankResult]]:
+        """The ranks that hold each of a replica's stages, in the blocks' order; none if the model is whole.
+
+        Several ranks hold a stage together if they divide its layers.
+        """
         held = self.result.copies[replica] if self.ok and self.result.copies else []
-        return [rank for rank in held if rank.blocks]
+        return stages_of([rank for rank in held if rank.blocks])
 
     @property
     def split_points(self) -> list[str]:
         """The first block of every pipeline stage but the first: another rank holds the block before it."""
-        holders = {block: rank.rank for rank in self.stages() for block in rank.blocks or ()}
+        holders = {block: ranks[0].rank for ranks in self.stages() for block in ranks[0].blocks or ()}
         names = [name for name in self.run.model.names if name in holders]
         return [name for before, name in pairwise(names) if holders[before] != holders[name]]
 

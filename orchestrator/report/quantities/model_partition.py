@@ -13,6 +13,7 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
 from orchestrator.report.quantities.times import NOT_RECORDED
+from orchestrator.results.records import RankResult
 
 NO_STAGES = "the model is not split into stages"
 BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
@@ -28,7 +29,18 @@ def model_size(groups: Iterable[Group]) -> int | None:
     rows = [row for group in groups for row in group.ok_rows]
     if whole := [row for row in rows if not row.run.strategy.partitions_model]:
         return max((size for row in whole if (size := _parameters(row))), default=None)
-    return max((sum(rank.parameters for rank in row.stages()) for row in rows), default=0) or None
+    stages = [row.stages() for row in rows]
+    return (
+        max(
+            (
+                sum(rank.parameters for (rank,) in each)
+                for each in stages
+                if all(len(ranks) == 1 for ranks in each)  # others hold shards, and copies of some layers
+            ),
+            default=0,
+        )
+        or None
+    )
 
 
 def memory_by_kind(row: Row) -> dict[str, int]:
@@ -90,12 +102,16 @@ def _split_point_bytes_per_step(row: Row) -> float | None:
     if len(row.split_points) >= max(1, len(row.stages())):
         return None
     crossed = [
-        before.bytes_to[after.rank] + after.bytes_to[before.rank]
+        sum(_sent(*ends) + _sent(*reversed(ends)) for ends in zip(before, after, strict=False))
         for replica in range(len(row.result.copies))
         for before, after in pairwise(row.stages(replica))
-        if before.bytes_to and after.bytes_to
+        if all(rank.bytes_to for rank in (*before, *after))
     ]
     return max(crossed) / row.steps if crossed and row.steps else None
+
+
+def _sent(sender: RankResult, receiver: RankResult) -> int:
+    return sender.bytes_to[receiver.rank] if sender.bytes_to else 0
 
 
 def _load_balance(row: Row) -> float | None:

@@ -125,6 +125,46 @@ def test_large_numbers_fit_80_columns() -> None:
     assert max(map(len, block_lines([large, large]))) <= 80
 
 
+# Meshes
+
+
+def test_a_mesh_shows_the_shards_of_each_rank_and_its_groups() -> None:
+    text = "\n".join(sections("lenet", "fashion_mnist", 8, None, 80, NO_IMPORTS, mesh="data=2,tensor=4"))
+    rows = [line.split() for line in text.splitlines() if re.match(" +[0-7]  ", line)]
+    sizes = [
+        channels * (25 + 1) + 30 * channels * 25 + 30 + 15 * (120 + 1) + 10 * 15 + 10
+        for channels in (3, 3, 2, 2)
+    ]
+    assert [row[1] for row in rows] == [f"{data},0,{shard}" for data in range(2) for shard in range(4)]
+    assert [row[-7] for row in rows] == [f"{size:,}" for size in sizes * 2]
+    assert [" ".join(row[-6:]) for row in rows[3:5]] == ["3 7 · 0 … 3", "0 4 · 4 … 7"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_stages_of_a_mesh_do_not_divide_pairs() -> None:
+    """conv1 … conv2 and fc1 … fc2 leave 8 stages of 13 blocks."""
+    points = "pool2, relu2, dropout, pool3, flatten, fc1, log_softmax"
+    lenet = "lenet", "fashion_mnist", 8, None, 80, NO_IMPORTS, "nll"
+    assert f"time of blocks: {points}\n" in "\n".join(sections(*lenet, "pipeline=8,tensor=2"))
+    with pytest.raises(InputError, match=rf"9 stages .* 8 .*possible split points: {points}"):
+        [*sections(*lenet, "pipeline=9,tensor=2")]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("data=2,data=2", "--mesh data=2,data=2: 'data=2' .*each dimension once"),
+        ("data=0,tensor=2", "'data=0' .*allowed: "),
+        ("tensor", "'tensor' .*allowed: "),
+        ("expert=2", "mesh.expert: unknown key.*allowed: data, pipeline, tensor"),
+        ("tensor=11", "--mesh tensor=11: .*1 to 10 ranks"),
+    ],
+)
+def test_errors_of_a_mesh_name_the_option(mesh: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        [*sections("lenet", "fashion_mnist", 8, None, 80, NO_IMPORTS, mesh=mesh)]
+
+
 # Arguments
 
 

@@ -47,7 +47,7 @@ from tests.unit.report_support import (
 )
 
 WHOLE = in_parts(a_run(), [1000], activations=[7000])
-HYBRID = {"name": "hybrid", "shape": [2, 2]}
+HYBRID = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
 SPLIT_POINTS = ["relu1", "conv2", "flatten", "fc2"]
 
 
@@ -154,6 +154,21 @@ def test_uneven_stages_wait_for_the_longest() -> None:
     ranks = [rank.model_copy(update={"work_cpu_s": s}) for rank, s in zip(copies.ranks, work, strict=True)]
     row = row_of(a_comparison(serial, copies.model_copy(update={"ranks": ranks})), "hybrid")
     assert value(row, "cpu_time_speedup") == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
+
+
+def test_ranks_that_share_a_stage_are_one_stage() -> None:
+    """Two stages of two shards each: the slower shard is on the critical path, and both send."""
+    mesh = {"name": "hybrid", "mesh": {"pipeline": 2, "tensor": 2}}
+    blocks = [["conv1"], ["conv1"], ["fc1"], ["fc1"]]
+    sent = [[0, 0, 100, 0], [0, 0, 0, 100], [20, 0, 0, 0], [0, 20, 0, 0]]
+    run = in_parts(a_run(mesh, nodes=4), [600] * 4, blocks=blocks, bytes_to=sent)
+    work = zip(run.ranks, [6.0, 5.0, 2.0, 3.0], strict=True)
+    ranks = [rank.model_copy(update={"work_cpu_s": seconds}) for rank, seconds in work]
+    row = row_of(a_comparison(a_run(work_cpu_s=8.0), run.model_copy(update={"ranks": ranks})), "hybrid")
+    assert row.split_points == ["fc1"]
+    assert value(row, "cpu_time_speedup") == pytest.approx(8 / ((6 + 3 + 3 * 6) / 4))
+    assert value(row, "split_point_bytes_per_step_max") == pytest.approx(240 / 90)
+    assert partition.model_size(a_comparison(run).groups) is None  # the ranks of a stage also share layers
 
 
 def a_split() -> RunResult:
@@ -342,6 +357,15 @@ def test_labels_write_lists_as_yaml_does() -> None:
     run = a_run({"name": "pipeline", "split_points": ["conv2", "fc1"], "micro_batches": 8}, nodes=3).run
     assert component_label(run, "strategy") == "pipeline micro_batches=8 split_points=[conv2, fc1]"
     assert component_label(run, "strategy", but=("split_points",)) == "pipeline micro_batches=8"
+
+
+def test_labels_show_the_dimensions_of_a_mesh() -> None:
+    run, same = (
+        a_run({"name": "hybrid", "mesh": {"data": 2, "tensor": 2, **more}}, nodes=4).run
+        for more in ({}, {"pipeline": 1})
+    )
+    assert component_label(run, "strategy") == "hybrid mesh={data: 2, tensor: 2}"
+    assert run.key == same.key
 
 
 # Figures

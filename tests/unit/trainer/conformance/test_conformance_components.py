@@ -23,6 +23,7 @@ from trainer.compression.base import Compression
 from trainer.core.registry import Component
 from trainer.core.strategy import ALL_TRANSPORTS, CPU_TRANSPORTS
 from trainer.launch.environment import TOPOLOGIES
+from trainer.parallel.mesh import Mesh
 from trainer.spec.registries import (
     AGGREGATIONS,
     ATTACKS,
@@ -32,7 +33,6 @@ from trainer.spec.registries import (
     TRANSPORTS,
 )
 from trainer.spec.run_spec import RunSpec
-from trainer.strategies.hybrid import Grid
 
 OF_COMPONENTS = {
     **REGISTRIES,
@@ -80,8 +80,8 @@ def other_value(annotation: Any, default: Any) -> Any:
         return next(choice for choice in get_args(annotation) if choice != default)
     if annotation == list[str] | None:
         return ["flatten"]
-    if annotation == Grid | None:
-        return [3, 1]
+    if annotation == Mesh | None:
+        return {"data": 3}
     if get_origin(annotation) is list:
         return [*default, default[0]]
     if annotation is Compression:

@@ -205,7 +205,9 @@ def test_replicas_augment_their_own_samples(strategy: str) -> None:
     assert plain.of("coverage")[0].fields["digest"] == first.of("coverage")[0].fields["digest"]
 
 
-@pytest.mark.parametrize("strategy", ["pipeline", "tensor_parallel", {"name": "hybrid", "shape": [1, 3]}])
+@pytest.mark.parametrize(
+    "strategy", ["pipeline", "tensor_parallel", {"name": "hybrid", "mesh": {"pipeline": 3}}]
+)
 def test_model_parallel_ranks_augment_like_serial(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serial = train("serial", 1, **STEPS)
     built: list[object] = []

@@ -88,7 +88,7 @@ def test_one_step_of_plain_sgd_has_the_gradient_of_serial_for_each_weight(ranks:
         (NAME, 2),
         ("all_reduce", 2),
         ({"name": "pipeline", "split_points": ["block2"], "micro_batches": 4}, 2),
-        ({"name": "hybrid", "shape": [2, 2], "split_points": ["block2"], "micro_batches": 4}, 4),
+        ({"name": "hybrid", "split_points": ["block2"], "micro_batches": 4}, 4),
         ({"name": "tensor_parallel", "sequence_parallel": True}, 2),
         ("context_parallel", 2),
         ("tensor_parallel", 2),

@@ -159,30 +159,32 @@ def test_1f1b_stores_fewer_activations_than_gpipe() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
-@pytest.mark.parametrize(("shape", "split_points"), [([2, 2], ["flatten"]), ([3, 1], []), ([2, 3], None)])
-def test_hybrid_equals_all_reduce(shape: list[int], split_points: list[str], uneven: str) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "stages", "split_points"), [(2, 2, ["flatten"]), (3, 1, []), (2, 3, None)]
+)
+def test_hybrid_equals_all_reduce(replicas: int, stages: int, split_points: list[str], uneven: str) -> None:
     odd = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}
     fields = {**STEPS, **odd, "epochs": 2}
-    expected = train({"name": "all_reduce", "uneven": uneven}, shape[0], **fields)
+    expected = train({"name": "all_reduce", "uneven": uneven}, replicas, **fields)
     hybrid = {
         "name": "hybrid",
-        "shape": shape,
+        "mesh": {"data": replicas, "pipeline": stages},
         "split_points": split_points,
         "micro_batches": 3,
         "uneven": uneven,
     }
-    found = train(hybrid, shape[0] * shape[1], **fields)
+    found = train(hybrid, replicas * stages, **fields)
     assert_same_training(found, expected)
     samples = [result.samples for result in found.results]
-    assert samples[:: shape[1]] == [result.samples for result in expected.results]
-    assert sum(samples) == sum(samples[:: shape[1]])
+    assert samples[::stages] == [result.samples for result in expected.results]
+    assert sum(samples) == sum(samples[::stages])
     digests = [result.weights_digest for result in found.results]
-    assert all(digests[:: shape[1]])
+    assert all(digests[::stages])
 
 
 def test_hybrid_of_one_replica_equals_pipeline() -> None:
     pipeline = train({"name": "pipeline", "split_points": ["flatten"]}, 2, **STEPS)
-    hybrid = train({"name": "hybrid", "shape": [1, 2], "split_points": ["flatten"]}, 2, **STEPS)
+    hybrid = train({"name": "hybrid", "mesh": {"pipeline": 2}, "split_points": ["flatten"]}, 2, **STEPS)
     np.testing.assert_array_equal(hybrid.weights, pipeline.weights)
     assert [each.bytes_to for each in hybrid.results] == [each.bytes_to for each in pipeline.results]
 
@@ -231,11 +233,14 @@ def test_a_batch_per_run_gives_all_reduce_the_steps_of_serial(ranks: int) -> Non
             ["33", "allowed: 1 to 32"],
         ),
         (
-            {"strategy": {"name": "hybrid", "shape": [2, 3]}, "nodes": 4},
-            ["shape [2, 3]", "6 ranks", "allowed: [4, 1], [2, 2], [1, 4]"],
+            {"strategy": {"name": "hybrid", "mesh": {"data": 2, "pipeline": 3}}, "nodes": 4},
+            ["mesh {data: 2, pipeline: 3}", "6 ranks", "allowed: {data: 4}, {data: 2, pipeline: 2}, "],
         ),
-        ({"strategy": "hybrid", "nodes": 5}, ["shape [2, 2]", "allowed: [5, 1], [1, 5]"]),
-        ({"strategy": "hybrid", "nodes": 17}, ["16 ranks", "allowed: [17, 1]"]),
+        (
+            {"strategy": "hybrid", "nodes": 5},
+            ["mesh {data: 2, pipeline: 2}", "allowed: {data: 5}, {pipeline: 5}, {tensor: 5}"],
+        ),
+        ({"strategy": "hybrid", "nodes": 17}, ["16 ranks", "allowed: {data: 17}"]),
         (
             {"strategy": {"name": "pipeline", "split_points": ["fc1"]}},
             ["stages: 1", "split points: 1", "pool1"],

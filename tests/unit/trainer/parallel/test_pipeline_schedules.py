@@ -57,7 +57,7 @@ def test_a_schedule_equals_serial_in_every_step(
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
 def test_hybrid_with_a_schedule_equals_all_reduce(schedule: str) -> None:
     """Replicas have different numbers of samples, and one ends with batches of weight 0."""
-    hybrid = {"name": "hybrid", "shape": [2, 2], "schedule": schedule, "micro_batches": 4}
+    hybrid = {"name": "hybrid", "schedule": schedule, "micro_batches": 4}
     expected, found = train("all_reduce", 2, **RUN), train(hybrid, 4, **RUN)
     np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-3, atol=2e-5)
     assert found.same_weights

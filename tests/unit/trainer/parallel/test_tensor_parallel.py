@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.unit.trainer.parallel.test_partitioned_models import Losses, with_los
 from tests.unit.training import SMALL, Training, train
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.data.base import Data, Split
-from trainer.data.datasets.synthetic import Synthetic
 from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import ChannelDropout
 from trainer.models.lenet import LeNet
@@ -58,21 +56,6 @@ def second_of_two() -> MemoryCommunicator:
 
 def sharder(pairs: list[ParallelPair]) -> ModelSharder:
     return ModelSharder(pairs, second_of_two(), column_parallel, row_parallel)
-
-
-@pytest.fixture
-def double(double: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train in float64, on images as well."""
-    load = Synthetic.load
-
-    def as_double(self: Synthetic, directory: Path) -> Data:
-        data = load(self, directory)
-        train, test = (
-            replace(split, inputs=split.inputs.astype(np.float64)) for split in (data.train, data.test)
-        )
-        return replace(data, train=train, test=test)
-
-    monkeypatch.setattr(Synthetic, "load", as_double)
 
 
 def serial_and_parallel(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:

@@ -52,7 +52,7 @@ def test_rate_scales_with_the_global_batch(scaling: str, at_4: float) -> None:
     assert rates(nodes=4, lr_scaling=scaling) == pytest.approx([at_4] * 3)
     assert rates(nodes=2, processes_per_node=2, lr_scaling=scaling) == pytest.approx([at_4] * 3)
     assert rates(nodes=5, strategy="parameter_server", lr_scaling=scaling) == pytest.approx([at_4] * 3)
-    hybrid = {"name": "hybrid", "shape": [4, 2]}
+    hybrid = {"name": "hybrid", "mesh": {"data": 4, "pipeline": 2}}
     assert rates(nodes=8, strategy=hybrid, lr_scaling=scaling) == pytest.approx([at_4] * 3)
 
 

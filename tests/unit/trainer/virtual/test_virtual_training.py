@@ -65,6 +65,8 @@ def cases() -> Iterator[Any]:
     for nodes, schedule in ((2, "interleaved"), (4, "zero_bubble")):
         staged = {"name": "pipeline", "schedule": schedule, "split_points": points}
         yield pytest.param(staged, nodes, {}, id=schedule)
+    mesh = {"name": "hybrid", "mesh": {"pipeline": 2, "tensor": 2}, "split_points": ["flatten"]}
+    yield pytest.param(mesh, 4, {}, id="hybrid-tensor")
     residual = {"model": {"name": "wide_resnet", "widen": 1}, "recompute": "full", "epochs": 1}
     yield pytest.param("local_sgd", 3, residual, id="recompute-statistics")
     yield pytest.param("all_reduce", 3, {"recompute": "full"}, id="recompute-dropout")
