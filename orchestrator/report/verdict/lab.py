@@ -165,6 +165,8 @@ def _causes(found: Ablated | None, claims: Claims) -> str:
     causes = [_effect(fixes, each) for fixes, each in changes if each.decided and not each.within_tolerance]
     without = sum(each.within_tolerance for each in differences)
     undecided = len(changes) - len(causes) - without
+    if undecided == len(changes):
+        return f"On {nodes}, the effect of {listed(found.fixes)} is undecided."
     facts = [listed(causes)] if causes else []
     if without:
         facts.append(f"no effect above the tolerance of {without} of {count(len(changes), 'change')}")
