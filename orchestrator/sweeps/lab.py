@@ -46,7 +46,8 @@ class Published(BaseModel):
         None, gt=0, description="stored activations of the rank that stores most, relative to `serial`"
     )
     derived: list[str] = Field(
-        default=[], description="the figures that the source does not state but that follow from its code"
+        default=[],
+        description="the figures that the source does not state but that follow from its code or formulas",
     )
 
     @property
