@@ -39,8 +39,15 @@ class Published(BaseModel):
     staleness: float | None = Field(
         None, ge=0, description="updates by other workers between the pull and the push of a gradient, mean"
     )
+    bubble: float | None = Field(
+        None, ge=0, lt=1, description="share of time that the stages of a pipeline wait, mean over stages"
+    )
+    activations: float | None = Field(
+        None, gt=0, description="stored activations of the rank that stores most, relative to `serial`"
+    )
     derived: list[str] = Field(
-        default=[], description="the figures that the source does not state but that follow from its code"
+        default=[],
+        description="the figures that the source does not state but that follow from its code or formulas",
     )
 
     @property

@@ -32,11 +32,13 @@ class PublishedLine:
 
     @property
     def runs(self) -> str:
-        """Which of the block's runs: `2 nodes`, `partitioner prefix_shuffle`."""
+        """Which of the block's runs: `2 nodes`, `partitioner prefix_shuffle`, `schedule 1f1b`."""
         fields = dict(self.published.runs)
         nodes = fields.pop("nodes", None)
         parts = [formats.count(nodes, "node")] if isinstance(nodes, int) else []
-        return ", ".join([*parts, *(f"{name} {as_written(value)}" for name, value in fields.items())])
+        return ", ".join(
+            [*parts, *(f"{name.rpartition('.')[2]} {as_written(value)}" for name, value in fields.items())]
+        )
 
     def mean(self, metric: Metric, geometric: bool = False) -> float | None:
         """Mean over the seeds of our configuration; that of times is geometric."""

@@ -157,6 +157,7 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
         keys=tuple(other.key for other in chosen),
         parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
         state_bytes=_mean([other.state_bytes for other in chosen]),
+        activation_bytes=_mean([other.activation_bytes for other in chosen]),
         cpu_per_sample=_mean([other.cpu_per_sample for other in chosen]),
     )
 

@@ -37,7 +37,8 @@ class Baseline:
 
     train_s, work_cpu_s: seconds; None if a seed of it trained for another number of epochs, because it
     reached its target. accuracy: 0 … 1. keys: the runs it comes from. state_bytes: weights, gradient and
-    optimizer state of the one rank. cpu_per_sample: CPU seconds.
+    optimizer state of the one rank. activation_bytes: what it stores for the backward pass. cpu_per_sample:
+    CPU seconds.
     """
 
     train_s: float | None
@@ -47,6 +48,7 @@ class Baseline:
     keys: tuple[str, ...]
     parameters: int | None = None
     state_bytes: float | None = None
+    activation_bytes: float | None = None
     cpu_per_sample: float | None = None
 
 
@@ -218,6 +220,13 @@ class Row:
         """Weights, gradient and optimizer state of the rank that holds most; None if not recorded."""
         ranks = self._measured.ranks if self._measured else []
         return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
+
+    @cached_property
+    def activation_bytes(self) -> int | None:
+        """Stored activations of the rank that stores most; None if not recorded."""
+        ranks = self._measured.ranks if self._measured else []
+        known = [rank.activation_bytes for rank in ranks if rank.activation_bytes is not None]
+        return max(known, default=None)
 
     @cached_property
     def cpu_per_sample(self) -> float | None:

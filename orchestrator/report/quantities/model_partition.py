@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Row, quotient
 from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
 from orchestrator.report.quantities.times import NOT_RECORDED
 from orchestrator.results.records import RankResult
@@ -119,10 +119,17 @@ def _load_balance(row: Row) -> float | None:
     return fmean(busy) / max(busy) if any(busy) else None
 
 
+def _activations_of_serial(row: Row) -> float | None:
+    return quotient(row.activation_bytes, row.baseline.activation_bytes) if row.baseline else None
+
+
 def _largest(values: Iterable[float | None]) -> float | None:
     """The largest of the known values of a run's ranks; None without any."""
     return max((value for value in values if value is not None), default=None)
 
+
+# Of published figures.
+ACTIVATIONS_OF_SERIAL = Quantity(SHARE, _activations_of_serial, "Activations, of serial")
 
 MODEL_PARTITIONS = named(
     parameters_per_rank_max=Quantity(
@@ -140,7 +147,7 @@ MODEL_PARTITIONS = named(
     ),
     activation_bytes_per_rank_max=Quantity(
         BYTES,
-        lambda row: _largest(rank.activation_bytes for rank in row.result.ranks),
+        lambda row: row.activation_bytes,
         "Activations",
         "activations stored for the backward pass in the first step; maximum over ranks",
         NOT_RECORDED,

@@ -15,6 +15,7 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
 from orchestrator.report.quantities import (
     ACCURACY,
+    BUBBLE,
     COVERAGE,
     ELAPSED_S,
     FIRST_LR,
@@ -38,6 +39,7 @@ from orchestrator.report.quantities.learning import (
     target_reached,
 )
 from orchestrator.report.quantities.links import requested_bandwidth, requested_latency
+from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import COUNT, Quantity
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
@@ -424,6 +426,8 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
     *_both("staleness", "Staleness", STALENESS),
+    *_both("bubble", BUBBLE.title, BUBBLE),
+    *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
 )
 
 

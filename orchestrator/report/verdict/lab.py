@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.claims import Claims
@@ -11,8 +11,10 @@ from orchestrator.report.formats import count, first_few, listed, percent, point
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, ROUNDS_TO_TARGET
+from orchestrator.report.quantities import ACCURACY, BUBBLE, ROUNDS_TO_TARGET
 from orchestrator.report.quantities.learning import seeds_at_target
+from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.published import Ablated, ablated, ablation_sentence
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
 from orchestrator.report.verdict.base import Verdict
@@ -48,6 +50,32 @@ class _Reproduced:
         return f"{what}: {write(self.published)} published, {write(self.measured)} here"
 
 
+@dataclass(frozen=True)
+class _Ratio:
+    """A published figure that the headline divides ours by. complete: whether all seeds have a value."""
+
+    name: str
+    quantity: Quantity
+    sentence: str
+    complete: Callable[[Group], bool] = lambda group: True
+
+
+_RATIOS = (
+    _Ratio(
+        "rounds_to_target",
+        ROUNDS_TO_TARGET,
+        "The target accuracy took {} times the published number of rounds.",
+        lambda group: len({*seeds_at_target(group)}) == 1,
+    ),
+    _Ratio("bubble", BUBBLE, "Pipeline bubbles are {} times the published ones."),
+    _Ratio(
+        "activations",
+        ACTIVATIONS_OF_SERIAL,
+        "The share of serial's activations is {} times the published one.",
+    ),
+)
+
+
 def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     """Whether published accuracies are reproduced; without any, what the lab's ablation shows."""
     if comparison.record.lab is None or not comparison.workloads:
@@ -61,8 +89,8 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     workload = workload if workload in comparison.workloads else comparison.workloads[0]
     if known and not overrides(comparison):
         headline, decided = _reproduction(known), all(each.interval for each in known)
-    elif (rounds := _rounds(lines)) and not overrides(comparison):
-        headline, decided = rounds, False
+    elif (ratios := _ratios(lines)) and not overrides(comparison):
+        headline, decided = ratios, False
     elif largest:
         headline = ablation_sentence(largest, claims)
         decided = largest.compared(claims)[1].decided
@@ -104,25 +132,25 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
     )
 
 
-def _rounds(lines: Sequence[PublishedLine]) -> str:
-    """How the rounds to the target accuracy compare with the published ones; empty if none are known."""
+def _ratios(lines: Sequence[PublishedLine]) -> str:
+    """How figures without a tolerance compare with the published ones; empty if none are known."""
+    return " ".join(filter(None, (_ratio(each, lines) for each in _RATIOS)))
+
+
+def _ratio(figure: _Ratio, lines: Sequence[PublishedLine]) -> str:
     known = {
-        measured / line.published.rounds_to_target: f"{line.block}, {line.runs}"
+        measured / published: f"{line.block}, {line.runs}"
         for line in lines
-        if line.published.rounds_to_target
+        if (published := getattr(line.published, figure.name))
         and line.measured
-        and len({*seeds_at_target(line.measured)}) == 1  # all seeds have reached it
-        and (measured := line.mean(ROUNDS_TO_TARGET.of))
+        and figure.complete(line.measured)
+        and (measured := line.mean(figure.quantity.of))
     }
     if not known:
         return ""
     least, most = min(known), max(known)
-    if len(known) == 1:
-        return f"The target accuracy took {ratio(least)} times the published number of rounds."
-    return (
-        f"The target accuracy took {ratio(least)} ({known[least]}) to {ratio(most)} ({known[most]}) times "
-        "the published number of rounds."
-    )
+    between = f"{ratio(least)} ({known[least]}) to {ratio(most)} ({known[most]})"
+    return figure.sentence.format(ratio(least) if len(known) == 1 else between)
 
 
 def _causes(found: Ablated | None, claims: Claims) -> str:
@@ -137,6 +165,8 @@ def _causes(found: Ablated | None, claims: Claims) -> str:
     causes = [_effect(fixes, each) for fixes, each in changes if each.decided and not each.within_tolerance]
     without = sum(each.within_tolerance for each in differences)
     undecided = len(changes) - len(causes) - without
+    if undecided == len(changes):
+        return f"On {nodes}, the effect of {listed(found.fixes)} is undecided."
     facts = [listed(causes)] if causes else []
     if without:
         facts.append(f"no effect above the tolerance of {without} of {count(len(changes), 'change')}")

@@ -16,11 +16,13 @@ from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
+    a_pipeline,
     a_record,
     a_run,
     cells,
     finding_of,
     findings_of,
+    in_parts,
     page_of,
     text_of,
     verdicts_of,
@@ -371,3 +373,17 @@ def test_rounds_to_the_target_are_beside_the_published_ones() -> None:
     (verdict,) = verdicts_of(comparison)
     assert "0.50" in verdict.headline
     assert "2.00" in verdict.headline
+
+
+def test_bubble_and_activations_of_serial_are_beside_the_published_ones() -> None:
+    serial, run = in_parts(a_run(), [1000], activations=[8000]), a_pipeline()  # 4 of 8 s, 5000 bytes
+    entry = {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5}
+    block = BlockRecord.model_validate({"name": "theirs", "keys": [run.key], "published": [entry]})
+    record = a_record([serial, run], lab=Lab.model_validate({**LAB, "ablations": []}), blocks=[block])
+    comparison = compare(record, [(each.key, each) for each in (serial, run)])
+    (line,) = table(comparison)
+    assert (line["bubble_published"], line["bubble_measured"]) == ("25.0%", "50.0%")
+    assert (line["activations_published"], line["activations_measured"]) == ("50.0%", "62.5%")
+    (verdict,) = verdicts_of(comparison)
+    assert "bubbles are 2.00 times" in verdict.headline
+    assert "activations is 1.25 times" in verdict.headline

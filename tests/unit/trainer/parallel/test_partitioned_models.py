@@ -62,8 +62,9 @@ def assert_same_training(training: Training, expected: Training) -> None:
 def test_default_split_points_weigh_time_and_bytes_of_a_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def equally_fast(*arguments: Any) -> list[BlockProfile]:
-        return [replace(block, forward_s=1e-5, backward_s=1e-5) for block in profile_blocks(*arguments)]
+    def equally_fast(*arguments: Any, **options: Any) -> list[BlockProfile]:
+        blocks = profile_blocks(*arguments, **options)
+        return [replace(block, forward_s=1e-5, backward_s=1e-5) for block in blocks]
 
     monkeypatch.setattr("trainer.parallel.pipeline_stage.profile_blocks", equally_fast)
     training = train("pipeline", 2, model=LENET, batch_size=32, epochs=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
 from trainer.core.trace import Kind
 from trainer.parallel import rpc_stages
+from trainer.parallel.pipeline_stage import choose_split_points
 from trainer.parallel.rpc_stages import RpcStage
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.rpc_split import RpcSplit
@@ -63,6 +66,23 @@ def test_other_split_points_are_balanced(monkeypatch: pytest.MonkeyPatch, fields
     run = spec(**fields)
     whole_batches = 1
     assert chosen_split_points(run) == [run.nodes, run.nodes - 1, None, whole_batches]
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
+def test_blocks_are_measured_in_cpu_time_if_one_thread_computes(
+    monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
+) -> None:
+    class Measured(Exception):
+        pass
+
+    def profile(*_: object, clock: Callable[[], float]) -> None:
+        raise Measured(clock)
+
+    monkeypatch.setattr("trainer.parallel.pipeline_stage.profile_blocks", profile)
+    task, comm = Task(spec(threads=threads), Path()), Link(Clock(), rank=0)
+    with pytest.raises(Measured) as caught:
+        choose_split_points(task, comm, 3, None, 1)  # type: ignore[arg-type]
+    assert caught.value.args == (clock,)
 
 
 @pytest.mark.parametrize(
