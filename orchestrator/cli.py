@@ -687,6 +687,58 @@ def model(
         print(section, flush=True)
 
 
+@app.command()
+def layout(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="Name, or YAML with parameters.")] = "gpt",
+    nodes: Annotated[int, typer.Option(min=2, max=1024, help="How many nodes.")] = 8,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of a node for the model's state, e.g. 4gb. Default: any."
+        ),
+    ] = None,
+    link: Annotated[
+        str,
+        typer.Option(help="Bandwidth and latency between two nodes; none: as fast as the software."),
+    ] = "10gbit/50us",
+    cluster: Annotated[
+        Path | None,
+        typer.Option(parser=_directory, metavar="FILE", help="Costs of messages, from `calibrate`."),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Dataset whose input shape is used: copy, induction or synthetic."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per step, of all nodes.")] = 64,
+    transport: Annotated[str, typer.Option(help="gloo, mpi or rpc.")] = "gloo",
+    sets: Sets = None,
+    real: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="N",
+            help="How many of the fastest layouts run for real. Default: 3 if each node can have a core, "
+            "otherwise none.",
+        ),
+    ] = None,
+    runtime: Runtime = None,
+    data_dir: DataDir = Path("data"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare the ways to divide a model's training over nodes, by predicted time and memory."""
+    from orchestrator.commands import layout as command
+
+    wanted = command.asked(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport)
+    found = command.advice(wanted, data_dir, None if real == 0 else select_runtime(runtime), real)
+    if as_json:
+        print(command.record(found).model_dump_json(indent=1))
+        return
+    console = text_console()
+    for shown in command.lines(wanted, found, console.width):
+        console.print(shown, soft_wrap=False)
+
+
 course = typer.Typer(help="Write assignments for a course, and grade submissions.", no_args_is_help=True)
 app.add_typer(course, name="course")
 

@@ -9,7 +9,7 @@ from statistics import fmean, median_low
 from orchestrator.prediction.error_model import PRIOR, ErrorModel, Interval, Observation
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence
-from orchestrator.prediction.measured_cluster import MeasuredCluster
+from orchestrator.prediction.measured_cluster import MeasuredCluster, on_link
 from orchestrator.prediction.simulated import Simulations
 from orchestrator.prediction.target import Learned, learned_by
 from orchestrator.results.records import RunResult
@@ -207,12 +207,11 @@ def cluster_of(configuration: Configuration, nodes: int, question: Question) -> 
     if question.measured is not None:
         known = question.measured.costs_on(known, configuration.run.transport)
         own_bytes_per_s = known.link.bytes_per_s
-    link = question.link or known.link
-    bandwidth = min(link.bytes_per_s, own_bytes_per_s) if question.link else link.bytes_per_s
+    link = on_link(known, question.link, own_bytes_per_s).link
     return Cluster(
         node_speed=[question.speed * max(known.node_speed)] * nodes,
         processes_per_node=known.processes_per_node,
-        link=Link(latency_s=link.latency_s, bytes_per_s=bandwidth),
+        link=link,
         intra_node=known.intra_node,
         overhead_s=known.overhead_s,
         software=known.software,

@@ -61,6 +61,15 @@ class MeasuredCluster(Description):
         return cluster.model_copy(update=changes)
 
 
+def on_link(cluster: Cluster, link: Link | None, most_bytes_per_s: float) -> Cluster:
+    """A cluster with this link between any two nodes. most_bytes_per_s: what its software reaches."""
+    if link is None:
+        return cluster
+    bandwidth = min(link.bytes_per_s, most_bytes_per_s)
+    own = Link(latency_s=link.latency_s, bytes_per_s=bandwidth)
+    return cluster.model_copy(update={"link": own, "links": []})
+
+
 def measured_cluster(results: Sequence[RunResult], costs: Costs) -> MeasuredCluster | None:
     """What the runs of one runtime show; None if no run has measured its links."""
     found: dict[str, TransportCosts] = {}

@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.progress import PlainProgress
-from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.execution.single_run import execute
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from trainer.core.trace import Trace
 from trainer.spec.run_spec import RunSpec
@@ -114,10 +111,8 @@ class Simulations:
 
     def _execute(self, run: RunSpec) -> tuple[RunResult, Path]:
         """The result of a run, and its directory: runs with other options may have the same keys."""
-        paths = SweepPaths(self._directory / str(len(self._played)))
-        quiet = PlainProgress(Console(quiet=True), total=1)
-        runner = SweepRunner(self._clusters, RUNTIME, paths, self._data_dir, quiet)
-        return runner.run(run), paths.run(run.key).directory
+        directory = self._directory / str(len(self._played))
+        return execute(run, self._clusters, RUNTIME, directory, self._data_dir)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -118,6 +119,13 @@ class Strategy(Component):
     # The strategy whose final weights it gives, up to rounding: serial, with the same batches, or
     # all_reduce, with as many replicas. `check` compares with it.
     equals: ClassVar[Equal | None] = None
+    # Parameters of the layouts that `layout` compares: they differ in time and memory alone.
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    @classmethod
+    def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:
+        """`layouts`, where they depend on the number of ranks."""
+        return cls.layouts
 
     def replicas(self, ranks: int) -> int:
         """Number of copies of the model, each trained on its own partition of the samples."""

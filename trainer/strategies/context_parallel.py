@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -48,6 +48,7 @@ class ContextParallel(Strategy):
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = ({"attention": "ring"}, {"attention": "ulysses"})
 
     attention: Literal["ring", "ulysses"] = Field("ring", description="how tokens of other ranks are seen")
 

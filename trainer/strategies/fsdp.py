@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ class Fsdp(Strategy):
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     reshard: bool = Field(
         True,

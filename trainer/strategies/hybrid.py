@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -83,6 +83,16 @@ class Hybrid(Strategy):
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
     uneven: Uneven = "join"
+
+    @classmethod
+    def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:
+        """All meshes of two or three dimensions; those of one have strategies of their own."""
+        return [
+            {"mesh": mesh.model_dump(exclude_defaults=True), "micro_batches": micro_batches}
+            for mesh in meshes(ranks)
+            if sum(mesh.degree(dimension) > 1 for dimension in mesh.dimensions) > 1
+            for micro_batches in ((4, 8) if mesh.pipeline > 1 else (1,))
+        ]
 
     def mesh_of(self, ranks: int) -> Mesh:
         """Return the given mesh, or the default one of so many ranks."""

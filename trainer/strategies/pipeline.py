@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -43,6 +43,11 @@ class Pipeline(Strategy):
     partitions_model: ClassVar[bool] = True
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = (
+        *({"micro_batches": count} for count in (4, 8, 16)),
+        {"schedule": "interleaved", "micro_batches": 8},
+        {"schedule": "zero_bubble", "micro_batches": 8},
+    )
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     chunks: Chunks = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -56,6 +56,7 @@ class TensorParallel(Strategy):
     needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     full_gradients: ClassVar[bool] = False
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"sequence_parallel": True})
 
     sequence_parallel: bool = Field(False, description="divide the tokens between the pairs of layers")
 

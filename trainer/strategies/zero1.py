@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.compression.none import NoneCompression
 from trainer.core.strategy import Equal, Strategy, Uneven
@@ -33,6 +33,7 @@ class Zero1(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
+    layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     uneven: Uneven = "join"
 

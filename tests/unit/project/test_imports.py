@@ -66,12 +66,13 @@ ORCHESTRATOR: dict[str, str] = {
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
     "prediction": "errors results runtimes replay execution",
+    "layouts": "results replay execution prediction",
     "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
     "course": "errors identity shipped sandbox results runtimes",
     "commands": (
-        "errors shipped sandbox sweeps results runtimes execution replay prediction report export watch "
-        "course"
+        "errors shipped sandbox sweeps results runtimes execution replay prediction layouts report export "
+        "watch course"
     ),
     "api": "errors shipped sweeps results commands report",
     "cli": (
