@@ -539,6 +539,7 @@ class Session:
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
             self.clock.book_cpu_contention()
         state_bytes = replica.state_bytes  # before full_weights receives other ranks' partitions
+        choices, dropped = replica.choices_of_experts or (None, None)
         return TrainResult(
             steps=metrics.steps,
             samples=metrics.samples,
@@ -553,6 +554,8 @@ class Session:
             state_bytes=state_bytes,
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
+            expert_choices=choices,
+            dropped_choices=dropped,
             bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
             aggregations_without_effect=self._aggregator.without_effect or None,
             wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
