@@ -9,6 +9,7 @@ from pydantic import Field
 from trainer.core.strategy import (
     CPU_TRANSPORTS,
     Equal,
+    Interval,
     MicroBatches,
     Recompute,
     SplitPoints,
@@ -50,6 +51,7 @@ class Hybrid(Strategy):
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
     cuts_model: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     shape: Grid | None = Field(
         None,
@@ -109,9 +111,8 @@ class Hybrid(Strategy):
         task = session.task
         replicas, stages = self.grid(session.size)
         chunks = chunks_of(self.schedule, self.chunks)
-        split_points = choose_split_points(
-            task, session.comm, stages * chunks, self.split_points, self.micro_batches
-        )
+        given = session.saved("split_points") or self.split_points  # else they could differ when it resumes
+        split_points = choose_split_points(task, session.comm, stages * chunks, given, self.micro_batches)
         pipeline_group = session.comm.split(colour=session.rank // stages)
         session.peers = data_group = session.comm.split(colour=session.rank % stages)
         stage = PipelineStage(

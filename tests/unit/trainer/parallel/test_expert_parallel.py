@@ -175,7 +175,6 @@ def test_a_rank_holds_its_experts() -> None:
         ({"nodes": 6}, ("1 to 5",)),
         ({"nodes": 2, "model": {**GPT, "experts": 0}}, ("gpt with experts",)),
         ({"nodes": 2, "model": "lenet", "dataset": "digits"}, ("gpt with experts",)),
-        ({"nodes": 2, "checkpoint_epochs": 1}, ("checkpoint_epochs", NAME)),
     ],
     ids=str,
 )
