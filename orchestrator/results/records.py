@@ -277,6 +277,12 @@ class RunResult(_Finite):
     def staleness_max(self) -> int | None:
         return max((r.staleness_max for r in self.ranks if r.staleness_max is not None), default=None)
 
+    @property
+    def dropped_share(self) -> float | None:
+        """Share of all choices of experts in training that were dropped; None without experts."""
+        made = sum(rank.expert_choices or 0 for rank in self.ranks)
+        return sum(rank.dropped_choices or 0 for rank in self.ranks) / made if made else None
+
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Mean seconds per phase over the ranks."""

@@ -111,6 +111,7 @@ def test_honest_run_is_ok(attack: Attack) -> None:
         (raw("start"), "event start: pid"),
         (raw("epoch", epoch=1, epochs=1), "event epoch: train_s"),
         (raw("result", steps=1), "event result: samples"),
+        (raw("result", **rank_fields(dropped_choices=1)), "event result: dropped_choices"),
         (raw("start", pid=1, more=2), "event start: more"),
         (raw("start", pid=1, attempt=1), "event start: attempt"),
         (raw("done", 7), "event done: rank"),

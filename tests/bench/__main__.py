@@ -12,6 +12,7 @@ from tests.bench import (
     containers,
     engines,
     flower,
+    gpt_reference,
     ladder,
     links,
     model_partitioning,
@@ -48,6 +49,7 @@ PARTS = {
 }
 ON_REQUEST = {
     "flower": flower.main,  # installs another package
+    "gpt_reference": gpt_reference.main,  # installs another package
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
     "predict": predict.main,  # takes half an hour

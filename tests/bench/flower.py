@@ -130,7 +130,7 @@ run_simulation(
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory, runs_on("local", cold=True) as execute:
-        python = installed(Path(directory))
+        python = installed(Path(directory), PACKAGE)
         script = Path(directory) / "simulation.py"
         script.write_text(SCRIPT)
         flower, cold = [], []
@@ -167,8 +167,8 @@ def round_of(clients: int) -> RunSpec:
     return RunSpec.model_validate({**fields, "epochs": 1, "nodes": clients, "transport": "gloo"})
 
 
-def installed(directory: Path) -> Path:
-    """Install Flower in an environment that also sees this one's torch. Returns its Python."""
+def installed(directory: Path, package: str) -> Path:
+    """Install a package in an environment that also sees this one's torch. Returns its Python."""
     venv.create(directory / "venv", with_pip=True)
     python = directory / "venv" / "bin" / "python"
     own = subprocess.run(
@@ -178,8 +178,8 @@ def installed(directory: Path) -> Path:
         check=True,
     ).stdout.strip()
     (Path(own) / "torch.pth").write_text(sysconfig.get_path("purelib"))
-    if subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE]).returncode:
-        sys.exit(f"flower: {PACKAGE} cannot be installed")
+    if subprocess.run([python, "-m", "pip", "install", "-q", package]).returncode:
+        sys.exit(f"{package} cannot be installed")
     return python
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationInfo, field_validator
+
 from trainer.core.record import Amount, Count, Real, Record, Share, Text
 
 
@@ -27,6 +29,8 @@ class TrainResult(Record):
         state_bytes: bytes held between steps, as `weights`, `gradient` and `optimizer`.
         activation_bytes: largest total of activations stored for the backward pass, in the first step.
         blocks: names of the model's blocks on this rank; None: all.
+        expert_choices: choices of an expert by the tokens of its batches in training, over all layers of
+            the rank; None without experts. dropped_choices: how many of them were dropped.
         bytes_to: payload of point-to-point sends, by receiving rank; None without any.
         aggregations_without_effect: how often too few vectors counted for the aggregation of the strategy;
             None: never.
@@ -53,6 +57,17 @@ class TrainResult(Record):
     state_bytes: dict[Text, Count] | None = None
     activation_bytes: Count | None = None
     blocks: list[Text] | None = None
+    expert_choices: Count | None = None
+    dropped_choices: Count | None = None
     bytes_to: list[Count] | None = None
     aggregations_without_effect: Count | None = None
     wait_s_by_rank: list[Amount] | None = None
+
+    @field_validator("dropped_choices")
+    @classmethod
+    def _some_of_all(cls, dropped: int | None, info: ValidationInfo) -> int | None:
+        """A share above 1 is not possible."""
+        choices = info.data.get("expert_choices") or 0
+        if dropped is not None and dropped > choices:
+            raise ValueError(f"must be at most expert_choices, which is {choices}")
+        return dropped

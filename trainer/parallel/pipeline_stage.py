@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ class PipelineStage(Replica):
         self._input_shape = self._chunks[0].input_shape
         self._input_type = input_type(task.spec.dataset) if self._is_first else torch.get_default_dtype()
         self._output_shape = shapes[names.index(self._blocks[-1]) + 1]
-        self._state_sizes = _state_sizes(task, split_points)
+        self._split_points, self._state_sizes = [*split_points], _state_sizes(task, split_points)
         if not self._is_last:
             self.loss = None
         self._in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # input and output
@@ -233,6 +233,9 @@ class PipelineStage(Replica):
             with self._clock.phase("compute"):
                 self.loss = torch.stack(self._losses).sum()
                 self._outputs, self._targets = self._step_outputs, self._micro_targets
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "split_points": self._split_points}
 
     def squared_gradient_norm(self) -> Tensor:
         return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)

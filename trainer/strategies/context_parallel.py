@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Recompute, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,7 @@ class ContextParallel(Strategy):
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({"attention": "ring"}, {"attention": "ulysses"})
 
     attention: Literal["ring", "ulysses"] = Field("ring", description="how tokens of other ranks are seen")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy, Uneven
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Recompute, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,7 @@ class ExpertParallel(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     partitions_model: ClassVar[bool] = True
     needs_thread: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     uneven: Uneven = "join"

@@ -10,6 +10,7 @@ from trainer.core.registry import shortened
 from trainer.core.strategy import (
     CPU_TRANSPORTS,
     Equal,
+    Interval,
     MicroBatches,
     Recompute,
     SplitPoints,
@@ -72,6 +73,7 @@ class Hybrid(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     partitions_model: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     mesh: Mesh | None = Field(
         None,
@@ -194,7 +196,7 @@ class Hybrid(Strategy):
             task,
             session.comm,
             mesh.pipeline * chunks_of(self.schedule, self.chunks),
-            self.split_points,
+            session.saved("split_points") or self.split_points,  # else they could differ when it resumes
             self.micro_batches,
             shared_pairs(task.spec.model, mesh),
         )

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, MicroBatches, Recompute, SplitPoints, Strategy
+from trainer.core.strategy import (
+    CPU_TRANSPORTS,
+    Equal,
+    Interval,
+    MicroBatches,
+    Recompute,
+    SplitPoints,
+    Strategy,
+)
 from trainer.parallel.schedules import (
     Chunks,
     Schedule,
@@ -43,6 +51,7 @@ class Pipeline(Strategy):
     partitions_model: ClassVar[bool] = True
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = (
         *({"micro_batches": count} for count in (4, 8, 16)),
         {"schedule": "interleaved", "micro_batches": 8},
@@ -82,7 +91,8 @@ class Pipeline(Strategy):
         task, comm = session.task, session.comm
         chunks = chunks_of(self.schedule, self.chunks)
         stages = comm.size * chunks
-        split_points = choose_split_points(task, comm, stages, self.split_points, self.micro_batches)
+        given = session.saved("split_points") or self.split_points  # else they could differ when it resumes
+        split_points = choose_split_points(task, comm, stages, given, self.micro_batches)
         stage = PipelineStage(
             task,
             session.clock,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Recompute, Strategy
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Recompute, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +56,7 @@ class TensorParallel(Strategy):
     needs_thread: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     full_gradients: ClassVar[bool] = False
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"sequence_parallel": True})
 
     sequence_parallel: bool = Field(False, description="divide the tokens between the pairs of layers")

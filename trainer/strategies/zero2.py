@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Strategy, Uneven
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,7 @@ class Zero2(Strategy):
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
     needs_thread: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     uneven: Uneven = "join"

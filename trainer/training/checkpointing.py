@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer.comm.base import Communicator
+from trainer.comm.traffic import Traffic
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
@@ -127,7 +128,8 @@ class Checkpointer:
             replica.restore(state["replica"])
             self._metrics.restore(state["metrics"])
             self._comm.clock.restore(state["clock"])
-            self._comm.traffic.restore(state["traffic"])
+            for traffic, saved in zip(_traffic_of(self._comm), state["traffic"], strict=True):
+                traffic.restore(saved)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint after epoch {position.epochs} and {position.steps} steps does not fit "
@@ -178,7 +180,7 @@ class Checkpointer:
                 "replica": replica.state(),
                 "metrics": self._metrics.state(),
                 "clock": clock.state(),
-                "traffic": self._comm.traffic.state(),
+                "traffic": [traffic.state() for traffic in _traffic_of(self._comm)],
             }
             written = self._store.write(position, state)
         self._comm.barrier()  # the previous one is needed until every rank has this one
@@ -186,3 +188,8 @@ class Checkpointer:
             self._store.prune(position)
         where = {"epoch": position.epochs, "step": position.steps}
         self._events.write("checkpoint", **where, bytes=written, seconds=span.left - span.entered)
+
+
+def _traffic_of(comm: Communicator) -> list[Traffic]:
+    """The traffic of a communicator and of its subgroups, in the order in which they were made."""
+    return [comm.traffic, *(each for subgroup in comm.subgroups for each in _traffic_of(subgroup))]

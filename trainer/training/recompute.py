@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from trainer.models.layers.dropout import Dropout
+from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.transformer import Attention
 
 Hooks = tuple[Callable[[Tensor], object], Callable[[object], Tensor]]
@@ -54,14 +55,18 @@ def _contexts(part: nn.Module) -> tuple[AbstractContextManager[None], AbstractCo
     drops = [module for module in part.modules() if isinstance(module, Dropout) and module.probability]
     generators = {drop.generator: drop.generator.get_state() for drop in drops}
     norms = [module for module in part.modules() if isinstance(module, _BatchNorm)]
-    return nullcontext(), _again(generators, norms)
+    mixtures = [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
+    return nullcontext(), _again(generators, norms, mixtures)
 
 
 @contextmanager
-def _again(generators: dict[torch.Generator, Tensor], norms: list[_BatchNorm]) -> Iterator[None]:
-    """Run a part of the model as before, without a trace in its generators and running statistics."""
+def _again(
+    generators: dict[torch.Generator, Tensor], norms: list[_BatchNorm], mixtures: list[MixtureOfExperts]
+) -> Iterator[None]:
+    """Run a part of the model as before, without a trace in its generators, statistics and counts."""
     later = {generator: generator.get_state() for generator in generators}
     momenta, counts = [norm.momentum for norm in norms], [norm.num_batches_tracked for norm in norms]
+    choices = [mixture.counts.data for mixture in mixtures]
     for generator, state in generators.items():
         generator.set_state(state)
     for norm in norms:
@@ -74,6 +79,8 @@ def _again(generators: dict[torch.Generator, Tensor], norms: list[_BatchNorm]) -
             generator.set_state(state)
         for norm, momentum, count in zip(norms, momenta, counts, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
+        for mixture, made in zip(mixtures, choices, strict=True):
+            mixture.counts.data = made
 
 
 @contextmanager

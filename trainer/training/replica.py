@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.models.layers.dropout import Dropout
-from trainer.models.layers.experts import Router
+from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
@@ -56,7 +56,7 @@ class Replica:
         self._state = [*self._parameters, *self._statistics]
         self._drops = [module for module in model.modules() if isinstance(module, Dropout)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        self._routers = [module for module in model.modules() if isinstance(module, Router)]
+        self._mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
         # torch's optimizers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -140,8 +140,19 @@ class Replica:
 
     def _weigh_balance(self, weight: float) -> None:
         """The weight of the load-balance losses of the next forward pass: that of its loss."""
-        for router in self._routers:
-            router.weight = weight
+        for mixture in self._mixtures:
+            mixture.router.weight = weight
+
+    @property
+    def choices_of_experts(self) -> tuple[int, int] | None:
+        """How often a token has chosen an expert in training, and how often that was dropped.
+
+        None if this rank has no mixture of experts.
+        """
+        if not self._mixtures:
+            return None
+        made, dropped = torch.stack([mixture.counts for mixture in self._mixtures]).sum(dim=0).tolist()
+        return made, dropped
 
     def synchronise_norms(self, comm: Communicator) -> None:
         """Connect synchronised BatchNorm layers over `comm`."""

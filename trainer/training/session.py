@@ -30,7 +30,7 @@ from trainer.core.tracer import Tracer
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.traces import untraced_reason
 from trainer.training.aggregator import Aggregator
-from trainer.training.checkpointing import BEGINNING, Checkpointer
+from trainer.training.checkpointing import BEGINNING, Checkpoint, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
 from trainer.training.faults import FaultInjector
 from trainer.training.limits import wait_for_limits
@@ -88,6 +88,7 @@ class Session:
         self._checkpointer = Checkpointer(context, task, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING
+        self._read: tuple[Checkpoint | None] | None = None
         self._replica: Replica  # from `start` on
         self._started = False
         self._evaluates_final_weights = False
@@ -130,6 +131,20 @@ class Session:
         self._common = SimpleNamespace(**values)
         return self._common
 
+    def _checkpoint(self) -> Checkpoint | None:
+        """The checkpoint from which the run resumes, read once. Every rank calls it."""
+        if self._read is None:  # not a cached_property, which has one lock for the threads of all ranks
+            self._read = (self._checkpointer.latest_common(),)
+        return self._read[0]
+
+    def saved(self, name: str) -> Any:
+        """A value of `replica.state()` in the checkpoint from which the run resumes; None without one.
+
+        For what must be known before the replica is built. Every rank calls it.
+        """
+        checkpoint = self._checkpoint()
+        return checkpoint and checkpoint.state.get("replica", {}).get(name)
+
     def start(
         self, replica: Replica, init: Init | None = None, warm_up: Callable[[Batch], object] | None = None
     ) -> None:
@@ -147,7 +162,7 @@ class Session:
         self._replica, self._started = replica, True
         if self.spec.strategy.synchronous:
             replica.synchronise_norms(self.comm)
-        checkpoint = self._checkpointer.latest_common()
+        checkpoint, self._read = self._checkpoint(), None
         if checkpoint:
             if warm_up:
                 warm_up(next(self._loader.batches(1))[0])
@@ -539,6 +554,7 @@ class Session:
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
             self.clock.book_cpu_contention()
         state_bytes = replica.state_bytes  # before full_weights receives other ranks' partitions
+        choices, dropped = replica.choices_of_experts or (None, None)
         return TrainResult(
             steps=metrics.steps,
             samples=metrics.samples,
@@ -553,6 +569,8 @@ class Session:
             state_bytes=state_bytes,
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
+            expert_choices=choices,
+            dropped_choices=dropped,
             bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
             aggregations_without_effect=self._aggregator.without_effect or None,
             wait_s_by_rank=[round(wait_s_by_rank.get(rank, 0.0), 6) for rank in range(self.size)]

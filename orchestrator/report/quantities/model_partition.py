@@ -145,6 +145,13 @@ MODEL_PARTITIONS = named(
         "weights, gradient and optimizer state of a rank; maximum",
         NOT_RECORDED,
     ),
+    dropped_choices=Quantity(
+        SHARE,
+        lambda row: row.result.dropped_share,
+        "Dropped choices",
+        "share of the tokens' choices of experts that were dropped in training, over all layers",
+        "the model has no experts",
+    ),
     activation_bytes_per_rank_max=Quantity(
         BYTES,
         lambda row: row.activation_bytes,

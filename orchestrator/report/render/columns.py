@@ -289,7 +289,7 @@ GROUPS: tuple[Column[Group], ...] = (
     _over_seeds("cpu_s_per_sample_of_serial", only=lambda group: not group.serial),
     _over_seeds("accuracy"),
     _interval(ACCURACY),
-    _over_seeds("bits_per_token"),
+    *map(_over_seeds, ("bits_per_token", "dropped_choices")),
     *map(_over_seeds, ("accuracy_difference", "local_accuracy_mean")),
     *map(_over_seeds, ("consensus_distance", "exchange_share")),
     _over_seeds("communicate_s", only=lambda group: group.shape.ranks > 1),

@@ -206,7 +206,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     ),
     *_quantities("cpu_s_per_sample", "cpu_s_per_sample_of_serial"),
     _component("loss"),
-    *_quantities("rounds_to_target"),
+    *_quantities("rounds_to_target", "dropped_choices"),
 )
 
 CLOCK = CsvColumn[Row](

@@ -99,9 +99,11 @@ class MixtureOfExperts(nn.Module):
         experts: takes tokens ordered by their experts, and the load of each.
         load: choices that each expert took in the last forward pass.
         dropped: choices that were dropped in it.
+        counts: choices, and dropped ones, in all forward passes in training whose loss counts: int64, (2,).
     """
 
     experts: nn.Module
+    counts: Tensor
 
     def __init__(
         self, experts: Experts, router: Router, top_k: int = 1, capacity_factor: float | None = None
@@ -111,6 +113,8 @@ class MixtureOfExperts(nn.Module):
         self.router, self.experts = router, experts
         self._number, self._top_k, self._capacity_factor = len(experts), top_k, capacity_factor
         self.load, self.dropped = [0] * len(experts), 0
+        # A buffer: checkpoints contain it, and of virtual nodes that share a module each has its own.
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: shape (batch, tokens, width)."""
@@ -135,6 +139,9 @@ class MixtureOfExperts(nn.Module):
         kept = [choices[: self._capacity(len(experts))] for choices in by_expert]
         self.load = [len(choices) for choices in kept]
         self.dropped = len(experts) - sum(self.load)
+        if self.training and self.router.weight:
+            # A new tensor: ranks that share a model in memory, as in Hogwild, count their own.
+            self.counts.data = self.counts + self.counts.new_tensor([len(experts), self.dropped])
         return torch.cat(kept)
 
     def _capacity(self, choices: int) -> int:

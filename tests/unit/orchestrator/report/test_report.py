@@ -266,6 +266,16 @@ def test_results_without_staleness_can_be_read() -> None:
     assert RunResult.model_validate(written) == FAST
 
 
+def test_dropped_choices_are_a_share_of_those_of_all_ranks() -> None:
+    counts = [(1000, 100), (3000, 900)]
+    ranks = [
+        rank.model_copy(update={"expert_choices": choices, "dropped_choices": dropped})
+        for rank, (choices, dropped) in zip(FAST.ranks, counts, strict=True)
+    ]
+    row, without = (a_comparison(run).rows[0] for run in (FAST.model_copy(update={"ranks": ranks}), FAST))
+    assert (value(row, "dropped_choices"), value(without, "dropped_choices")) == (0.25, None)
+
+
 def test_server_counts_in_efficiency_and_has_no_samples() -> None:
     row = row_of(a_comparison(SERIAL, STALE), "async_parameter_server")
     assert value(row, "efficiency") == pytest.approx(1.0 / 3)  # as slow as serial, on three nodes

@@ -198,7 +198,10 @@ def larger_model() -> list[RunResult]:
 
 
 def on_tokens() -> list[RunResult]:
-    return [a_run("all_reduce", nodes=3, transport="mpi", dataset="copy", model="gpt", cores=2)]
+    model = {"name": "gpt", "experts": 4}
+    run = a_run("all_reduce", nodes=3, transport="mpi", dataset="copy", model=model, cores=2)
+    counts = {"expert_choices": 1000, "dropped_choices": 125}
+    return [run.model_copy(update={"ranks": [rank.model_copy(update=counts) for rank in run.ranks]})]
 
 
 def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:

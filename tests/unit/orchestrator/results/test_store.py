@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,6 +172,16 @@ def test_result_that_contradicts_its_spec(tmp_path: Path) -> None:
         write_atomic(tmp_path / "result.json", wrong.model_dump_json())
         with pytest.raises(UnusableFile, match=f"is damaged: {re.escape(field)} contradicts"):
             read_result(tmp_path / "result.json")
+
+
+def test_result_with_more_dropped_choices_than_choices(tmp_path: Path) -> None:
+    counts: dict[str, Any] = {"expert_choices": 5, "dropped_choices": 5}
+    written = run_result(ranks=[{"rank": 0, **rank_fields(**counts)}]).model_dump_json()
+    (tmp_path / "result.json").write_text(written)
+    assert read_result(tmp_path / "result.json")
+    (tmp_path / "result.json").write_text(written.replace('"dropped_choices":5', '"dropped_choices":6'))
+    with pytest.raises(UnusableFile, match=r"dropped_choices: .*at most expert_choices, which is 5"):
+        read_result(tmp_path / "result.json")
 
 
 def test_unreadable_result(tmp_path: Path) -> None:

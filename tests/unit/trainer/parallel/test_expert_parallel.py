@@ -164,7 +164,8 @@ def test_a_rank_holds_its_experts() -> None:
     most, _, least = [result.parameters for result in training.results]
     assert most - least == expert
     for result in training.results:
-        assert result.state_bytes["weights"] == result.state_bytes["gradient"] == 4 * result.parameters
+        assert result.state_bytes["gradient"] == 4 * result.parameters
+        assert result.state_bytes["weights"] == 4 * result.parameters + 2 * 16  # each layer counts choices
     assert len(training.weights) == least + 4 * expert
 
 
@@ -174,7 +175,6 @@ def test_a_rank_holds_its_experts() -> None:
         ({"nodes": 6}, ("1 to 5",)),
         ({"nodes": 2, "model": {**GPT, "experts": 0}}, ("gpt with experts",)),
         ({"nodes": 2, "model": "lenet", "dataset": "digits"}, ("gpt with experts",)),
-        ({"nodes": 2, "checkpoint_epochs": 1}, ("checkpoint_epochs", NAME)),
     ],
     ids=str,
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.training import SMALL, Training, train
+from trainer.models.split_points import balanced_split_points
 from trainer.spec.run_spec import RunSpec
 from trainer.training import checkpoint_store as checkpoints
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
@@ -114,6 +116,52 @@ def test_an_interrupted_run_ends_with_the_same_result(
     assert interrupted.of("resumed")
     assert not whole.of("resumed")
     assert comparable(interrupted) == comparable(whole)
+
+
+TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
+GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
+SPLIT: list[tuple[Any, int, dict[str, Any]]] = [
+    ("zero2", 2, {"partitioner": UNEVEN}),
+    ("tensor_parallel", 2, {}),
+    ({"name": "tensor_parallel", "sequence_parallel": True}, 2, {}),
+    ("context_parallel", 2, {}),
+    ("expert_parallel", 2, {"model": {**GPT, "experts": 3}, "partitioner": UNEVEN}),
+    ("pipeline", 2, {}),
+    ({"name": "pipeline", "schedule": "zero_bubble"}, 2, {"clip_norm": 0.1}),
+    ({"name": "pipeline", "schedule": "interleaved", "chunks": 2}, 2, {}),
+    ({"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}, 4, {"partitioner": UNEVEN}),
+    ({"name": "hybrid", "mesh": {"pipeline": 2, "tensor": 2}}, 4, {}),
+]
+
+
+@pytest.mark.parametrize("interval", ["checkpoint_steps", "checkpoint_epochs"])
+@pytest.mark.parametrize(("strategy", "ranks", "fields"), SPLIT, ids=str)
+def test_a_rank_of_a_split_resumes_with_its_part(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    strategy: Any,
+    ranks: int,
+    fields: dict[str, Any],
+    interval: str,
+) -> None:
+    """Interrupted in the second epoch. A pipeline keeps its split points, whatever is measured then."""
+    run = {"dataset": TOKENS, "model": GPT, "optimizer": "adam", "lr": 0.01, "batch_size": 15, **fields}
+    run[interval] = 1
+
+    def measured(seconds: Any) -> Any:
+        """Let the choice of split points depend on the attempt."""
+        chosen = balanced_split_points
+        return lambda names, _, sizes, stages, pairs: chosen(names, seconds, sizes, stages, pairs)
+
+    at = "trainer.parallel.pipeline_stage.balanced_split_points"
+    monkeypatch.setattr(at, measured([1.0, 1.0, 9.0, 9.0]))
+    whole = train(strategy, ranks, tmp_path / "whole", **run)
+    interrupt(monkeypatch, whole.results[0].steps - 1, tmp_path / "interrupted", strategy, ranks, **run)
+    monkeypatch.setattr(at, measured([9.0, 9.0, 1.0, 1.0]))
+    resumed = train(strategy, ranks, tmp_path / "interrupted", **run)
+    assert [len(resumed.of("resumed", rank)) for rank in range(ranks)] == [1] * ranks
+    assert comparable(resumed) == comparable(whole)
+    np.testing.assert_array_equal(resumed.weights, whole.weights)
 
 
 def checkpoints_of(training: Training, rank: int = 0) -> list[tuple[int, int]]:
