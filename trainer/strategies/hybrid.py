@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.core.registry import shortened
 from trainer.core.strategy import (
@@ -85,6 +85,17 @@ class Hybrid(Strategy):
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
     uneven: Uneven = "join"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_shape(cls, values: Any) -> Any:
+        """Read `shape: [D, S]`, which sweep files of version 1.0 have, as `mesh: {data: D, pipeline: S}`."""
+        match values:
+            case {"shape": [data, pipeline], **rest} if rest.get("mesh") is None:
+                return {**rest, "mesh": {"data": data, "pipeline": pipeline}}
+            case {"shape": None, **rest}:
+                return rest
+        return values
 
     @classmethod
     def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:

@@ -166,6 +166,11 @@ def test_without_shards_ranks_are_ordered_by_replica_and_stage() -> None:
     assert [mesh.position(rank)[:2] for rank in range(12)] == [divmod(rank, 4) for rank in range(12)]
 
 
+def test_the_shape_of_old_sweep_files_is_a_mesh() -> None:
+    assert Hybrid.model_validate({"shape": [2, 4]}) == Hybrid(mesh=Mesh(data=2, pipeline=4))
+    assert Hybrid.model_validate({"shape": None}) == Hybrid()
+
+
 def test_one_rank_of_a_replica_reports_its_samples_and_its_first_stage_has_them() -> None:
     hybrid = Hybrid(mesh=Mesh(**EIGHT))
     assert [rank for rank in range(8) if hybrid.reports_samples(rank, 8)] == [0, 4]
