@@ -89,7 +89,7 @@ class Hybrid(Strategy):
     @model_validator(mode="before")
     @classmethod
     def _read_shape(cls, values: Any) -> Any:
-        """Read `shape: [D, S]`, which sweep files of version 1.0 have, as `mesh: {data: D, pipeline: S}`."""
+        """Read `shape: [D, S]` of sweep files of version 1.0 as `mesh: {data: D, pipeline: S}`."""
         match values:
             case {"shape": [data, pipeline], **rest} if rest.get("mesh") is None:
                 return {**rest, "mesh": {"data": data, "pipeline": pipeline}}
