@@ -29,6 +29,7 @@ from orchestrator.replay.work import Work, step_cpu_s
 from orchestrator.results.limits import may_have_cores, rank_quota
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
+from trainer.core.result import MAX_WAITS_LISTED
 from trainer.core.trace import WORK_PHASES
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.described import UNKNOWN, Software, cluster_of_run
@@ -198,7 +199,9 @@ def _misses(time: ClusterTime, result: RunResult) -> str:
     if len(time.epoch_ends_s) < epochs:
         return f"its traces have {len(time.epoch_ends_s)} epochs, and its result has {epochs}"
     whole = len(time.ranks) == size and all(
-        len(rank.wait_s_by_rank) == size and rank.work_s.keys() == {*WORK_PHASES} for rank in time.ranks
+        len(rank.wait_s_by_rank or []) == (size if size <= MAX_WAITS_LISTED else 0)
+        and rank.work_s.keys() == {*WORK_PHASES}
+        for rank in time.ranks
     )
     return "" if whole else f"its times are not those of {size} ranks"
 

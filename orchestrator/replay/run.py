@@ -12,16 +12,17 @@ from pydantic import ConfigDict, ValidationError
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths, UnusableFile, read_of_run, write_atomic
 from trainer.core.record import Amount, Count, Record, Share, Text, first_error
+from trainer.core.result import MAX_WAITS_LISTED
 from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ClusterError, ReplayError
-from trainer.time_model.outcome import Replay
+from trainer.time_model.outcome import RankReplay, Replay
 from trainer.time_model.simulate import simulate
 
-VERSION: Literal[3] = 3  # of the model: changes when the same traces would give another time
+VERSION: Literal[4] = 4  # changes when the same traces would give another record
 
 
 class _Strict(Record):
@@ -34,27 +35,25 @@ class RankTime(_Strict):
     Attributes:
         work_s: work by phase: `data`, `compute`, `other`.
         communicate_s: exposed communication, beside which the rank did nothing.
-        wait_s_by_rank: waiting, by the rank whose late entry or work ended it.
+        wait_s: waiting.
+        wait_s_by_rank: waiting, by the rank whose late entry or work ended it; None for many ranks.
         idle_s: the time after its last record, until the slowest rank has ended.
         overlapped_s: communication beside work.
     """
 
     work_s: dict[Text, Amount]
     communicate_s: Amount
-    wait_s_by_rank: list[Amount]
+    wait_s: Amount
+    wait_s_by_rank: list[Amount] | None
     idle_s: Amount
     overlapped_s: Amount
-
-    @property
-    def wait_s(self) -> float:
-        return sum(self.wait_s_by_rank)
 
 
 class ClusterTime(_Strict):
     """What a cluster takes for a run, replayed from its traces.
 
     Attributes:
-        version: the version of the replay's model.
+        version: the version of the model and of this record.
         run: key of the run.
         cluster: the description for which it was computed.
         cluster_s: time of the slowest rank, from the moment all ranks are ready to its last record.
@@ -63,7 +62,7 @@ class ClusterTime(_Strict):
         records: how many records were replayed.
     """
 
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     run: Text
     cluster: Cluster
     cluster_s: Amount
@@ -157,13 +156,19 @@ def cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime 
         return NoClusterTime(f"its time on this cluster is out of range: {first_error(error)}")
 
 
+def _waits(rank: RankReplay, ranks: int) -> list[float] | None:
+    """The seconds that a rank waited for each of so many ranks, if they are listed."""
+    return [rank.wait_s.get(cause, 0.0) for cause in range(ranks)] if ranks <= MAX_WAITS_LISTED else None
+
+
 def _cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime:
     end_s = replay.cluster_s
     ranks = [
         RankTime(
             work_s=dict(zip(WORK_PHASES, rank.work_s, strict=True)),
             communicate_s=max(rank.communicate_s, 0.0),
-            wait_s_by_rank=[rank.wait_s.get(cause, 0.0) for cause in range(len(replay.ranks))],
+            wait_s=sum(rank.wait_s.values()),
+            wait_s_by_rank=_waits(rank, len(replay.ranks)),
             idle_s=end_s - rank.end_s,
             overlapped_s=rank.overlapped_s,
         )

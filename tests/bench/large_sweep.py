@@ -238,6 +238,7 @@ def a_cluster_time(result: RunResult) -> ClusterTime:
         RankTime(
             work_s={phase: rank.seconds[phase] for phase in ("data", "compute", "other")},
             communicate_s=rank.seconds["communicate"],
+            wait_s=sum(rank.wait_s_by_rank or []),
             wait_s_by_rank=rank.wait_s_by_rank or [0.0],
             idle_s=0.0,
             overlapped_s=0.0,

@@ -256,6 +256,7 @@ def in_cluster_time(
         RankTime(
             work_s={"data": 0.1, "compute": cluster_s - 0.1 - communicate_s - wait_s, "other": 0.0},
             communicate_s=communicate_s,
+            wait_s=wait_s,
             wait_s_by_rank=[wait_s, *[0.0] * (run.world_size - 1)],
             idle_s=0.0,
             overlapped_s=0.0,

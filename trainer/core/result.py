@@ -6,6 +6,8 @@ from pydantic import ValidationInfo, field_validator
 
 from trainer.core.record import Amount, Count, Real, Record, Share, Text
 
+MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which must stay below 8 KiB
+
 
 class Diverged(Exception):
     """The loss is not finite. The message says where and what may help."""

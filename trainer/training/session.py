@@ -23,7 +23,7 @@ from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.core.result import TrainResult
+from trainer.core.result import MAX_WAITS_LISTED, TrainResult
 from trainer.core.strategy import Init, Uneven, Weighting
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.core.tracer import Tracer
@@ -42,7 +42,6 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 MEAN = MeanAggregation()
-MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which must stay below 8 KiB
 
 
 class Session:
