@@ -110,7 +110,7 @@ def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
     receives: defaultdict[tuple[int, ...], list[_Record]] = defaultdict(list)
     for rank, trace in enumerate(traces):
         for record in _records(trace, (int(Kind.SEND), int(Kind.RECEIVE))):
-            group = trace.header.groups[record.group]
+            group = trace.header.members(record.group)
             peer = group[record.peer]
             if record.kind == Kind.SEND:
                 sends[*group, -1, rank, peer].append(record)
@@ -129,7 +129,7 @@ def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
     for rank, trace in enumerate(traces):
         asked: defaultdict[int, list[_Record]] = defaultdict(list)
         for record in _records(trace, (int(Kind.REQUEST),)):
-            asked[trace.header.groups[record.group][record.peer]].append(record)
+            asked[trace.header.members(record.group)[record.peer]].append(record)
         for server, requests in asked.items():
             if server not in served:
                 served[server] = _by_client(traces[server])
@@ -145,7 +145,7 @@ def _by_client(trace: Trace) -> dict[tuple[int, int], list[_Record]]:
     """A server's records about requests, by their kind and client."""
     found: dict[tuple[int, int], list[_Record]] = {}
     for record in _records(trace, (int(Kind.TAKE), int(Kind.RESPOND))):
-        client = trace.header.groups[record.group][record.peer]
+        client = trace.header.members(record.group)[record.peer]
         found.setdefault((record.kind, client), []).append(record)
     return found
 
@@ -177,7 +177,7 @@ def _by_group(traces: Sequence[Trace], kinds: Sequence[int]) -> dict[tuple[int, 
     found: dict[tuple[int, ...], dict[int, list[_Record]]] = {}
     for rank, trace in enumerate(traces):
         for record in _records(trace, kinds):
-            ranks = tuple(trace.header.groups[record.group])
+            ranks = tuple(trace.header.members(record.group))
             found.setdefault(ranks, {}).setdefault(rank, []).append(record)
     return {
         ranks: [*members.values()]

@@ -117,14 +117,14 @@ def read_traces(directory: Path, run: RunSpec, simulated: bool = False) -> list[
     paths = [trace_path(directory, rank) for rank in range(run.world_size)]
     if not any(path.exists() for path in paths):
         return NoClusterTime("the run recorded no traces")
-    traces = []
+    traces, key = [], run.key
     limits = OutputLimits.of(run, simulated=simulated).trace
     for rank, path in enumerate(paths):
         try:
             trace = read_trace(path, limits)
         except TraceError as error:
             return NoClusterTime(str(error))
-        if reason := _foreign(trace, run, rank):
+        if reason := _foreign(trace, run, key, rank):
             return NoClusterTime(f"{path}: {reason}")
         traces.append(trace)
     return traces
@@ -215,11 +215,11 @@ def read_cluster_time(paths: RunPaths) -> ClusterTime | None:
         raise UnusableFile(path, f"is damaged: {first_error(error)}") from error
 
 
-def _foreign(trace: Trace, run: RunSpec, rank: int) -> str:
-    """Why a trace is not that of a rank of the run; empty if it is."""
+def _foreign(trace: Trace, run: RunSpec, key: str, rank: int) -> str:
+    """Why a trace is not that of a rank of the run with this key; empty if it is."""
     header = trace.header
     for what, found, expected in (
-        ("run", header.run, run.key),
+        ("run", header.run, key),
         ("rank", header.rank, rank),
         ("number of ranks", header.size, run.world_size),
         ("transport", header.transport, run.transport),

@@ -21,7 +21,7 @@ def bytes_sent(trace: Trace) -> float:
     header, sent = trace.header, 0.0
     for record in trace.records:
         n, peer = int(record["bytes"]), int(record["peer"])
-        members = header.groups[record["group"]]
+        members = header.members(record["group"])
         size, rank = len(members), members.index(header.rank)
         match Kind(record["kind"]):
             case Kind.ALL_REDUCE | Kind.START_ALL_REDUCE:
@@ -73,11 +73,11 @@ def assert_matching(traces: list[Trace]) -> None:
         assert turned == sent
     collectives: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
     for trace in traces:
-        for number, group in enumerate(trace.header.groups):
+        for number in range(len(trace.header.groups)):
             of_group = trace.records[trace.records["group"] == number]
             found = of_group[(of_group["kind"] >= Kind.ALL_REDUCE) & (of_group["kind"] <= Kind.SHIFT)]
             listed = [tuple(each) for each in found[["kind", "peer", "bytes"]].tolist()]
-            collectives.setdefault(tuple(group), []).append(listed)
+            collectives.setdefault(tuple(trace.header.members(number)), []).append(listed)
     for group, lists in collectives.items():
         assert len(lists) == len(group)
         assert all(each == lists[0] for each in lists)
@@ -88,7 +88,7 @@ def _messages(traces: list[Trace], kind: Kind) -> dict[tuple[tuple[int, ...], in
     found: dict[tuple[tuple[int, ...], int, int], list[int]] = {}
     for trace in traces:
         for record in trace.records[trace.records["kind"] == kind]:
-            group = trace.header.groups[record["group"]]
+            group = trace.header.members(record["group"])
             key = (tuple(group), trace.header.rank, group[record["peer"]])
             found.setdefault(key, []).append(int(record["bytes"]))
     return found

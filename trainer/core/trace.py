@@ -11,6 +11,7 @@ bytes before it, as 4 bytes, little-endian.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -90,7 +91,8 @@ class TraceHeader(Record):
     Attributes:
         run: its key.
         mode: steps: consecutive intervals of work are one record. full: each has its own.
-        groups: ranks of each communicator of this rank, in its order; the first is the whole run.
+        groups: ranks of each communicator of this rank, in its order; None: all ranks of the run, as the
+            first one has.
         started_s: the rank's clock at the start of training, in seconds.
         count: number of records.
         complete: whether the trace reaches the end of training.
@@ -102,10 +104,15 @@ class TraceHeader(Record):
     size: Annotated[int, Field(ge=1, le=2**20)]
     transport: Text
     mode: Literal["steps", "full"]
-    groups: list[list[Rank]]
+    groups: list[list[Rank] | None]
     started_s: Amount
     count: Annotated[Count, Field(le=MAX_RECORDS)]
     complete: bool = True
+
+    def members(self, group: int) -> Sequence[int]:
+        """The ranks of a group, by its number."""
+        ranks = self.groups[group]
+        return range(self.size) if ranks is None else ranks
 
 
 @dataclass(frozen=True)

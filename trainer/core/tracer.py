@@ -147,7 +147,7 @@ class Tracer:
             size=len(self._groups[0]),
             transport=transport,
             mode=self._mode,
-            groups=[list(ranks) for ranks in self._groups],
+            groups=[None, *map(list, self._groups[1:])],
             started_s=self._started,
             count=len(records),
             complete=self.complete,

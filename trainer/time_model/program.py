@@ -104,17 +104,21 @@ def join_groups(traces: Sequence[Trace]) -> list[list[Group]]:
     Raises ReplayError for a group, a peer, a root or a phase that does not exist.
     """
     known: dict[tuple[tuple[int, ...], int], Group] = {}
-    joined = []
+    everyone, joined = tuple(range(len(traces))), []
     for rank, trace in enumerate(traces):
         own, seen = [], dict[tuple[int, ...], int]()
         for listed in trace.header.groups:
-            ranks = tuple(listed)
-            if rank not in ranks or len({*ranks}) < len(ranks) or max(ranks) >= len(traces):
+            ranks = everyone if listed is None else tuple(listed)
+            if ranks is not everyone and (
+                rank not in ranks or len({*ranks}) < len(ranks) or max(ranks) >= len(traces)
+            ):
                 raise ReplayError(
                     f"rank {rank}: its trace has a group {listed!s:.60}, of a run of {len(traces)} ranks"
                 )
             number = seen[ranks] = seen.get(ranks, -1) + 1  # a communicator may be split twice alike
-            own.append(known.setdefault((ranks, number), Group(ranks)))
+            if (ranks, number) not in known:
+                known[ranks, number] = Group(ranks)
+            own.append(known[ranks, number])
         joined.append(own)
     for rank, trace in enumerate(traces):
         _check_peers(rank, trace.records, joined[rank])

@@ -180,7 +180,7 @@ def recorded(body: Any, size: int = 3) -> list[list[tuple[Any, ...]]]:
         trace = tracer.finished(comm.clock.booked_until, "run", comm.rank, "memory")
         exchanges = trace.records[trace.records["kind"] >= Kind.ALL_REDUCE]
         found = exchanges[["kind", "group", "peer", "bytes"]].tolist()
-        return [(Kind(kind), trace.header.groups[group], *rest) for kind, group, *rest in found]
+        return [(Kind(kind), [*trace.header.members(group)], *rest) for kind, group, *rest in found]
 
     outcomes = together(size, rank)
     for outcome in outcomes:
