@@ -94,6 +94,11 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
     return sentence
 
 
+def _written(group: Group) -> str:
+    """The accuracy of a group as it is written: `88.1%`."""
+    return percent(ACCURACY.mean_of(group))
+
+
 def fastest_and_most_accurate(
     groups_of: Callable[[WorkloadView], Sequence[Group]],
 ) -> Callable[[Shown], str]:
@@ -110,13 +115,15 @@ def fastest_and_most_accurate(
             return ""
         ends = min(known, key=TRAIN_S.mean_of), max(known, key=ACCURACY.mean_of)
         first, most = (
-            f"{shown.view.name_on(group)}, {percent(ACCURACY.mean_of(group))} after "
-            f"{seconds(TRAIN_S.mean_of(group))}"
+            f"{shown.view.name_on(group)}, {_written(group)} after {seconds(TRAIN_S.mean_of(group))}"
             for group in ends
         )
         remark = shown.remark(groups, timed=True)
-        if percent(ACCURACY.mean_of(ends[0])) == percent(ACCURACY.mean_of(ends[1])):
+        if _written(ends[0]) == _written(ends[1]):
             return f"Measured fastest{remark}, at the highest accuracy: {first}."
-        return f"Measured fastest{remark}: {first}; most accurate: {most}."
+        same = [each for each in known if each is not ends[1] and _written(each) == _written(ends[1])]
+        verb = "is" if len(same) == 1 else "are"
+        alike = f"; {count(len(same), 'other configuration')} {verb} as accurate" if same else ""
+        return f"Measured fastest{remark}: {first}; most accurate: {most}{alike}."
 
     return sentence
