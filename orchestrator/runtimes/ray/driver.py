@@ -81,7 +81,7 @@ class Group:
     def wait(self, timeout_s: float) -> dict[str, Any]:
         """The exit codes of ranks once another one has ended, or after a time; or how a node was lost."""
         deadline, before = time.monotonic() + timeout_s, len(self._exits)
-        while len(self._exits) == before and (left := deadline - time.monotonic()) > 0:
+        while self._waits and len(self._exits) == before and (left := deadline - time.monotonic()) > 0:
             for reference in ray.wait([*self._waits], timeout=left)[0]:
                 number = self._waits.pop(reference)
                 try:
@@ -92,7 +92,8 @@ class Group:
                 if answer["lost"]:
                     lost = f"the process of warm nodes {answer['lost']} (node {number})"
                     return {"exits": self._exits, "lost": lost}
-                self._waits[self._wait(number)] = number
+                if answer["running"]:
+                    self._waits[self._wait(number)] = number
         return {"exits": self._exits}
 
     def stop(self) -> dict[str, Any]:
@@ -115,9 +116,10 @@ def _machines() -> list[dict[str, Any]]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What Ray says, without its advice."""
+    """Ray's reason, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "died" in line or "killed" in line), lines[0] if lines else "?")
+    first = lines[0] if lines else type(error).__name__
+    return next((line for line in lines if "because" in line), first).partition(". ")[0].rstrip(".")
 
 
 class Driver:
@@ -204,7 +206,7 @@ def main() -> None:
                 else:
                     reply = driver.serve(request)
             except Exception as error:
-                reply = {"error": _first_line(error) or type(error).__name__}
+                reply = {"error": _first_line(error)}
             output.write(json.dumps(reply) + "\n")
             output.flush()
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any
 
+import psutil
 from pydantic import Field
 
 from orchestrator.identity import identity, is_gone, own_label
@@ -51,8 +52,8 @@ class Reply(Record):
     group: Count = 0
     strategy: Text = ""
     missing: Text | None = None
-    nodes: list[NodeDescription] = []
-    exits: dict[str, Annotated[int, Field(ge=-255, le=255)]] = {}
+    nodes: list[NodeDescription] = Field(default_factory=list)
+    exits: dict[str, Annotated[int, Field(ge=-255, le=255)]] = Field(default_factory=dict)
     lost: Text | None = None
     replaced: Text | None = None
     refusal: Text | None = None
@@ -108,7 +109,9 @@ class DriverProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
             code = self._process.poll()
-            raise DriverError(f"Ray's driver {how_ended(code) if code is not None else 'closed its output'}")
+            raise DriverError(
+                f"Ray's driver {how_ended(code) if code is not None else 'closed its output'}"
+            )
         try:
             reply = checked(Reply, parse_object(line, "Ray's driver"), "Ray's driver")
         except ValueError as error:
@@ -124,10 +127,18 @@ class DriverProcess:
                 self._process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_S)
-            self._process.kill()
+            _kill_session(self._process.pid)  # Ray's agents outlive a killed raylet for minutes
             self._process.wait()
             self._process.stdout.close()
         shutil.rmtree(self._session, ignore_errors=True)
+
+
+def _kill_session(leader: int) -> None:
+    """End all processes of a session, that of its leader included."""
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == leader:
+                process.kill()
 
 
 def _local(session: Path) -> dict[str, str]:

@@ -65,8 +65,10 @@ class Node:
         """Start the node's ranks of a run. Returns why a warm parent was replaced, or why it refuses.
 
         Args:
-            run: `spec`, the path of the file; `digest`, its content's; `files` of the dataset; `data`, their
-                directory; `downloads`, that of this machine if it may download them.
+            run: `spec`, the path of the file; `digest`, that of its content; `files` of the dataset;
+                `data`, their directory; `downloads`, that of this machine if it may download them.
+            processes: name, environment and log of each rank.
+            warm: whether the warm parent forks them.
         """
         self._ranks, self._told = {}, 0
         with suppress(OSError):
@@ -76,7 +78,7 @@ class Node:
         data = run["data"]
         if not all((Path(data) / name).exists() for name in run["files"]):
             if run["downloads"] is None:
-                return self._refuse(f"does not see the dataset in {data}; set ray.data_dir to let it download")
+                return self._refuse(f"does not see the dataset in {data}; ray.data_dir lets it download")
             data = run["downloads"]
             loading = subprocess.run(
                 [sys.executable, "-c", DOWNLOAD, run["spec"], data], capture_output=True, text=True
@@ -106,7 +108,7 @@ class Node:
         return json.dumps({"refusal": f"{socket.gethostname()} {reason}"})
 
     def wait(self, timeout_s: float) -> str:
-        """The exit codes once another rank has ended, or after a time, and how the warm parent has failed."""
+        """The exit codes once another rank has ended, or after a time, and a failure of the parent."""
         deadline = time.monotonic() + timeout_s
         while len(exits := self._exits()) == self._told and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -115,7 +117,7 @@ class Node:
             lost = self._parent.failure(EXIT_S) or "did not fork a rank, whose log says why"
         elif len(exits) < len(self._ranks):
             lost = self._parent.failure()
-        return json.dumps({"exits": exits, "lost": lost})
+        return json.dumps({"exits": exits, "running": len(self._ranks) - len(exits), "lost": lost})
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._ranks.items()}

@@ -25,9 +25,9 @@ class RayOptions(BaseModel):
     )
     wait_s: float = Field(
         default=60.0,
-        ge=0,
+        ge=3,
         le=86_400,
-        description="how long a run waits for machines, CPUs, memory and GPUs; 0: it fails at once",
+        description="how long a run waits for machines, CPUs, memory and GPUs; at least 3",
     )
     data_dir: AbsolutePath | None = Field(
         default=None,

@@ -105,7 +105,8 @@ class RayRun(Run):
             if node.sources != (own := own_digest()):
                 error = f"{node.machine} has a trainer of sources {node.sources}, and not {own}"
                 return RunState({}, 0, error)
-        reply = self._cluster.ask("start", run=self._request(), shares=shares(self._plan), warm=self._plan.warm)
+        parts, warm = shares(self._plan), self._plan.warm
+        reply = self._cluster.ask("start", run=self._request(), shares=parts, warm=warm)
         self._started, self.replaced = True, reply.replaced
         return RunState({}, 0 if reply.refusal else 1, reply.refusal)
 
@@ -143,11 +144,10 @@ class RayRun(Run):
 
     def stop(self) -> None:
         """End the ranks. If a node does not answer, end all nodes: ranks end with their node."""
-        if self._stopped or self._cluster.failure:
-            self._cluster.delete() if self._cluster.failure else None
-            return
-        self._stopped = True
-        if self._started:
+        if self._cluster.failure:
+            self._cluster.delete()
+        elif self._started and not self._stopped:
+            self._stopped = True
             try:
                 self._cluster.ask("stop")
             except DriverError:

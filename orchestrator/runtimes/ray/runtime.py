@@ -89,7 +89,7 @@ class RayRuntime(Runtime):
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         if spec.topology == "mpi":
-            return "transport mpi does not run on runtime ray, which has no mpirun; use --set transport=gloo"
+            return "transport mpi does not run on runtime ray, without mpirun; use --set transport=gloo"
         if spec.restarts or spec.on_loss == "continue":
             return "runs that outlive a lost rank do not run on runtime ray; use --runtime local or docker"
         if spec.node_speed is not None:
