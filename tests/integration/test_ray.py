@@ -79,6 +79,13 @@ def test_a_smaller_run_uses_the_first_nodes(execute: Execute) -> None:
     assert (found.status, found.nodes_replaced) == ("ok", None)
 
 
+def test_a_cold_run_has_nodes_of_its_own(execute: Execute, clusters: Clusters) -> None:
+    clusters.runtime.cold = True
+    found = execute(strategy="one_shot", transport="gloo", nodes=2)
+    clusters.runtime.cold = False
+    assert (found.status, found.warm) == ("ok", False)
+
+
 def test_a_killed_rank_is_the_cause_of_its_run(execute: Execute) -> None:
     display = DuringTraining(lambda pid: psutil.Process(pid).kill(), rank=1, ranks=2)
     found = execute(display, **LONG)

@@ -19,10 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import trainer
 from orchestrator.runtimes.slurm.container import digest_of
 from trainer.slurm_allocation.leader import free_port
-from trainer.warm.client import UNAVAILABLE
+from trainer.warm import client
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
 POLL_S = 0.02
@@ -48,7 +47,7 @@ class Node:
         """Machine and address of the node, and the digest of its trainer's sources."""
         import ray
 
-        directory = Path(trainer.__file__).parent
+        directory = Path(client.__file__).parents[1]
         return json.dumps(
             {
                 "machine": socket.gethostname(),
@@ -113,7 +112,7 @@ class Node:
         while len(exits := self._exits()) == self._told and time.monotonic() < deadline:
             time.sleep(POLL_S)
         self._told, lost = len(exits), None
-        if UNAVAILABLE in exits.values():
+        if client.UNAVAILABLE in exits.values():
             lost = self._parent.failure(EXIT_S) or "did not fork a rank, whose log says why"
         elif len(exits) < len(self._ranks):
             lost = self._parent.failure()
