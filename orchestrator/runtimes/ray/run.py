@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -60,10 +61,11 @@ class RayCluster(Cluster):
 
     def delete(self) -> None:
         if not self._deleted and self._driver.is_running:
-            try:
-                self.ask("delete")
-            except DriverError:
-                self._driver.close()  # all nodes end with it
+            with suppress(DriverError):  # which is then the failure
+                if not self.failure:
+                    self.ask("delete")
+            if self.failure:  # the driver's own machine may be lost: the next cluster has a new driver
+                self._driver.close()
         self._deleted = True
 
 
