@@ -5,6 +5,7 @@ from __future__ import annotations
 RUNTIME_CLASSES = {
     "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
     "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
+    "ray": "orchestrator.runtimes.ray.runtime:RayRuntime",
     "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
     "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
     "virtual": "orchestrator.runtimes.virtual.runtime:VirtualRuntime",

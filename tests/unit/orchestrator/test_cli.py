@@ -27,6 +27,7 @@ from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.ray.runtime import RayRuntime
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
@@ -126,7 +127,7 @@ def test_equal_quotas_share_the_cores_of_the_machines_that_the_file_names(
 
 def test_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match="--runtime nomad: unknown runtime; known: docker, local, slurm, swarm"
+        InputError, match="--runtime nomad: unknown runtime; known: docker, local, ray, slurm, swarm"
     ):
         run_sweep.select_runtime("nomad")
 
@@ -155,6 +156,7 @@ def test_runtime_falls_back_to_local_with_the_reason(monkeypatch: pytest.MonkeyP
 def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
+    monkeypatch.setattr(RayRuntime, "unavailable_reason", lambda self: "no ray")
     monkeypatch.setattr(SlurmRuntime, "unavailable_reason", lambda self: "not installed")
     monkeypatch.setattr(SwarmRuntime, "unavailable_reason", lambda self: "in no swarm")
     with pytest.raises(InputError) as raised:
@@ -162,6 +164,7 @@ def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch
     assert str(raised.value).splitlines()[1:] == [
         "docker: no engine answers",
         "local: needs Linux",
+        "ray: no ray",
         "slurm: not installed",
         "swarm: in no swarm",
         "virtual: needs Linux",
@@ -235,11 +238,11 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
 def test_clean_covers_every_runtime(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtimes = (LocalRuntime, DockerRuntime, SlurmRuntime, SwarmRuntime, VirtualRuntime)
+    runtimes = (LocalRuntime, DockerRuntime, SlurmRuntime, SwarmRuntime, VirtualRuntime, RayRuntime)
     for count, runtime in enumerate(runtimes, start=2):
         monkeypatch.setattr(runtime, "clean", lambda self, count=count: count)
     cli.clean()
-    assert capsys.readouterr().out == "removed 20 process(es), container(s) and network(s)\n"
+    assert capsys.readouterr().out == "removed 27 process(es), container(s) and network(s)\n"
 
 
 # The image

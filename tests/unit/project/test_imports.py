@@ -103,6 +103,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED_MODULES = (
+    "slurm_allocation.leader",
     "slurm_allocation.messages",
     "cluster.hand_over",
     "cluster.heartbeat",

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 KEYS = (
     "name, description, lab, runtime, base, repeat, until_decided, budget, tolerance, questions, quick, "
-    "requirements, blocks, slurm, swarm"
+    "requirements, blocks, ray, slurm, swarm"
 )
 NO_MAPPING = f": must be a mapping with the keys {KEYS}"
 

@@ -1,0 +1,148 @@
+"""Runtime `ray`: a node is an actor of a placement group on a Ray cluster. See docs/ray.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from orchestrator.errors import InputError
+from orchestrator.results.environment import cores, installed
+from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import Cluster, Runtime
+from orchestrator.runtimes.finding import Finding
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
+from orchestrator.runtimes.local.processes import processes
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, remove_sessions
+from orchestrator.runtimes.ray.options import RayOptions
+from orchestrator.runtimes.ray.placement import NodeResources
+from orchestrator.runtimes.ray.run import RayCluster
+from trainer.spec.run_spec import RunSpec
+
+INSTALL = "ray is not installed: pip install 'shardyard[ray]'"
+# Variables of local ranks that nodes set themselves, or do without.
+OF_THIS_MACHINE = {
+    *("PYTHONPATH", "SHARDYARD_DATA", "SHARDYARD_RENDEZVOUS", "CUDA_VISIBLE_DEVICES"),
+    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+}
+
+
+class RayRuntime(Runtime):
+    """Actors on the machines of a Ray cluster, or on local raylets."""
+
+    info = RuntimeInfo(
+        enforces_limits=False,
+        shares_cores=True,  # where one machine has several nodes; `cores` counts those of all machines
+        one_clock=False,
+        shapes_links=False,
+        warm=True,
+        remote=True,
+    )
+    Options = RayOptions
+    options: RayOptions
+
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
+        self._driver: DriverProcess | None = None
+        self._strategy = ""  # of the last group
+        self._configure()
+
+    def configure(self, options: BaseModel) -> None:
+        super().configure(options)
+        self._configure()
+
+    def _configure(self) -> None:
+        local = self._address is None
+        self.info = replace(type(self).info, remote=not local, one_clock=local)
+
+    @property
+    def _address(self) -> str | None:
+        return self.options.address or os.environ.get("RAY_ADDRESS") or None
+
+    def unavailable_reason(self) -> str | None:
+        return None if installed("ray") else INSTALL
+
+    def node_kind(self) -> str:
+        where = "on local raylets" if self._address is None else "on the machines of a Ray cluster"
+        return f"Ray actors {where}{f' ({self._strategy})' if self._strategy else ''}"
+
+    def cores(self) -> float:
+        return self._driver.cluster.cpus if self._driver and self._address else cores()
+
+    def findings(self) -> Iterator[Finding]:
+        if reason := self.unavailable_reason():
+            yield Finding("Ray", "note", f"no runtime ray: {reason}")
+        else:
+            where = f"the cluster at {self._address}" if self._address else "raylets that it starts here"
+            yield Finding("Ray", "ok", f"{installed('ray')}: runtime ray, on {where}")
+
+    def environment(self) -> dict[str, Any]:
+        cluster = self._address or f"{self.options.raylets} local raylets"
+        return {"ray": installed("ray"), "ray_cluster": cluster}
+
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        if spec.topology == "mpi":
+            return "transport mpi does not run on runtime ray, without mpirun; use --set transport=gloo"
+        if spec.restarts or spec.on_loss == "continue":
+            return "runs that outlive a lost rank do not run on runtime ray; use --runtime local or docker"
+        if spec.node_speed is not None:
+            return "node_speed: runtime ray cannot slow a node; use --runtime local or docker"
+        if spec.topology == "rpc" and not self.shared_network:
+            return (
+                "other users of the machines could run code as you over transport rpc. Use gloo, or "
+                "--shared-network to permit it"
+            )
+        return None
+
+    def kind(self, spec: RunSpec) -> Hashable | None:
+        # CUDA does not work in a forked process.
+        return None if self.cold or spec.on_gpu else "ray"
+
+    def size(self, spec: RunSpec) -> int:
+        return 1 if spec.topology == "single" else spec.nodes
+
+    def plan(
+        self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
+    ) -> LaunchPlan:
+        warm = self.kind(spec) is not None
+        runs = [*peers, spec] if warm else [spec]
+        size, node = max(map(self.size, runs)), NodeResources.of(runs)
+        cluster = ClusterPlan(size, shared=warm, script=json.dumps({"size": size, **asdict(node)}))
+        variables = {"SHARDYARD_END_WITH_PARENT": "1"}
+        if spec.checkpoints:  # separate from those of other runtimes, whose times do not compare
+            variables["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "ray").resolve())
+        started = [_on_node(each, variables) for each in processes(spec, paths, data_dir, paths.live)]
+        return LaunchPlan(spec, paths, data_dir, cluster, started, warm)
+
+    def create(self, plan: LaunchPlan) -> Cluster:
+        if self._driver is None or not self._driver.is_running:
+            self.close()
+            try:
+                self._driver = DriverProcess(self._address, self.options.raylets)
+            except DriverError as error:
+                where = f"cluster {self._address}" if self._address else "a cluster on this machine"
+                raise InputError(f"Ray: {where}: {error}") from error
+        found = RayCluster(self._driver, json.loads(plan.cluster.script or "{}"), self.options)
+        self._strategy = found.strategy
+        return found
+
+    def close(self) -> None:
+        if self._driver:
+            self._driver.close()
+            self._driver = None
+
+    def clean(self) -> int:
+        return LocalRuntime().clean() + remove_sessions()
+
+
+def _on_node(process: Process, variables: dict[str, str]) -> Process:
+    """A process of this machine as one of a node, wherever that is."""
+    kept = {name: value for name, value in process.environment.items() if name not in OF_THIS_MACHINE}
+    return replace(process, environment=kept | variables)
