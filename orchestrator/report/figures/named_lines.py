@@ -10,10 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Literal
 
 from orchestrator.report.figures.axes import Axis
-from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart, chart_of, data_of
+from orchestrator.report.figures.bars import CHARACTER
+from orchestrator.report.figures.chart import (
+    HALF_PAGE,
+    PADDING,
+    PAGE,
+    Chart,
+    chart_of,
+    data_of,
+    panel_header,
+)
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
@@ -114,8 +124,8 @@ class Lines:
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
         data = data_of([record for record in records if record["series"] not in single])
         panel = alt.layer(*layers, data=data).properties(width=width, height=PANEL_HEIGHT)
-        header = alt.Header(title=None, labelAnchor="start", labelLimit=width)
-        facet = alt.Facet("series:N", sort=order, header=header)
+        titles = {name: wrap(name, width // CHARACTER) for name in order}
+        facet = alt.Facet("series:N", sort=order, title=None, header=panel_header(titles))
         return panel.facet(facet=facet, columns=columns)
 
     def _prepared(self) -> list[dict[str, Any]]:
