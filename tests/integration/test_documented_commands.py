@@ -45,6 +45,7 @@ ELSEWHERE = {
     r".*-m orchestrator sweep( mine.yml.*| transformer)?$": "tests/unit/project/test_docs.py",
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
+    r"(make layout |.*-m orchestrator layout )": "tests/integration/test_layout.py",
     r"make (test|test-all)$": ".ci/run",
     r"make mutants ": "tests/unit/project/test_mutants.py",
     # They read the results of such runs.
