@@ -13,7 +13,6 @@ from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.measured_cluster import MeasuredCluster, on_link
 from orchestrator.replay.described import Costs
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
-from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 from trainer.time_model.described import cluster_of_run
@@ -103,16 +102,10 @@ class Trials:
             step_s(time.epoch_ends_s),
             1 - time.mean("work") / time.cluster_s if time.cluster_s else 0.0,
             (result.bytes_sent_per_rank or 0.0) / (STEPS * EPOCHS),
-            _held_bytes(result),
+            result.held_bytes or 0,
         )
 
 
 def step_s(epoch_ends_s: Sequence[float]) -> float:
     """Seconds of a step: the shortest mean of an epoch but the first."""
     return min(end - start for start, end in pairwise(epoch_ends_s)) / STEPS
-
-
-def _held_bytes(result: RunResult) -> int:
-    return max(
-        sum((rank.state_bytes or {}).values()) + (rank.activation_bytes or 0) for rank in result.ranks
-    )

@@ -171,7 +171,7 @@ def _forecast(
         communication=time.communication,
         speedup=None if serial_s is None else serial_s / seconds,
         bytes_sent=result.bytes_sent_per_rank or 0.0,
-        state_bytes=_state_bytes(result),
+        state_bytes=result.held_bytes,
         cost=None if price is None else price * seconds,
         low_cost=None if price is None else price * low_s,
         high_cost=None if price is None else price * high_s,
@@ -217,15 +217,6 @@ def cluster_of(configuration: Configuration, nodes: int, question: Question) -> 
         software=known.software,
         algorithms=known.algorithms,
     )
-
-
-def _state_bytes(result: RunResult) -> int | None:
-    held = [
-        sum(rank.state_bytes.values()) + (rank.activation_bytes or 0)
-        for rank in result.ranks
-        if rank.state_bytes
-    ]
-    return max(held, default=None)
 
 
 def _is_serial(configuration: Configuration) -> bool:

@@ -12,14 +12,14 @@ from pydantic import ConfigDict, ValidationError
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths, UnusableFile, read_of_run, write_atomic
 from trainer.core.record import Amount, Count, Record, Share, Text, first_error
-from trainer.core.result import MAX_WAITS_LISTED
+from trainer.core.result import listed_waits
 from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ClusterError, ReplayError
-from trainer.time_model.outcome import RankReplay, Replay
+from trainer.time_model.outcome import Replay
 from trainer.time_model.simulate import simulate
 
 VERSION: Literal[4] = 4  # changes when the same traces would give another record
@@ -156,11 +156,6 @@ def cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime 
         return NoClusterTime(f"its time on this cluster is out of range: {first_error(error)}")
 
 
-def _waits(rank: RankReplay, ranks: int) -> list[float] | None:
-    """The seconds that a rank waited for each of so many ranks, if they are listed."""
-    return [rank.wait_s.get(cause, 0.0) for cause in range(ranks)] if ranks <= MAX_WAITS_LISTED else None
-
-
 def _cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime:
     end_s = replay.cluster_s
     ranks = [
@@ -168,7 +163,7 @@ def _cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime
             work_s=dict(zip(WORK_PHASES, rank.work_s, strict=True)),
             communicate_s=max(rank.communicate_s, 0.0),
             wait_s=sum(rank.wait_s.values()),
-            wait_s_by_rank=_waits(rank, len(replay.ranks)),
+            wait_s_by_rank=listed_waits(rank.wait_s, len(replay.ranks)),
             idle_s=end_s - rank.end_s,
             overlapped_s=rank.overlapped_s,
         )

@@ -267,6 +267,16 @@ class RunResult(_Finite):
         return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
 
     @property
+    def held_bytes(self) -> int | None:
+        """Bytes of state and stored activations of the rank that holds most; None if not recorded."""
+        held = [
+            sum(rank.state_bytes.values()) + (rank.activation_bytes or 0)
+            for rank in self.ranks
+            if rank.state_bytes
+        ]
+        return max(held, default=None)
+
+    @property
     def staleness(self) -> float | None:
         """Mean over all gradients of the number of updates by other ranks between pull and push."""
         pushed = [(r.staleness_mean, r.steps) for r in self.ranks if r.staleness_mean is not None]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import ValidationInfo, field_validator
 
 from trainer.core.record import Amount, Count, Real, Record, Share, Text
 
 MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which must stay below 8 KiB
+
+
+def listed_waits(wait_s: Mapping[int, float], ranks: int) -> list[float] | None:
+    """The seconds that a rank waited for each of so many ranks; None if these are too many to list."""
+    return [wait_s.get(rank, 0.0) for rank in range(ranks)] if ranks <= MAX_WAITS_LISTED else None
 
 
 class Diverged(Exception):

@@ -124,7 +124,7 @@ class Strategy(Component):
 
     @classmethod
     def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:
-        """`layouts`, where they depend on the number of ranks."""
+        """Return `layouts`. A strategy can let them depend on the number of ranks."""
         return cls.layouts
 
     def replicas(self, ranks: int) -> int:

@@ -40,12 +40,8 @@ class Mesh(BaseModel):
 
     def degree(self, dimension: Dimension) -> int:
         """The number of ranks in a group of this dimension."""
-        degrees: dict[Dimension, int] = {
-            "data": self.data,
-            "pipeline": self.pipeline,
-            "tensor": self.tensor,
-        }
-        return degrees[dimension]
+        degree: int = getattr(self, dimension)
+        return degree
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:

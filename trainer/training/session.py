@@ -23,7 +23,7 @@ from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.core.result import MAX_WAITS_LISTED, TrainResult
+from trainer.core.result import TrainResult, listed_waits
 from trainer.core.strategy import Init, Uneven, Weighting
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.core.tracer import Tracer
@@ -547,7 +547,7 @@ class Session:
         self._write_trace()
         # Ranks that were lost have taken the times of their exchanges with them.
         attributed = not self.comm.changed
-        wait_s_by_rank = attribute_stragglers(self.comm) if attributed else {}
+        wait_s = attribute_stragglers(self.comm) if attributed else {}
         spec, replica, metrics, bytes_to = self.spec, self._replica, self._metrics, self.comm.bytes_to
         # CPU time means nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
@@ -572,8 +572,8 @@ class Session:
             dropped_choices=dropped,
             bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
             aggregations_without_effect=self._aggregator.without_effect or None,
-            wait_s_by_rank=[round(wait_s_by_rank.get(rank, 0.0), 6) for rank in range(self.size)]
-            if attributed and 1 < self.comm.size <= MAX_WAITS_LISTED
+            wait_s_by_rank=listed_waits({rank: round(each, 6) for rank, each in wait_s.items()}, self.size)
+            if attributed and self.comm.size > 1
             else None,
             **self._learned(),
         )
