@@ -21,6 +21,7 @@ from orchestrator.export.contents import ExportedRun, ExportedSweep, parameters_
 from orchestrator.export.latex import escaped
 from orchestrator.report import write_report
 from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes import RUNTIMES
 from tests.unit.conftest import PROJECT
 from tests.unit.report_support import FAST, SERIAL, a_run, around, repeated, unrendered_figures, write_page
 from trainer.spec.run_spec import RunSpec
@@ -241,7 +242,7 @@ def test_formats_know_their_names_and_extras() -> None:
     assert {name: EXPORTERS.load(name).name for name in EXPORTERS.entries} == {
         name: name for name in EXPORTERS.entries
     }
-    assert {*extras} == {*WITH_LIBRARY}
+    assert {*extras} - {*RUNTIMES.entries} == {*WITH_LIBRARY}
     assert {EXPORTERS.load(name).takes for name in EXPORTERS.entries} <= {"results directory", "sweep file"}
 
 
