@@ -274,7 +274,7 @@ class Replica:
         for parameter in self._parameters:
             if parameter.grad is None:  # not part of the loss
                 parameter.grad = torch.zeros_like(parameter)
-        _unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
+        unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
 
     def optimizer_state(self) -> Tensor:
         """The flat optimizer state per weight (momentum, moments): float32; empty before the first step."""
@@ -282,7 +282,7 @@ class Replica:
 
     def set_optimizer_state(self, flat: Tensor) -> None:
         """Replace `optimizer_state`."""
-        _unflatten(flat, self._per_weight_state)
+        unflatten(flat, self._per_weight_state)
 
     def reset_optimizer(self) -> None:
         """Clear the optimizer state."""
@@ -299,7 +299,7 @@ class Replica:
 
     def set_flat_parameters(self, flat: Tensor) -> None:
         """Replace the parameters by `flat`, shape (parameters,)."""
-        _unflatten(flat, self._parameters)
+        unflatten(flat, self._parameters)
 
     def flat_buffers(self) -> Tensor:
         """The flat floating-point buffers (BatchNorm statistics): float32, shape (buffers,)."""
@@ -307,7 +307,7 @@ class Replica:
 
     def set_flat_buffers(self, flat: Tensor) -> None:
         """Replace the floating-point buffers by `flat`, shape (buffers,)."""
-        _unflatten(flat, self._statistics)
+        unflatten(flat, self._statistics)
 
     def weights(self) -> Tensor:
         """The flat parameters and floating-point buffers: float32, shape (parameters + buffers,)."""
@@ -323,7 +323,7 @@ class Replica:
 
     def set_weights(self, flat: Tensor) -> None:
         """Replace parameters and floating-point buffers by `flat`, shape (parameters + buffers,)."""
-        _unflatten(flat, self._state)
+        unflatten(flat, self._state)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -365,7 +365,8 @@ def join_stages(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def _storage_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the storages of these tensors; a shared storage counts once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    # Not by data_ptr(), which ends copy-on-write.
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -376,6 +377,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the values of a flat tensor into tensors, in their order."""
     for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(values.view(tensor.shape))

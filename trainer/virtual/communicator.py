@@ -11,6 +11,7 @@ from trainer.comm.memory import total
 from trainer.comm.requests import Requests
 from trainer.core.clock import Clock
 from trainer.core.trace import Kind
+from trainer.virtual.copy_on_write import shared_copy
 from trainer.virtual.group import Call, VirtualGroup
 from trainer.virtual.requests import VirtualRequests
 from trainer.virtual.simulation import Untimed
@@ -107,6 +108,22 @@ class VirtualCommunicator(Communicator):
         self._shared.leave(number)
         return meeting.outcome
 
+    def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
+        import torch
+
+        if self.size == 1:
+            return values
+        n = len(values)
+        if weight:
+            brings = torch.cat([values * weight, values.new_tensor([weight])])
+        else:  # many ranks may be absent: their zeros take no memory
+            brings = values.new_zeros(1).expand(n + 1)
+        with self.clock.phase("communicate") as span:
+            mean = self._meet(Kind.ALL_REDUCE, brings.nbytes, brings, _mean)
+        sent = 2 * brings.nbytes * (self.size - 1) / self.size
+        self._record_collective(span, sent, Kind.ALL_REDUCE, brings.nbytes)
+        return values if mean is None else shared_copy(mean)
+
     def _all_reduce(self, buffer: Tensor) -> None:
         buffer.copy_(self._meet(Kind.ALL_REDUCE, buffer.nbytes, buffer, total))
 
@@ -130,9 +147,12 @@ class VirtualCommunicator(Communicator):
         return gathered if self.rank == root else None
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
+        import torch
+
         brings = buffer if self.rank == root else None
         sent = self._meet(Kind.BROADCAST, buffer.nbytes, brings, lambda brought: brought[0].clone(), root)
-        buffer.copy_(sent)
+        if not torch.equal(buffer, sent):  # a buffer that has these values may share its memory
+            buffer.copy_(sent)
 
     def _barrier(self) -> None:
         self._meet(Kind.BARRIER, 0)
@@ -173,3 +193,9 @@ class VirtualCommunicator(Communicator):
         subgroup = self._shared.subgroup(ranks, self._splits)
         self._splits += 1
         return type(self)(groups[number].index(self.rank), self.clock, subgroup)
+
+
+def _mean(brought: list[Tensor]) -> Tensor | None:
+    """The mean of vectors that are multiplied by their weights, which follow them; None without weights."""
+    sums = total(brought)
+    return sums[:-1] / sums[-1] if sums[-1] > 0 else None

@@ -1,10 +1,14 @@
-"""One module for all ranks of a process: each rank has weights of its own, and its turn puts them in."""
+"""One module for all ranks of a process: each rank has weights of its own, and its turn puts them in.
+
+Ranks that have taken the same average, or have not trained yet, share the memory of their weights.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +17,25 @@ from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.training.replica import Replica
+from trainer.training.replica import Replica, unflatten
 from trainer.training.session import Session
 from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
+from trainer.virtual.copy_on_write import have_same_memory, is_shared, shared_copy
+
+RECENT = 2  # vectors that ranks take in turn: around an evaluation an average, and the weights before it
+
+
+class Weights(NamedTuple):
+    """Weights that ranks share.
+
+    Attributes:
+        flat: the vector, see `Replica.weights`.
+        values: the same as tensors of the module, in the order of the vector.
+    """
+
+    flat: Tensor
+    values: Sequence[Tensor]
 
 
 class SharedModule:
@@ -24,20 +43,34 @@ class SharedModule:
 
     Attributes:
         module: the torch module.
+        initial_flat: the vector of its initial weights of seed 0.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self.module = task.build_model(0)
         self._variables = _variables(self.module)
-        self._initial = [each.detach().clone() for each in self._variables]  # of weights seed 0
+        # Of weights seed 0.
+        self._initial = [each.detach().clone() for each in self._variables]
+        self.initial_flat = Replica(self.module, task, Clock()).weights()
+        self._recent: deque[Weights] = deque(maxlen=RECENT)
         self._holder: TurnReplica | None = None
 
     def initial(self, weights_seed: int) -> list[Tensor]:
         """The parameters and buffers of a new model, see Task.build_model."""
         if weights_seed:
             return [each.detach() for each in _variables(self._task.build_model(0, weights_seed))]
-        return [each.clone() for each in self._initial]
+        return [shared_copy(each) for each in self._initial]
+
+    def weights_of(self, flat: Tensor, like: Sequence[Tensor]) -> Weights:
+        """The weights of a vector that is shared. like: tensors of the module, in its order."""
+        for weights in self._recent:
+            if have_same_memory(weights.flat, flat):
+                return weights
+        weights = Weights(shared_copy(flat), [torch.empty_like(each.data) for each in like])
+        unflatten(flat, weights.values)
+        self._recent.append(weights)
+        return weights
 
     def give_to(self, replica: TurnReplica) -> None:
         """Put the values of a replica into the module, and keep those of the replica that has it now."""
@@ -68,10 +101,26 @@ class TurnReplica(Replica):
         self, shared: SharedModule, task: Task, clock: Clock, number: int, weights_seed: int
     ) -> None:
         super().__init__(shared.module, task, clock)
+        self._shared = shared
         self.values: Sequence[Tensor] = shared.initial(weights_seed)
+        # The vector of its weights, as long as they are shared.
+        self._flat = None if weights_seed else shared.initial_flat
         self.gradients: Sequence[Tensor | None] = [None] * len(self.values)
         self.dropout = torch.Generator().manual_seed(task.rngs.torch_seed("dropout", number))
         shared.give_to(self)
+
+    def weights(self) -> Tensor:
+        if self._flat is None or not all(map(is_shared, self._state)):
+            return super().weights()
+        return shared_copy(self._flat)
+
+    def set_weights(self, flat: Tensor) -> None:
+        if not is_shared(flat):
+            super().set_weights(flat)
+            return
+        self._flat, values = self._shared.weights_of(flat, self._state)
+        for variable, value in zip(self._state, values, strict=True):
+            variable.data = shared_copy(value)
 
 
 class VirtualSession(Session):

@@ -46,5 +46,13 @@ def test_each_further_process_receives_the_weights_and_has_the_times_of_all(
         check(monkeypatch, needed - 1, workers=3)
 
 
+def test_absent_ranks_need_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = {"name": "local_sgd", "participation": {"fraction": 0.2}}
+    needed = 2 * 4 * WEIGHTS + 10 * (RANK_BYTES + 10 * PAIR_BYTES)
+    check(monkeypatch, needed, strategy=strategy)
+    with pytest.raises(MemoryShortage):
+        check(monkeypatch, needed - 1, strategy=strategy)
+
+
 def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, 0, strategy="tensor_parallel", nodes=2)

@@ -1,0 +1,89 @@
+"""Ranks that took the same average share the memory of their weights until they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.training import SMALL
+from trainer.core.clock import Clock
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
+from trainer.virtual.communicator import VirtualCommunicator
+from trainer.virtual.copy_on_write import have_same_memory, shared_copy
+from trainer.virtual.run import in_turns
+from trainer.virtual.shared_module import SharedModule, TurnReplica
+
+SPEC = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 3})
+
+
+@pytest.fixture
+def replicas() -> list[TurnReplica]:
+    task = Task(SPEC, Path())
+    shared = SharedModule(task)
+    return [TurnReplica(shared, task, Clock(), number, weights_seed=0) for number in range(2)]
+
+
+def in_turn(replica: TurnReplica) -> TurnReplica:
+    replica._shared.give_to(replica)
+    return replica
+
+
+def test_weights_are_shared_until_one_rank_steps(replicas: list[TurnReplica]) -> None:
+    one, other = replicas
+    assert have_same_memory(in_turn(one).weights(), in_turn(other).weights())  # both are initial
+    for _ in range(2):
+        average = torch.randn(len(one.weights()))
+        for replica in replicas:
+            in_turn(replica).set_weights(shared_copy(average))
+        assert have_same_memory(in_turn(one).weights(), in_turn(other).weights())
+        assert torch.equal(in_turn(one).weights(), average)
+    in_turn(one).set_gradient(torch.ones(one.parameter_count))
+    one.step()
+    stepped = one.weights()
+    assert not torch.equal(stepped, average)
+    assert torch.equal(in_turn(other).weights(), average)
+    assert torch.equal(in_turn(one).weights(), stepped)
+    in_turn(other).set_weights(stepped)  # of this rank alone
+    stepped.zero_()
+    assert torch.equal(in_turn(other).weights(), in_turn(one).weights())
+
+
+def test_absent_ranks_bring_nothing_to_a_mean_and_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: dict[int, Tensor] = {}
+    means: dict[int, Tensor] = {}
+    meet = VirtualCommunicator._meet
+
+    def recorded(comm: VirtualCommunicator, kind: Any, nbytes: int, brings: Tensor, *rest: Any) -> Any:
+        brought[comm.rank] = brings
+        return meet(comm, kind, nbytes, brings, *rest)
+
+    def average(comm: VirtualCommunicator) -> None:
+        means[comm.rank] = comm.weighted_mean(torch.full((1000,), float(comm.rank)), comm.rank % 2)
+
+    monkeypatch.setattr(VirtualCommunicator, "_meet", recorded)
+    in_turns(average, SPEC)
+    assert {rank: each.untyped_storage().nbytes() for rank, each in brought.items()} == {
+        0: 4,
+        1: 4004,
+        2: 4,
+    }
+    assert have_same_memory(means[0], means[2])
+    means[0].zero_()
+    assert torch.equal(means[2], torch.ones(1000))
+
+
+def test_without_weights_each_rank_keeps_its_values() -> None:
+    means: dict[int, Tensor] = {}
+
+    def average(comm: VirtualCommunicator) -> None:
+        means[comm.rank] = comm.weighted_mean(torch.full((2,), float(comm.rank)), 0)
+
+    in_turns(average, SPEC)
+    assert [each.tolist() for _, each in sorted(means.items())] == [
+        [rank, rank] for rank in (0.0, 1.0, 2.0)
+    ]
