@@ -80,6 +80,7 @@ AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
 MODELS: ComponentRegistry[Model] = ComponentRegistry(
     "model",
     {
+        "fedavg_cnn": "trainer.models.fedavg_cnn:FedAvgCnn",
         "gpt": "trainer.models.gpt:Gpt",
         "lenet": "trainer.models.lenet:LeNet",
         "lenet5": "trainer.models.lenet5:LeNet5",

@@ -181,7 +181,7 @@ def test_stage_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "telepathy"}, "model telepathy: .*known: gpt, lenet, lenet5, mlp"),
+        ({"model": "telepathy"}, "model telepathy: .*known: fedavg_cnn, gpt, lenet, lenet5, mlp"),
         (
             {"model": "{name: mlp, hiden: [1]}"},
             r"model .name: mlp, hiden: \[1\].: hiden: unknown key .*'hidden'.*; allowed: hidden",

@@ -20,6 +20,7 @@ from trainer.data.base import Data, Dataset, PixelScale, Split
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.data.datasets.text import Copy
 from trainer.models.base import Model
+from trainer.models.fedavg_cnn import FedAvgCnn
 from trainer.models.layers.dropout import ChannelDropout, Dropout
 from trainer.models.layers.residual import ResidualBlock
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
@@ -154,7 +155,11 @@ def test_lenet5_has_the_layers_of_the_labs() -> None:
     assert weights(build(LeNet5())).numel() == 51_902
 
 
-@pytest.mark.parametrize("name", ["lenet", "lenet5", "mnist_cnn"])
+def test_fedavg_cnn_has_the_published_number_of_parameters() -> None:
+    assert weights(build(FedAvgCnn())).numel() == 1_663_370
+
+
+@pytest.mark.parametrize("name", ["fedavg_cnn", "lenet", "lenet5", "mnist_cnn"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
 def test_models_of_fixed_size_reject_other_images(name: str, shape: tuple[int, int, int]) -> None:
     model = MODELS.parse(name)
