@@ -40,7 +40,7 @@ class Axis:
     high: float
     log: bool = False
     ticks: tuple[float, ...] = ()
-    format: str = "~g"
+    format: str = ",~r"
     padding: float = 0
     switch: tuple[tuple[Literal["linear", "log"], tuple[float, float]], ...] = ()
 
