@@ -29,6 +29,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.docker.runtime import links_missing
 from tests.bench.runs import runs_on
 from tests.support.containers import containers_missing
+from tests.unit.training import fields_for
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
@@ -152,7 +153,7 @@ def strategies(seed: int) -> Iterator[RunSpec]:
             fields = {"strategy": name, "transport": transport, "nodes": nodes, "seed": seed}
             if name == "serial" or transport not in ("gloo", "mpi", "rpc") or nodes > (os.cpu_count() or 1):
                 continue
-            run = RunSpec.model_validate({**RUN, **fields})
+            run = RunSpec.model_validate({**RUN, **fields_for(name), **fields})
             if not untraced_reason(run):
                 yield run
 

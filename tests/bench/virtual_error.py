@@ -23,6 +23,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.bench.predictions import CALIBRATING_SEEDS, RUN, SEEDS, of_directory
 from tests.bench.runs import runs_on
+from tests.unit.training import fields_for
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster
@@ -81,7 +82,7 @@ def runs(seed: int) -> Iterator[RunSpec]:
                 continue
             fields = {"strategy": name, "transport": "gloo", "nodes": nodes, "seed": seed}
             with suppress(ValidationError):  # such as hybrid on 3 nodes
-                run = RunSpec.model_validate({**RUN, **fields})
+                run = RunSpec.model_validate({**RUN, **fields_for(name), **fields})
                 if run.strategy.trains and not supported.unsupported_reason(run):
                     yield run
 
