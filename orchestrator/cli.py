@@ -381,10 +381,23 @@ def report(
     directory: Annotated[
         Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
     ] = Path("results/quickstart"),
+    real: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Results of the same sweep on real nodes: they calibrate the times of virtual nodes, and "
+            "show their error.",
+        ),
+    ] = None,
     strict: Strict = False,
 ) -> None:
     """Rewrite the report of a results directory from its files."""
+    from orchestrator.results.real_nodes import calibrate_virtual_nodes
+
     console = text_console()
+    if real is not None:
+        calibrate_virtual_nodes(SweepPaths(directory), real)
     unequal = publish_report(SweepPaths(directory), console)
     if strict and print_unequal(unequal, console):
         raise typer.Exit(FAILED)

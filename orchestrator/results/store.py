@@ -162,6 +162,11 @@ class SweepPaths:
         return self.directory / "predictions.json"
 
     @property
+    def real_nodes(self) -> Path:
+        """Where the runs are that calibrate the times of virtual nodes."""
+        return self.directory / "real_nodes.json"
+
+    @property
     def code(self) -> Path:
         """The files of users' components, which nodes read, in a private directory."""
         return self.directory / "code" / "files"

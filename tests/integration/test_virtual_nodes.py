@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 
 from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.replay.described import has_cores
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report.metrics.clock import clock_error
+from orchestrator.report.model.comparison import read_comparison
 from orchestrator.results.environment import cores
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths, read_result
+from orchestrator.results.store import SweepPaths, read_record, read_result
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.support.command_line import run_cli
 from tests.support.processes import node_processes, wait_until
@@ -97,6 +102,52 @@ def test_the_report_says_what_the_times_are(results: tuple[Path, dict[str, RunRe
     texts = [each["text"] for each in findings if each["kind"] == "cluster_time_uncalibrated"]
     assert texts
     assert all(text.startswith("Nodes are virtual") for text in texts)
+
+
+BOTH = """
+name: both
+base:
+  dataset: {name: synthetic, samples: 320, test_samples: 64}
+  model: {name: mlp, hidden: [16]}
+  epochs: 2
+blocks:
+  - axes: {strategy: [local_sgd, all_reduce], nodes: NODES, seed: [0, 1]}
+"""
+
+
+def test_runs_of_real_nodes_calibrate_times_and_show_their_error(tmp_path: Path) -> None:
+    swept(tmp_path, BOTH.replace("NODES", "[2, 8]"))
+    out, real = tmp_path / "results", tmp_path / "real"
+    file = tmp_path / "real.yml"
+    file.write_text(BOTH.replace("NODES", "[2]"))
+    assert run_cli("sweep", str(file), "--runtime", "local", "--out", str(real)).returncode == 0
+    before = read_comparison(SweepPaths(out))
+    assert run_cli("report", str(out), "--real", str(out)).returncode == 2
+    assert run_cli("report", str(real), "--real", str(real)).returncode == 2
+    assert run_cli("report", str(out), "--real", str(real)).returncode == 0
+    after = read_comparison(SweepPaths(out))
+    paths = SweepPaths(real)
+    measured = {key: read_result(paths.run(key).result) for key in read_record(paths).keys}
+    assert {row.key for row in after.rows if row.real_s} == {*measured}
+    (view,) = (after.view(workload) for workload in after.workloads)
+    error = clock_error(row for group in view.groups for row in group.ok_rows)
+    assert error is not None
+    assert {row.key for row in error.rows} == {*measured}
+    for row in error.rows:
+        assert row.cluster is not None
+        found = measured[row.key]
+        if found and has_cores(found):
+            assert row.real_s == found.train_s
+    for key, time in after.clusters.items():
+        own = before.clusters[key]
+        assert isinstance(time, ClusterTime)
+        assert isinstance(own, ClusterTime)
+        assert own.cluster.software == {}
+        assert time.cluster.software != {}
+        assert time.cluster.cpu_inflation == []
+        assert time.cluster.overhead_s != own.cluster.overhead_s
+    shutil.rmtree(real)
+    assert "no sweep.json" in read_comparison(SweepPaths(out)).real_unusable
 
 
 def test_a_sampled_sweep_has_the_same_times_and_is_repeated_with_training(

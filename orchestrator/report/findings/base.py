@@ -62,6 +62,7 @@ KINDS = {
     "more_nodes": Kind("More nodes", "scale"),
     "predicted": Kind("Prediction", "predicted"),
     "predictions_unusable": Kind("Prediction", caution=True),
+    "real_nodes_unusable": Kind("Cluster time", caution=True),
     "slower_than_serial": Kind("Speed", "scale"),
     "transports": Kind("Transport", "time"),
     "all_reduce_and_ddp": Kind("Exchange", "time"),

@@ -1,4 +1,4 @@
-"""How far cluster time is from wall time, and the error that this shows."""
+"""How far cluster time is from wall time, or that of virtual nodes from that of real ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ClockError:
 
     Cluster time takes the CPU time of work as measured, so the error is that of everything else: exchanges,
     waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
-    whose time is predicted.
+    whose time is predicted. Cluster times of virtual nodes compare with the times of real ones.
 
     rows: these runs. median, worst: the median and the largest |cluster time / wall time − 1|.
     of_configuration: the largest median over the seeds of a configuration.
@@ -42,14 +42,21 @@ def wall_by_cluster(row: Row) -> float | None:
     return quotient(row.wall.train_s, row.cluster.train_s)
 
 
+def _true_by_cluster(row: Row) -> float | None:
+    """What cluster time should be / cluster time; None without either."""
+    if row.is_virtual:
+        return quotient(row.real_s, row.cluster.train_s if row.cluster else None)
+    return wall_by_cluster(row)
+
+
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
     """The error over the runs that calibrate cluster time; None if there are none or few."""
-    able = [row for row in rows if row.cluster and fits_cores(row.wall.result)]
-    calibrating = [row for row in able if calibrates(row)]
+    able = [row for row in rows if row.cluster and (row.real_s or fits_cores(row.wall.result))]
+    calibrating = [row for row in able if row.real_s or calibrates(row)]
     if len(calibrating) < LEAST_CALIBRATING * len(able):
         return None
     errors = [
-        [abs(1 / ratio - 1) for row in group.rows if (ratio := wall_by_cluster(row))]
+        [abs(1 / ratio - 1) for row in group.rows if (ratio := _true_by_cluster(row))]
         for group in groups_of(calibrating)
     ]
     runs = [error for of_group in errors for error in of_group]
@@ -66,8 +73,11 @@ def error_of_difference(view: WorkloadView) -> float:
     """
     if view.clock == "wall":
         return 0.0
-    error = clock_error([row for group in view.groups for row in group.ok_rows])
-    return error.of_configuration if error else MAX_ERROR
+    rows = [row for group in view.groups for row in group.ok_rows]
+    if (error := clock_error(rows)) is None:
+        return MAX_ERROR
+    # Real nodes show the error on few nodes. On more it may be larger.
+    return max(error.of_configuration, MAX_ERROR if any(row.is_virtual for row in rows) else 0.0)
 
 
 def shows_load(row: Row) -> bool:

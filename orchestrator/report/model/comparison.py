@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from orchestrator.replay.described import cluster_times
+from orchestrator.errors import InputError
+from orchestrator.replay.described import cluster_times, real_times
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.replay.windows import Windows
 from orchestrator.report.model.baselines import rows_of
@@ -19,6 +20,7 @@ from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.results.predictions import Predictions, read_predictions
+from orchestrator.results.real_nodes import RealRuns, read_real_nodes
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
 
@@ -34,7 +36,7 @@ class WorkloadView:
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
     workloads, so that this one must be named. staged: whether seeds were added until the choice was
     decided, so that configurations have different numbers of them. tolerance: differences that do not
-    matter.
+    matter. real: the runs of real nodes whose costs virtual ones have.
     """
 
     workload: Workload
@@ -43,6 +45,7 @@ class WorkloadView:
     one_of_many: bool
     staged: bool = False
     tolerance: Tolerance = field(default_factory=Tolerance)
+    real: RealRuns | None = None
 
     @property
     def serial(self) -> Group | None:
@@ -138,7 +141,8 @@ class Comparison:
     mappings are by key. unusable: why the result of a pending run cannot be used. clusters: the cluster
     time of a run, or why it has none. windows: what is drawn of the timelines of the slowest runs, or why
     there is none. predictions: those that are stored beside the runs. predictions_unusable: why stored ones
-    are not shown; empty if they are.
+    are not shown; empty if they are. real: the runs of real nodes that calibrate those of virtual ones.
+    real_unusable: why they cannot be used; empty if they can.
     """
 
     record: SweepRecord
@@ -149,6 +153,8 @@ class Comparison:
     windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
     predictions: Predictions | None = None
     predictions_unusable: str = ""
+    real: RealRuns | None = None
+    real_unusable: str = ""
 
     @property
     def tolerance(self) -> Tolerance:
@@ -199,6 +205,7 @@ class Comparison:
             len(self.workloads) > 1,
             self.record.stages is not None,
             self.tolerance,
+            self.real,
         )
 
     def over_links(self) -> dict[Workload, list[WorkloadView]]:
@@ -240,8 +247,19 @@ def read_comparison(
                 results += [(key, result)] if result else []
         if elsewhere is not None:
             return compare(record, results, unusable, elsewhere, elsewhere=True)
-        compared = compare(record, results, unusable, cluster_times(paths, results))
+        real, why = _real_runs(paths)
+        real_s = real_times(real, dict(results)) if real else {}
+        compared = compare(record, results, unusable, cluster_times(paths, results, real), real_s=real_s)
+        compared = replace(compared, real=real, real_unusable=why)
         return _with_predictions(compared, paths, results)
+
+
+def _real_runs(paths: SweepPaths) -> tuple[RealRuns | None, str]:
+    """The runs of real nodes for those of virtual ones, or why there are none."""
+    try:
+        return read_real_nodes(paths), ""
+    except (UnusableFile, InputError) as error:
+        return None, str(error)
 
 
 def _with_predictions(
@@ -283,6 +301,7 @@ def compare(
     unusable: Mapping[str, str] | None = None,
     clusters: Mapping[str, ClusterTime | NoClusterTime] | None = None,
     elsewhere: bool = False,
+    real_s: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Group results.
 
@@ -291,12 +310,14 @@ def compare(
         unusable: why other results cannot be used, by key.
         clusters: the cluster times of runs by key, or why they have none.
         elsewhere: whether these are times on another cluster than the one that wall times are of.
+        real_s: what the runs of virtual nodes took on real ones, by key.
     """
-    done = {key for key, _ in results}
+    done, real_s = {key for key, _ in results}, real_s or {}
     clusters = clusters or {}
+    rows = rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)
     return Comparison(
         record,
-        tuple(rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)),
+        tuple(replace(row, real_s=real_s.get(row.key)) if row.is_virtual else row for row in rows),
         tuple(key for key in record.keys if key not in done),
         unusable or {},
         clusters,

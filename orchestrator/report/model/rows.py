@@ -62,7 +62,8 @@ class Row:
     an unfinished run compares with nothing.
 
     clock: the clock of all times in this row. The runs of a workload are compared on one clock. twin: the
-    same run on the other clock. timed: False if the run has no time on this clock.
+    same run on the other clock. timed: False if the run has no time on this clock. real_s: what a run of
+    virtual nodes took on real ones; None: unknown.
     """
 
     key: str
@@ -75,6 +76,7 @@ class Row:
     clock: Clock = "wall"
     twin: Row | None = None
     timed: bool = True
+    real_s: float | None = None
 
     @cached_property
     def wall(self) -> Row:

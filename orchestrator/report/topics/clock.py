@@ -12,7 +12,15 @@ from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
-from orchestrator.report.metrics.clock import BUSY, MAX_ERROR, clock_error, lost_cores, shows_load
+from orchestrator.report.metrics.clock import (
+    BUSY,
+    MAX_ERROR,
+    ClockError,
+    clock_error,
+    error_of_difference,
+    lost_cores,
+    shows_load,
+)
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import config_of
 from orchestrator.report.model.labels import ClusterShape
@@ -46,10 +54,10 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if view.clock != "cluster":
         return
     rows = [row for group in view.groups for row in group.ok_rows]
-    if any(row.is_virtual for row in rows):
-        yield Finding("cluster_time_uncalibrated", _of_virtual_nodes(rows), evidence(view.groups))
-        return
     error = clock_error(rows)
+    if any(row.is_virtual for row in rows):
+        yield _of_virtual_nodes(view, rows, error)
+        return
     meaning = (
         f"{_reason(rows)}, so times are cluster times, replayed from the traces of the runs: what training "
         "takes if every rank has a core of its own, and exchanges cost what they cost here between ranks "
@@ -120,10 +128,18 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 
 
-def _of_virtual_nodes(rows: Sequence[Row]) -> str:
-    """What the times of virtual nodes stand for."""
-    most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
-    software = f"{UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} between nodes"
+def real_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """That the runs of real nodes cannot be used that were given for those of virtual ones."""
+    if comparison.real_unusable:
+        yield Finding(
+            "real_nodes_unusable",
+            "Times of virtual nodes are not calibrated, because the runs of real nodes cannot be used: "
+            f"{comparison.real_unusable}. Give others with `report --real`.",
+        )
+
+
+def _of_virtual_nodes(view: WorkloadView, rows: Sequence[Row], error: ClockError | None) -> Finding:
+    """What the times of virtual nodes stand for, and their error where the same runs had real nodes."""
     prices = {row.result.environment.get("seconds_per_sample") for row in rows}
     given = [f"{price:g} s" for price in sorted(price for price in prices if price)]
     sampled = any(row.is_sampled for row in rows)
@@ -136,13 +152,35 @@ def _of_virtual_nodes(rows: Sequence[Row]) -> str:
         )
     work = listed([*filter(None, [measured, f"{listed(given, 'or')} per sample" if given else ""])], "or")
     links = "the links that the runs request" if any(row.run.has_links for row in rows) else "ideal links"
-    return (
+    meaning = (
         f"{'Nodes are virtual and train nothing' if sampled else 'Nodes are virtual'}, so times are "
-        f"cluster times: work takes {work}, and exchanges take what the "
-        f"time model gives them on {links}. The software of a message takes {software}. Their error is "
-        "unknown, because no real nodes ran. The intervals of differences contain an error of "
-        f"{percent(MAX_ERROR)}."
+        f"cluster times: work takes {work}, and exchanges take what the time model gives them on {links}. "
     )
+    if view.real:
+        real = f"{count(len(view.real.runs), 'run')} on {view.real.node_kind}"
+        meaning += f"What the software of messages and exchanges costs was measured in {real}. "
+    else:
+        most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
+        software = f"{UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} between nodes"
+        meaning += f"The software of a message takes {software}. "
+    kept = percent(error_of_difference(view))
+    if error is None:
+        why = "none of these runs was executed there" if view.real else "no real nodes ran"
+        text = f"{meaning}Their error is unknown, because {why}. "
+        text += f"The intervals of differences contain an error of {kept}."
+        return Finding("cluster_time_uncalibrated", text, evidence(view.groups))
+    nodes = sorted({row.run.nodes for row in error.rows})
+    unchecked = sorted({row.run.nodes for row in rows} - {*nodes})
+    text = (
+        f"{meaning}{count(len(error.rows), 'run')} on {listed([*map(str, nodes)])} nodes also had real "
+        f"nodes, from whose times these differ by {percent(error.median)} in the median and "
+        f"{percent(error.worst)} at most. "
+        + (f"Runs on {listed([*map(str, unchecked)])} nodes could not be checked. " if unchecked else "")
+        + f"The intervals of differences contain an error of {kept}."
+    )
+    data = {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows)}
+    off = error.worst > MAX_ERROR or unchecked
+    return Finding("cluster_time_uncalibrated" if off else "cluster_time", text, error.rows, data)
 
 
 def _reason(rows: Sequence[Row]) -> str:
@@ -284,5 +322,5 @@ def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 TOPIC = Topic(
     rules=(cluster_time,),
     rules_with_faults=(shared_cores, drift),
-    sweep_rules=(disturbed, cpu_inflation, no_cluster_time, thread_ranks),
+    sweep_rules=(disturbed, real_nodes, cpu_inflation, no_cluster_time, thread_ranks),
 )

@@ -104,13 +104,16 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
         ok = not kinds.of("cluster_time_uncalibrated")
         if errors:
             worst, _ = max(errors, key=lambda each: each[0].worst)
+            runs = count(len(worst.rows), "run")
+            real = any(row.is_virtual for row in worst.rows)
             parts.append(
-                f"cluster time, off wall time by {percent(worst.median)} in the median and "
-                f"{percent(worst.worst)} at most in {count(len(worst.rows), 'run')} with a core for each "
-                "rank"
+                f"cluster time, off {'that of real nodes' if real else 'wall time'} by "
+                f"{percent(worst.median)} in the median and {percent(worst.worst)} at most in {runs}"
+                + ("" if real else " with a core for each rank")
             )
-        if virtual := any(row.is_virtual for row in comparison.rows):
-            sampled = any(row.is_sampled for row in comparison.rows)
+        virtual = any(row.is_virtual for row in comparison.rows)
+        sampled = any(row.is_sampled for row in comparison.rows)
+        if virtual and (sampled or unknown):
             parts.append(f"cluster time of virtual nodes{' that train nothing' if sampled else ''}")
         if unchecked := sorted({ranks for _, rows in errors for ranks in unchecked_ranks(rows)}):
             ok = False

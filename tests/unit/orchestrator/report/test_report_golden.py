@@ -336,7 +336,10 @@ def golden_comparison() -> Comparison:
     )
     return windowed(
         dataclasses.replace(
-            compared, predictions=predictions(), predictions_unusable="they were made from other runs"
+            compared,
+            predictions=predictions(),
+            predictions_unusable="they were made from other runs",
+            real_unusable="../real has no finished runs on real nodes",
         )
     )
 
