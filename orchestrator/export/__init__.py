@@ -14,6 +14,7 @@ EXPORTERS: Registry[Exporter] = Registry(
     {
         "csv": "orchestrator.export.csv_files:CsvExporter",
         "kubeflow": "orchestrator.export.kubeflow:KubeflowExporter",
+        "kuberay": "orchestrator.export.kuberay:KubeRayExporter",
         "kubernetes": "orchestrator.export.kubernetes:KubernetesExporter",
         "latex": "orchestrator.export.latex:LatexExporter",
         "mlflow": "orchestrator.export.mlflow:MlflowExporter",

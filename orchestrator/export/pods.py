@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.errors import InputError
 from orchestrator.export.base import Options
 from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter, as_yaml
 from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.shipped import command
+from orchestrator.sweeps.load import Sweep
 
 Manifest = dict[str, Any]
 
@@ -52,20 +53,29 @@ class PodExporter(SweepExporter):
             return "cpus must be a multiple of 0.001 core"
         return None
 
-    def common_texts(self, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
+    def common_texts(self, sweep: Sweep, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
         return {"kustomization.yaml": kustomization([run.name for run in runs])}
 
 
-def metadata(run: PlannedRun) -> Manifest:
-    """Name and labels of every object of the run. Annotations have what labels may have to shorten."""
-    labels = {**selector(run), **run.labels}
-    annotations = {"shardyard/sweep": run.sweep, "shardyard/run": run.spec.key}
-    return {"name": run.name, "labels": labels, "annotations": annotations}
+class Named(Protocol):
+    """A run, or what several share. Annotations have what labels may have to shorten."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> dict[str, str]: ...
+    @property
+    def annotations(self) -> dict[str, str]: ...
 
 
-def selector(run: PlannedRun) -> dict[str, str]:
-    """Labels that only the run's pods have."""
-    return {"app.kubernetes.io/name": "shardyard", "app.kubernetes.io/instance": run.name}
+def metadata(of: Named) -> Manifest:
+    """Name, labels and annotations of every object of a run."""
+    return {"name": of.name, "labels": {**selector(of), **of.labels}, "annotations": of.annotations}
+
+
+def selector(of: Named) -> dict[str, str]:
+    """Labels that only the pods of a run have."""
+    return {"app.kubernetes.io/name": "shardyard", "app.kubernetes.io/instance": of.name}
 
 
 def kustomization(resources: list[str]) -> str:
@@ -85,9 +95,9 @@ def config_map(run: PlannedRun) -> Manifest:
     }
 
 
-def network_policy(run: PlannedRun) -> Manifest:
-    """Lets the run's pods talk to each other and to the cluster's DNS, and to nothing else."""
-    peers = {"podSelector": {"matchLabels": selector(run)}}
+def network_policy(of: Named) -> Manifest:
+    """Lets the pods of a run talk to each other and to the cluster's DNS, and to nothing else."""
+    peers = {"podSelector": {"matchLabels": selector(of)}}
     dns = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
@@ -96,7 +106,7 @@ def network_policy(run: PlannedRun) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(run),
+        "metadata": metadata(of),
         "spec": {
             **peers,
             "policyTypes": ["Ingress", "Egress"],
@@ -159,23 +169,27 @@ def container_security() -> Manifest:
 
 def volumes(run: PlannedRun, options: Options) -> list[Manifest]:
     """The directories of the container. What is in memory counts towards its memory limit."""
+    return [
+        {"name": "spec", "configMap": {"name": run.name}},
+        in_memory("shm", run.share * run.spec.shm_mb),
+        in_memory("tmp", TMP_MB),
+        *claims(options),
+    ]
 
-    def memory(name: str, size_mb: int) -> Manifest:
-        return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_mb}Mi"}}
 
+def in_memory(name: str, size_mb: int) -> Manifest:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_mb}Mi"}}
+
+
+def claims(options: Options) -> list[Manifest]:
+    """The volumes of results and data."""
     results: Manifest = {"name": "results", "emptyDir": {"sizeLimit": f"{RESULTS_MB}Mi"}}
     if options.results_claim:
         results = {"name": "results", "persistentVolumeClaim": {"claimName": options.results_claim}}
-    found = [
-        {"name": "spec", "configMap": {"name": run.name}},
-        memory("shm", run.share * run.spec.shm_mb),
-        memory("tmp", TMP_MB),
-        results,
-    ]
-    if options.data_claim:
-        claim = {"claimName": options.data_claim, "readOnly": True}
-        found.append({"name": "data", "persistentVolumeClaim": claim})
-    return found
+    if not options.data_claim:
+        return [results]
+    claim = {"claimName": options.data_claim, "readOnly": True}
+    return [results, {"name": "data", "persistentVolumeClaim": claim}]
 
 
 def mounts(options: Options) -> list[Manifest]:

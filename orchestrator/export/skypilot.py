@@ -10,6 +10,7 @@ from shlex import join, quote
 from orchestrator.export.base import Options
 from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter, as_yaml
 from orchestrator.shipped import ROOT
+from orchestrator.sweeps.load import Sweep
 from trainer.launch.launchers import PORT
 
 HOME = "~/shardyard"  # on the machines of the cluster
@@ -36,7 +37,7 @@ class SkyPilotExporter(SweepExporter):
     def texts(self, run: PlannedRun, options: Options) -> Mapping[str, str]:
         return {f"{run.name}.yaml": as_yaml(task(run)), f"specs/{run.name}.json": run.spec_json}
 
-    def common_texts(self, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
+    def common_texts(self, sweep: Sweep, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
         sources = ROOT / "trainer"
         files = [sources / "requirements.txt", *sorted(sources.rglob("*.py"))]
         return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}

@@ -17,7 +17,7 @@ import yaml
 from orchestrator.errors import InputError, output_error
 from orchestrator.export.base import Change, Exported, Exporter, Options, prepare, write_text
 from orchestrator.shipped import find_sweep
-from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.launch.launchers import PORT
 from trainer.spec.run_spec import RunSpec
 
@@ -37,14 +37,15 @@ class PlannedRun:
     def name(self) -> str:
         """A DNS label of sweep, run and digest: unique among the runs of all sweeps."""
         key = self.spec.key
-        digest = sha256(f"{self.sweep}/{key}".encode()).hexdigest()[:8]
-        readable = re.sub(r"[^a-z0-9]+", "-", f"{self.sweep}-{key}".lower().rpartition("-")[0])
-        readable = readable if readable[:1].isalpha() else f"run-{readable}"
-        return f"{readable[: NAME_LENGTH - len(digest) - 1].strip('-')}-{digest}"
+        return dns_label(f"{self.sweep}-{key}".rpartition("-")[0], f"{self.sweep}/{key}", NAME_LENGTH)
 
     @property
     def labels(self) -> dict[str, str]:
         return {"shardyard/sweep": label_value(self.sweep), "shardyard/run": label_value(self.spec.key)}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {"shardyard/sweep": self.sweep, "shardyard/run": self.spec.key}
 
     @property
     def nodes(self) -> int:
@@ -85,6 +86,14 @@ class PlannedRun:
         return {**self.spec.thread_environment(), "SHARDYARD_LAUNCHER": named}
 
 
+def dns_label(readable: str, whole: str, length: int) -> str:
+    """A name for objects of a cluster, which ends in a digest. whole: what it is unique for."""
+    digest = sha256(whole.encode()).hexdigest()[:8]
+    found = re.sub(r"[^a-z0-9]+", "-", readable.lower())
+    found = found if found[:1].isalpha() else f"run-{found}"
+    return f"{found[: length - len(digest) - 1].strip('-')}-{digest}"
+
+
 def label_value(text: str) -> str:
     """The text as a label's value; with a digest where it cannot be one."""
     value = re.sub(r"[^\w.-]", "-", text, flags=re.ASCII).strip("-_.")
@@ -99,13 +108,17 @@ class SweepExporter(Exporter):
     takes = "sweep file"
     uses: ClassVar[tuple[str, ...]] = ("sets", "nodes", "gloo_for_mpi")
 
-    @abstractmethod
     def texts(self, run: PlannedRun, options: Options) -> Mapping[str, str]:
         """The files of a run: path below the directory of the export -> text."""
+        return {}
 
-    def common_texts(self, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
+    def common_texts(self, sweep: Sweep, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
         """Files that the runs share."""
         return {}
+
+    def common_refusal(self, run: RunSpec) -> str | None:
+        """Why no format of this kind can express a run; None if it can."""
+        return common_refusal(run)
 
     @abstractmethod
     def refusal(self, run: PlannedRun, options: Options) -> str | None:
@@ -132,8 +145,9 @@ class SweepExporter(Exporter):
         out = Path("export") / name / self.name if out is None else out
         prepare(out)
         for run in runs:
-            yield _write(run.spec.key, self.texts(run, options), out)
-        if common := self.common_texts(runs, options):
+            if texts := self.texts(run, options):
+                yield _write(run.spec.key, texts, out)
+        if common := self.common_texts(sweep, runs, options):
             yield _write(", ".join(dict.fromkeys(each.partition("/")[0] for each in common)), common, out)
         if twins := sum(twin is not run for twin, run in zip(exported, sweep.runs, strict=True)):
             yield f"runs over mpi that are exported as other runs, over gloo: {twins}"
@@ -143,7 +157,7 @@ class SweepExporter(Exporter):
         """Raise InputError if the format cannot express all runs."""
         reasons: dict[str, list[str]] = {}
         for run in runs:
-            if reason := common_refusal(run.spec) or self.refusal(run, options):
+            if reason := self.common_refusal(run.spec) or self.refusal(run, options):
                 reasons.setdefault(reason, []).append(run.spec.key)
         if reasons:
             lines = [

@@ -169,8 +169,9 @@ class Driver:
     def serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request says."""
         word, group = request.pop("do"), self._groups.get(request.pop("group", -1))
-        if word == "create":
-            return self.create(**request)
+        if word in ("create", "describe"):
+            answer: dict[str, Any] = getattr(self, word)(**request)
+            return answer
         if group is None:
             raise ValueError(f"{word}: no such group")
         if word == "delete":

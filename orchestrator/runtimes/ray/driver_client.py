@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from trainer.core.record import Count, Record, Text, checked, parse_object
 
 CONNECT_S = 60.0  # to start a local cluster, or to reach another one
 ANSWER_S = 150.0  # more than the driver's limits
+HEAD_S = 10.0  # of a cluster's head; without it, Ray waits for a minute, and so do its calls
 CLOSE_S = 20.0
 OWNER = "owner"  # file with the identity of the orchestrator
 SESSIONS = Path("/tmp")  # a longer path would exceed that of a Unix socket, 107 bytes
@@ -64,6 +66,7 @@ class DriverProcess:
 
     def __init__(self, address: str | None, raylets: int) -> None:
         """Connect to a cluster; without an address, start one. Raises DriverError."""
+        _check_head(address)
         self._session = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SESSIONS))  # closed to other users
         (self._session / OWNER).write_text(identity())
         environment = {**os.environ, **own_label(), "PYTHONPATH": python_path()}
@@ -90,11 +93,21 @@ class DriverProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def failure(self) -> str | None:
+        """Why it serves no more requests: it has ended, or ends now as the head does not answer."""
+        if not self.is_running:
+            return "Ray's driver has ended"
+        try:
+            self._ask(HEAD_S, "the head of the Ray cluster", do="describe")
+        except DriverError as error:
+            return str(error)
+        return None
+
     def ask(self, word: str, **fields: Any) -> Reply:
         """The answer to a request. Raises DriverError."""
         return self._ask(ANSWER_S, do=word, **fields)
 
-    def _ask(self, within_s: float, **request: Any) -> Reply:
+    def _ask(self, within_s: float, of: str = "Ray", **request: Any) -> Reply:
         pipes = self._process.stdin, self._process.stdout
         if not (pipes[0] and pipes[1]):
             raise DriverError("Ray's driver has no pipes")
@@ -103,7 +116,7 @@ class DriverProcess:
             pipes[0].flush()
         if not select.select([pipes[1]], [], [], within_s)[0]:
             self._process.kill()  # a late answer would be taken for that to the next request
-            raise DriverError(f"Ray did not answer within {within_s:g} s")
+            raise DriverError(f"{of} did not answer within {within_s:g} s")
         line = pipes[1].readline()
         if not line:
             with suppress(subprocess.TimeoutExpired):
@@ -133,6 +146,16 @@ class DriverProcess:
         shutil.rmtree(self._session, ignore_errors=True)
 
 
+def _check_head(address: str | None) -> None:
+    """Raise DriverError if nothing listens at HOST:PORT. Ray would try for a minute."""
+    host, _, port = (address or "").rpartition(":")
+    if host:
+        try:
+            socket.create_connection((host, int(port)), HEAD_S).close()
+        except (OSError, OverflowError) as error:
+            raise DriverError(f"its head cannot be reached: {error}") from error
+
+
 def _kill_session(leader: int) -> None:
     """End all processes of a session, that of its leader included."""
     for process in psutil.process_iter():
@@ -149,6 +172,7 @@ def _local(session: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token_hex(32),
         "RAY_ADDRESS": "",
+        "RAY_health_check_period_ms": "500",  # a raylet is lost after five; with Ray's 3 s, after 13 s
         "RAY_prestart_worker_first_driver": "0",  # one worker for each of its CPUs
         "RAY_memory_monitor_refresh_ms": "0",  # local processes are not ended for others' memory, either
     }

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-Address = Annotated[str, StringConstraints(pattern=r"^(auto|[A-Za-z0-9._-]{1,253}:[0-9]{1,5})$")]
+ADDRESS = r"^(auto|[A-Za-z0-9._-]{1,253}:[0-9]{1,5})$"
+Address = Annotated[str, StringConstraints(pattern=ADDRESS)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[\x20-\x7e]*$")]
 
 

@@ -57,7 +57,8 @@ class RayCluster(Cluster):
         self.failure = self.failure or reason
 
     def ready(self) -> bool:
-        return self.failure is None and self._driver.is_running
+        self.failure = self.failure or self._driver.failure()
+        return self.failure is None
 
     def delete(self) -> None:
         if not self._deleted and self._driver.is_running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.runtimes.local.processes import processes
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, remove_sessions
-from orchestrator.runtimes.ray.options import RayOptions
+from orchestrator.runtimes.ray.options import ADDRESS, RayOptions
 from orchestrator.runtimes.ray.placement import NodeResources
 from orchestrator.runtimes.ray.run import RayCluster
 from trainer.spec.run_spec import RunSpec
@@ -101,6 +102,10 @@ class RayRuntime(Runtime):
             )
         return None
 
+    def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        if self._address and not re.fullmatch(ADDRESS, self._address):
+            raise InputError(f"RAY_ADDRESS is {self._address!r}; allowed: auto, or HOST:PORT of the head")
+
     def kind(self, spec: RunSpec) -> Hashable | None:
         # CUDA does not work in a forked process.
         return None if self.cold or spec.on_gpu else "ray"
@@ -122,7 +127,7 @@ class RayRuntime(Runtime):
         return LaunchPlan(spec, paths, data_dir, cluster, started, warm)
 
     def create(self, plan: LaunchPlan) -> Cluster:
-        if self._driver is None or not self._driver.is_running:
+        if self._driver is None or self._driver.failure():
             self.close()
             try:
                 self._driver = DriverProcess(self._address, self.options.raylets)

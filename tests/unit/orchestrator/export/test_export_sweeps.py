@@ -9,19 +9,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
 from orchestrator.commands.export import export
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.export.base import Options, option
 from orchestrator.export.pods import PodExporter, container_security, pod_security
 from orchestrator.export.sweep_exporter import PlannedRun, label_value
+from orchestrator.runtimes.ray.options import RayOptions
+from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
 from trainer.launch.environment import read_context
 from trainer.launch.launchers import LaunchError
@@ -46,7 +52,7 @@ Manifest = dict[str, Any]
 
 
 def options(to: str) -> Options:
-    return IMAGE if to in PODS else Options()
+    return IMAGE if to in PODS else CLAIMS if to == "kuberay" else Options()
 
 
 def exported(tmp_path: Path, to: str, text: str = SWEEP, given: Options | None = None) -> Path:
@@ -85,6 +91,20 @@ def pod_of(manifest: Manifest) -> Manifest:
     container |= {name: trainer[name] for name in ("image", "command", "env")}
     container["resources"] = trainer["resourcesPerNode"]
     return template
+
+
+def ray_specs(out: Path) -> tuple[Manifest, Manifest]:
+    """The spec of the RayCluster, and that of the RayJob."""
+    objects = {each["kind"]: each for each in manifests(out)}
+    return objects["RayCluster"]["spec"], objects["RayJob"]["spec"]
+
+
+def ray_pods(out: Path) -> dict[str, Manifest]:
+    """The templates of a Ray cluster's pods and of that which submits the job, by their container."""
+    cluster, job = ray_specs(out)
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    templates = [*(group["template"] for group in groups), job["submitterPodTemplate"]]
+    return {template["spec"]["containers"][0]["name"]: template for template in templates}
 
 
 def each_pod(out: Path) -> dict[str, Manifest]:
@@ -146,6 +166,37 @@ def test_train_jobs_follow_their_definition(tmp_path: Path, given: Options) -> N
         assert "numberOfNodes" in next(validator.iter_errors(job)).message
 
 
+def definitions_of_kuberay() -> dict[str, jsonschema.Draft202012Validator]:
+    """By kind. Pod templates are objects there."""
+    found = {}
+    for kind in ("RayCluster", "RayJob"):
+        definition = schema_of("kuberay")[kind]
+        metadata = definition["properties"].pop("metadata")
+        schema = strict(definition)
+        schema["properties"]["metadata"] = metadata
+        found[kind] = jsonschema.Draft202012Validator(schema)
+    return found
+
+
+def test_clusters_of_ray_follow_their_definitions(tmp_path: Path) -> None:
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="requirements-dev.txt has kubernetes-validate"
+    ).validate
+    validators = definitions_of_kuberay()
+    objects = {each["kind"]: each for each in manifests(exported(tmp_path, "kuberay"))}
+    assert objects.keys() == {"ConfigMap", "NetworkPolicy", *validators}
+    for kind, manifest in objects.items():
+        if kind not in validators:
+            validate(manifest, NEWEST, strict=True)
+            continue
+        validators[kind].validate(manifest)
+        manifest["spec"]["replicas"] = 1
+        assert "replicas" in next(validators[kind].iter_errors(manifest)).message
+    for name, template in ray_pods(tmp_path / "out").items():
+        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}}
+        validate({**named, "template": template}, NEWEST, strict=True)
+
+
 def test_tasks_follow_the_schema_of_skypilot(tmp_path: Path) -> None:
     out = exported(tmp_path, "skypilot")
     tasks = [yaml.safe_load(path.read_text()) for path in out.glob("*.yaml")]
@@ -158,7 +209,7 @@ def test_tasks_follow_the_schema_of_skypilot(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl is installed")
-@pytest.mark.parametrize("to", PODS)
+@pytest.mark.parametrize("to", [*PODS, "kuberay"])
 def test_kustomizations_have_all_objects(tmp_path: Path, to: str) -> None:
     out = exported(tmp_path, to)
     done = subprocess.run(
@@ -176,9 +227,10 @@ def test_kustomizations_have_all_objects(tmp_path: Path, to: str) -> None:
 # Pods
 
 
-@pytest.mark.parametrize("to", PODS)
+@pytest.mark.parametrize("to", [*PODS, "kuberay"])
 def test_pods_are_confined(tmp_path: Path, to: str) -> None:
-    for template in each_pod(exported(tmp_path, to)).values():
+    out = exported(tmp_path, to)
+    for template in (ray_pods(out) if to == "kuberay" else each_pod(out)).values():
         pod = template["spec"]
         (container,) = pod["containers"]
         both = (pod["securityContext"], container["securityContext"])
@@ -277,6 +329,101 @@ def test_the_headless_service_names_the_pods(tmp_path: Path) -> None:
         assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
         assert spec["selector"].items() <= pods[key]["metadata"]["labels"].items()
         assert pods[key]["spec"]["subdomain"] == service["metadata"]["name"]
+
+
+# Clusters of Ray
+
+
+def test_a_worker_has_one_node_of_any_run(tmp_path: Path) -> None:
+    cluster, _ = ray_specs(exported(tmp_path, "kuberay"))
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+    # Ray reserves for a node of a run; the limits are those of hogwild, whose pod has four nodes.
+    assert (group["rayStartParams"]["num-cpus"], group["rayStartParams"]["memory"]) == ("1", str(2**31))
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "4000m", "memory": f"{8192 + 1024}Mi"}
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_a_worker_has_the_gpus_of_a_node(tmp_path: Path) -> None:
+    pods = ray_pods(exported(tmp_path, "kuberay", GPU))
+    requested = {
+        name: pod["spec"]["containers"][0]["resources"]["requests"].get("nvidia.com/gpu")
+        for name, pod in pods.items()
+    }
+    assert requested == {"ray-head": None, "ray-worker": "1", "submitter": None}
+
+
+def test_pods_of_ray_share_results_and_have_no_token_of_kubernetes(tmp_path: Path) -> None:
+    out = exported(tmp_path, "kuberay")
+    cluster, _ = ray_specs(out)
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["enableIngress"] is False
+    for name, template in ray_pods(out).items():
+        assert template["spec"]["automountServiceAccountToken"] is False
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        (container,) = template["spec"]["containers"]
+        assert {each["name"] for each in container["volumeMounts"]} == volumes.keys()
+        if name != "submitter":
+            assert volumes["results"]["persistentVolumeClaim"] == {"claimName": "results"}
+            assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
+
+
+def test_the_operator_alone_reaches_the_head_from_outside(tmp_path: Path) -> None:
+    out = exported(tmp_path, "kuberay")
+    (policy,) = [each["spec"] for each in manifests(out) if each["kind"] == "NetworkPolicy"]
+    chosen = policy["podSelector"]
+    for template in ray_pods(out).values():
+        assert chosen["matchLabels"].items() <= template["metadata"]["labels"].items()
+    peers, operator = policy["ingress"]
+    assert peers == {"from": [{"podSelector": chosen}]}
+    assert operator["from"][0]["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "kuberay-operator"
+    }
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
+
+
+def test_the_job_runs_the_sweep_on_its_cluster(tmp_path: Path) -> None:
+    given = Options(**{**asdict(CLAIMS), "sets": ("lr=0.25",), "nodes": "2"})
+    text = "name: s\nray: {wait_s: 9}\nblocks: [{base: {strategy: rpc_split}, axes: {nodes: [2, 3]}}]\n"
+    out = exported(tmp_path, "kuberay", text, given)
+    _, job = ray_specs(out)
+    (name,) = {each["metadata"]["name"] for each in manifests(out)}
+    assert job["clusterSelector"] == {"ray.io/cluster": name}
+    command = shlex.split(job["entrypoint"])
+    assert command[:4] == ["python", "-m", "orchestrator", "sweep"]
+    (text,) = [each["data"]["sweep.yml"] for each in manifests(out) if each["kind"] == "ConfigMap"]
+    (tmp_path / "inside.yml").write_text(text)
+    arguments = [str(tmp_path / "inside.yml") if each.endswith(".yml") else each for each in command[3:]]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "results"), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "rpc_split-rpc-n2-s0" in done.output
+    loaded = load_sweep(tmp_path / "inside.yml")
+    options = loaded.spec.options_of("ray")
+    assert options == RayOptions(address="auto", wait_s=9)
+    assert {"--shared-network", "ray", "lr=0.25"} <= {*command}
+
+
+def test_ray_knows_the_parameters_of_its_start(tmp_path: Path) -> None:
+    start = pytest.importorskip("ray.scripts.scripts", reason="ray is not installed").start
+    cluster, _ = ray_specs(exported(tmp_path, "kuberay"))
+    assert cluster["rayVersion"].rpartition(".")[0] == version("ray").rpartition(".")[0]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        given = [f"--{name}={value}" for name, value in group["rayStartParams"].items()]
+        start.make_context("start", given)
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "message"),
+    [
+        ("strategy: all_reduce, nodes: 2", CLAIMS, "mpi does not run on runtime ray"),
+        ("strategy: ddp, nodes: 2, restarts: 1", CLAIMS, "lost rank"),
+        ("strategy: ddp", IMAGE, "needs --results-claim"),
+        ("strategy: ddp, cpus: 0.3333", CLAIMS, "0.001"),
+    ],
+)
+def test_what_ray_cannot_run_is_refused(tmp_path: Path, base: str, given: Options, message: str) -> None:
+    assert message in refused(tmp_path, "kuberay", base, given)
 
 
 # Ranks

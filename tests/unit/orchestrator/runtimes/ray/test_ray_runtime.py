@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.ray import runtime as module
@@ -109,6 +111,27 @@ def test_an_address_is_auto_or_host_and_port(address: str) -> None:
 def test_other_options_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RayOptions(**fields)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265", "local"])
+def test_other_addresses_of_the_environment_are_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InputError, match=f"RAY_ADDRESS is '{address}'; allowed: auto, or HOST:PORT"):
+        RayRuntime().check_together([run()], Path("/data"))
+    chosen = RayRuntime()
+    chosen.configure(RayOptions(address="auto"))
+    chosen.check_together([run()], Path("/data"))
+
+
+def test_an_address_without_a_head_is_refused_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        runtime = RayRuntime()
+        runtime.configure(RayOptions(address=f"127.0.0.1:{unused.getsockname()[1]}"))
+        with pytest.raises(InputError, match=r"cluster 127\.0\.0\.1:.* cannot be reached"):
+            runtime.create(plan(run()))
 
 
 def test_a_cluster_of_others_is_remote_and_has_several_clocks() -> None:
