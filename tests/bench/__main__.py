@@ -23,6 +23,7 @@ from tests.bench import (
     report,
     sessions,
     slow_motion,
+    splits,
     step,
     traffic,
     virtual,
@@ -53,6 +54,7 @@ ON_REQUEST = {
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
     "predict": predict.main,  # takes half an hour
+    "splits": splits.main,  # takes minutes
     "ladder": ladder.main,  # takes an hour, in three calls
     "vtrain": vtrain.main,  # reads files that are not shipped
     "slow_motion": slow_motion.main,  # needs a machine without other load
