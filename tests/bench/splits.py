@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from orchestrator.report import formats
 from orchestrator.report.model.labels import strategy_label
-from orchestrator.results.records import RankResult, RunResult
+from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from tests.bench.runs import runs_on
 from tests.support.step_bytes import mean_step_bytes
@@ -179,7 +179,7 @@ def line(rows: Sequence[Row]) -> str:
     """A row of the table, in Markdown: of one split. State and activations are those on most ranks."""
     places = [f"{each.result.run.nodes} {each.result.run.transport}" for each in rows]
     largest = max(rows, key=lambda row: row.result.run.nodes).result
-    most = max(largest.ranks, key=held)
+    most = max(largest.ranks, key=lambda rank: rank.held_bytes or 0)
     state = most.state_bytes or {}
     label = strategy_label(largest.run).removesuffix(f" accumulate={ACCUMULATE}")
     cells = [
@@ -200,8 +200,3 @@ def by_formula(row: Row) -> float | None:
     """The bytes that a rank sends in a step, the mean over ranks."""
     run, parameters = row.result.run, [rank.parameters for rank in row.result.ranks]
     return mean_step_bytes(run, run.dataset.samples, parameters, row.serial.ranks[0].parameters)
-
-
-def held(rank: RankResult) -> int:
-    """Bytes of state and activations."""
-    return sum((rank.state_bytes or {}).values()) + (rank.activation_bytes or 0)
