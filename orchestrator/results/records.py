@@ -46,6 +46,11 @@ class RankResult(TrainResult):
 
     rank: int
 
+    @property
+    def held_bytes(self) -> int | None:
+        """Bytes of state and stored activations; None if not recorded."""
+        return sum(self.state_bytes.values()) + (self.activation_bytes or 0) if self.state_bytes else None
+
 
 class EpochPoint(_Finite):
     """A rank's model after an epoch; train_s is training time so far, evaluation excluded.
@@ -269,12 +274,7 @@ class RunResult(_Finite):
     @property
     def held_bytes(self) -> int | None:
         """Bytes of state and stored activations of the rank that holds most; None if not recorded."""
-        held = [
-            sum(rank.state_bytes.values()) + (rank.activation_bytes or 0)
-            for rank in self.ranks
-            if rank.state_bytes
-        ]
-        return max(held, default=None)
+        return max((r.held_bytes for r in self.ranks if r.held_bytes is not None), default=None)
 
     @property
     def staleness(self) -> float | None:

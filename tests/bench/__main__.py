@@ -14,6 +14,7 @@ from tests.bench import (
     flower,
     gpt_reference,
     ladder,
+    layout,
     links,
     model_partitioning,
     overhead,
@@ -23,6 +24,7 @@ from tests.bench import (
     report,
     sessions,
     slow_motion,
+    splits,
     step,
     traffic,
     virtual,
@@ -53,6 +55,8 @@ ON_REQUEST = {
     "allocation": engines.many,  # takes minutes
     "virtual_error": virtual_error.main,  # takes ten minutes
     "predict": predict.main,  # takes half an hour
+    "splits": splits.main,  # takes minutes
+    "layout": layout.main,  # takes minutes
     "ladder": ladder.main,  # takes an hour, in three calls
     "vtrain": vtrain.main,  # reads files that are not shipped
     "slow_motion": slow_motion.main,  # needs a machine without other load

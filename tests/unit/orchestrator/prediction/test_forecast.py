@@ -14,7 +14,7 @@ from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
 from orchestrator.prediction.forecast import Forecast, Question, Refused, cluster_of, forecasts
 from orchestrator.prediction.simulated import Simulations, Time, simulated_run
-from orchestrator.results.records import RunResult
+from orchestrator.results.records import RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
@@ -48,9 +48,14 @@ class GivenTimes(Simulations):
         return Time(work_s + rest_s, rest_s / (work_s + rest_s))
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Any:
-        rank = SimpleNamespace(state_bytes={"weights": 5, "gradient": 5}, activation_bytes=7)
+        ranks = [
+            SimpleNamespace(state_bytes={"weights": 5, "gradient": 5}, activation_bytes=activations)
+            for activations in (None, 7, 1)
+        ]
+        for rank in ranks:
+            rank.held_bytes = RankResult.held_bytes.fget(rank)  # type: ignore[attr-defined]
         run = spec("all_reduce", nodes, transport="gloo")
-        result = SimpleNamespace(run=run, ranks=[rank], bytes_sent_per_rank=12.0)
+        result = SimpleNamespace(run=run, ranks=ranks, bytes_sent_per_rank=12.0)
         result.held_bytes = RunResult.held_bytes.fget(result)  # type: ignore[attr-defined]
         return SimpleNamespace(result=result)
 

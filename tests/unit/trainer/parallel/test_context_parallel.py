@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tests.support.step_bytes import mean_step_bytes
 from tests.unit.threads import together
 from tests.unit.trainer.parallel.test_partitioned_models import with_losses
 from tests.unit.training import train
@@ -84,22 +85,15 @@ def test_all_ranks_end_with_the_same_weights(strategy: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("strategy", "ranks"), [(RING, 2), (RING, 4), (ULYSSES, 2), (ULYSSES, 4)])
 def test_the_bytes_of_a_step_are_those_of_the_formula(strategy: dict[str, Any], ranks: int) -> None:
-    batch, width, layers = 22, 16, 2
-    run = {
-        **RUN,
-        "batch_size": batch,
-        "model": {**GPT, "layers": layers, "width": width},
-    }
+    batch = 22
+    run = {**RUN, "batch_size": batch, "model": GPT}
     training = train(strategy, ranks, **run)
-    own = 4 * batch * width * 12 // ranks  # bytes of one tensor of this rank's tokens
-    if strategy is RING:
-        attention = (ranks - 1) * 2 * own + ranks * 4 * own
-    else:
-        attention = 8 * own * (ranks - 1) / ranks
-    parameters = training.results[0].parameters
-    summed = 2 * 4 * (parameters + 2) * (ranks - 1) / ranks  # the gradient, the loss and the accuracy
-    steps = training.results[0].steps
-    assert training.results[0].bytes_sent == pytest.approx(steps * (layers * attention + summed))
+    spec = RunSpec.model_validate({**run, "strategy": strategy, "nodes": ranks, "transport": "memory"})
+    own = training.results[0].parameters
+    expected = mean_step_bytes(spec, batch, [own] * ranks, own)
+    assert expected is not None
+    expected += 2 * 4 * 2 * (ranks - 1) / ranks  # the loss and the accuracy
+    assert training.results[0].bytes_sent == pytest.approx(training.results[0].steps * expected)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from tests.support.step_bytes import mean_step_bytes
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
@@ -147,6 +149,10 @@ def test_bytes_sent_equal_the_formula() -> None:
         assert result.bytes_sent == 2 * (batch + 4 * result.parameters + pairs * 2 * batch)
         neighbour = rank + 2 if rank % 4 < 2 else rank - 2
         assert result.bytes_to == [2 * batch * (to == neighbour) for to in range(8)]
+    spec = RunSpec.model_validate({**fields, "strategy": mesh, "nodes": 8, "transport": "memory"})
+    parameters = [result.parameters for result in training.results]
+    mean = fmean(result.bytes_sent for result in training.results)
+    assert mean == 2 * (mean_step_bytes(spec, 2 * 9, parameters, whole=0) or 0)
 
 
 # Places of ranks
