@@ -65,7 +65,8 @@ def listing(data_dir: Path, width: int) -> Iterator[str]:
         sweep = load_lab(name, cores=lambda _: machine_cores())
         missing = absent(sweep, data_dir)
         data = ", ".join(dict.fromkeys(run.name_of("dataset") for run in sweep.runs))
-        there = f"will be downloaded to {data_dir}/" if missing else "downloaded"
+        here = "downloaded" if any(run.dataset.files for run in sweep.runs) else "no download"
+        there = f"will be downloaded to {data_dir}/" if missing else here
         lab = sweep.spec.lab
         facts = [lab.title, f"Source: {lab.source}."] if lab else [sweep.spec.description]
         if lab:
