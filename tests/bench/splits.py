@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, runs_on("local", results=Path(name)) as execute:
         print(
             f"{STEPS} steps of gpt beside serial; allowed: loss {LOSS_ATOL:g}, weights {WEIGHTS_RTOL:g}\n\n"
-            "| split | tied | ranks | loss | weights | sent a step | by the formula "
+            "| split | tied | ranks | loss off | weights off | sent a step | by the formula "
             "| weights | gradient | optimizer | activations |\n|" + " --- |" * 11
         )
         rows: list[Row] = []
