@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.errors import InputError, output_error
 from orchestrator.replay.described import Costs
+from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import (
     ClusterTime,
     NoClusterTime,
@@ -22,6 +23,7 @@ from orchestrator.replay.run import (
 )
 from orchestrator.replay.timeline_files import write_timeline
 from orchestrator.report import formats
+from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
 from trainer.spec.run_spec import RunSpec
@@ -108,7 +110,8 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterator[Row]:
     """Replay the finished runs, in the order of the sweep, after those whose results cannot be used.
 
-    Raises InputError for a directory without results or with unequal numbers of nodes and speeds.
+    Raises InputError for a directory without results, with unequal numbers of nodes and speeds, or whose
+    runs of real nodes cannot be used.
     """
     results, unusable = list[tuple[str, RunResult]](), list[Row]()
     for key in read_record(paths).keys:
@@ -120,8 +123,13 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
             results += [(key, result)] if result is not None and result.status == "ok" else []
     yield from unusable
     costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
+    real = read_real_runs(paths)
+    calibrated = Calibrated.by(real) if real else None
     for key, result in results:
-        cluster = options.cluster(costs.cluster(result, key, requested=False), result.run)
+        own = costs.cluster(result, key, requested=False)
+        if calibrated and result.runtime_info.simulates_time:
+            own = calibrated.cluster(result, requested=False) or own
+        cluster = options.cluster(own, result.run)
         wall_s = None if result.runtime_info.simulates_time else result.train_s
         yield Row(key, wall_s, _replay(paths.run(key), result, cluster, timelines))
 

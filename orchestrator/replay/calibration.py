@@ -78,6 +78,10 @@ class Calibration:
         }
         self._runs[place].append(_Run(key, strategy, loaded, costs))
 
+    def count(self, place: Place) -> int:
+        """The number of runs that show costs of a place."""
+        return len(self._runs.get(place, ()))
+
     def costs(self, place: Place, strategy: str, without: str) -> dict[str, list[SoftwareCost]]:
         """The costs by kind of exchange and size, for a run of a strategy.
 

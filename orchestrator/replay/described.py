@@ -4,14 +4,13 @@ Nodes are those of a run's spec, with a core for each rank or with its quota. Li
 requests; otherwise wires that cost nothing. Beside them a message costs what the transport's own software
 costs on this machine: the probe before each run measures it, and the fastest result of the sweep counts,
 because other load only slows a probe down. What an exchange costs beyond its messages is measured in those
-runs of the sweep whose ranks had a core each. Virtual nodes measure neither, but runs of real nodes may do
-so for them.
+runs of the sweep whose ranks had a core each.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -28,7 +27,6 @@ from orchestrator.replay.run import (
 )
 from orchestrator.replay.work import Work, step_cpu_s
 from orchestrator.results.limits import may_have_cores, rank_quota
-from orchestrator.results.real_nodes import RealRuns
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
 from trainer.core.result import MAX_WAITS_LISTED
@@ -74,7 +72,8 @@ def described(result: RunResult, software: Mapping[Place, Software], requested: 
     Args:
         requested: whether it has the links that the run requests; otherwise those of this machine.
     """
-    return _described(result, software.get(_place(result), UNKNOWN), requested)
+    own = software.get(_place(result), UNKNOWN)
+    return cluster_of_run(result.run, rank_quota(result.run, result.runtime_info), own, requested)
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,10 @@ class Costs:
     software: Mapping[Place, Software]
     calibration: Calibration
     work: Work
-    real: str | None = None  # the runtime whose costs virtual nodes have
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[RunDirectory, RunResult]], real: RealRuns | None = None) -> Costs:
-        """The costs from the probes and the traces of runs, each with its directory.
-
-        Args:
-            real: further runs, whose costs virtual nodes have.
-        """
-        runs = [*runs, *((paths.directory, result) for paths, result in real.runs)] if real else runs
+    def of(cls, runs: Sequence[tuple[RunDirectory, RunResult]]) -> Costs:
+        """The costs from the probes and the traces of runs, each with its directory."""
         software = software_of(result for _, result in runs)
         calibration, work = Calibration(), Work()
         for directory, result in runs:
@@ -113,7 +106,7 @@ class Costs:
                 work.add_undisturbed(key, work_of_step(result), steps)
             elif len(traces) > 1 and not result.runtime_info.simulates_time:
                 work.add_shared(key, work_of_step(result), (result.runtime, result.cores), steps)
-        return cls(software, calibration, work, real.runtime if real else None)
+        return cls(software, calibration, work)
 
     def cluster(self, result: RunResult, key: str, requested: bool = True) -> Cluster:
         """The cluster of a run.
@@ -122,53 +115,46 @@ class Costs:
             key: the key of the run, whose exchanges do not count.
             requested: see `described`.
         """
-        place, inflation = _place(result), self.work.inflation(key)
-        if result.runtime_info.simulates_time:
-            place, inflation = (self.real or result.runtime, result.run.transport), []
-        changes = {
-            "software": self.calibration.costs(place, _strategy(result), key),
-            "cpu_inflation": [float(f"{each:.{DIGITS}g}") for each in inflation],
-        }
-        own = self.software.get(place, UNKNOWN)
-        return _described(result, own, requested).model_copy(update=changes)
+        software = self.calibration.costs(_place(result), _strategy(result), key)
+        inflation = [float(f"{each:.{DIGITS}g}") for each in self.work.inflation(key)]
+        changes = {"software": software, "cpu_inflation": inflation}
+        return described(result, self.software, requested).model_copy(update=changes)
+
+    def cluster_as_on(
+        self, runtime: str, result: RunResult, without: str = "", requested: bool = True
+    ) -> Cluster:
+        """The cluster of a run of virtual nodes, where exchanges cost what they cost on a runtime.
+
+        Args:
+            without: the key of a run whose exchanges do not count.
+            requested: see `described`.
+        """
+        place = runtime, result.run.transport
+        software = self.calibration.costs(place, _strategy(result), without)
+        own = cluster_of_run(result.run, 1.0, self.software.get(place, UNKNOWN), requested)
+        return own.model_copy(update={"software": software})
 
 
 def cluster_times(
-    paths: SweepPaths, results: Sequence[tuple[str, RunResult]], real: RealRuns | None = None
+    paths: SweepPaths,
+    results: Sequence[tuple[str, RunResult]],
+    of_virtual: Callable[[RunResult], Cluster | None] | None = None,
 ) -> dict[str, ClusterTime | NoClusterTime]:
     """The times of the ok runs on their clusters, by key.
 
     Times that are stored beside the results are read; others are replayed, and then stored. Raises OSError.
 
     Args:
-        real: runs whose costs virtual nodes have.
+        of_virtual: the cluster of a run of virtual nodes, if runs of real nodes calibrate it.
     """
-    costs = Costs.of([(paths.run(key).directory, result) for key, result in results], real)
-    return {
-        key: _cluster_time(paths.run(key), result, costs.cluster(result, key))
-        for key, result in results
-        if result.status == "ok" and result.run.strategy.trains
-    }
-
-
-def real_times(real: RealRuns, keys: Container[str]) -> dict[str, float]:
-    """The seconds that real nodes trained, by the keys of these runs: what virtual ones should take.
-
-    It is their wall time if each rank had a core, else their cluster time.
-    """
-    costs = Costs.of([(paths.directory, result) for paths, result in real.runs])
-    times: dict[str, float] = {}
-    for paths, result in real.runs:
-        key = paths.directory.name
-        if key not in keys or not result.run.strategy.trains:
-            continue
-        if has_cores(result) and result.train_s:
-            times[key] = result.train_s
-        else:
-            replayed = replay_run(paths.directory, result.run, costs.cluster(result, key))
-            if isinstance(replayed, ClusterTime):
-                times[key] = replayed.cluster_s
-    return times
+    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
+    found: dict[str, ClusterTime | NoClusterTime] = {}
+    for key, result in results:
+        if result.status == "ok" and result.run.strategy.trains:
+            virtual = of_virtual if result.runtime_info.simulates_time else None
+            cluster = (virtual and virtual(result)) or costs.cluster(result, key)
+            found[key] = _cluster_time(paths.run(key), result, cluster)
+    return found
 
 
 def work_of_step(result: RunResult) -> str:
@@ -208,10 +194,6 @@ def has_cores(result: RunResult) -> bool:
     return fits_cores(result) and all(
         rank.seconds.get("cpu_contention", 0.0) <= MAX_CONTENTION * rank.train_s for rank in result.ranks
     )
-
-
-def _described(result: RunResult, software: Software, requested: bool) -> Cluster:
-    return cluster_of_run(result.run, rank_quota(result.run, result.runtime_info), software, requested)
 
 
 def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> ClusterTime | NoClusterTime:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
@@ -19,7 +21,7 @@ from orchestrator.results.store import (
     read_stored,
     write_atomic,
 )
-from trainer.core.record import Record, Text
+from trainer.core.record import Record, printable
 from trainer.core.regular_files import read_below
 
 MOST_BYTES = 2**13  # of the file
@@ -33,28 +35,28 @@ class RealNodes(Record):
     """
 
     version: Literal[1] = 1
-    directory: Text
+    directory: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 @dataclass(frozen=True)
 class RealRuns:
-    """Finished runs of real nodes, each with its files; at least one.
+    """Finished runs of real nodes, each with its files; at least one, and all on one runtime.
 
     Attributes:
-        directory: their results directory.
+        directory: their results directory, as a report names it.
     """
 
-    directory: Path
+    directory: str
     runs: Sequence[tuple[RunPaths, RunResult]]
 
     @property
     def runtime(self) -> str:
-        return self.runs[-1][1].runtime
+        return self.runs[0][1].runtime
 
     @property
     def node_kind(self) -> str:
         """What their nodes are, such as `local processes`."""
-        return self.runs[-1][1].node_kind
+        return self.runs[0][1].node_kind
 
 
 def _finished(paths: SweepPaths, virtual: bool) -> list[tuple[RunPaths, RunResult]]:
@@ -70,17 +72,20 @@ def _finished(paths: SweepPaths, virtual: bool) -> list[tuple[RunPaths, RunResul
     return found
 
 
-def read_real_runs(directory: Path) -> RealRuns:
+def _real_runs(directory: Path, name: str) -> RealRuns:
     """The finished runs of a results directory. Raises InputError if none is on real nodes."""
-    if found := _finished(SweepPaths(directory), virtual=False):
-        return RealRuns(directory, found)
-    raise InputError(f"{directory} has no finished runs on real nodes")
+    found = _finished(SweepPaths(directory), virtual=False)
+    if not found:
+        raise InputError(f"{name} has no finished runs on real nodes")
+    if len(runtimes := {result.runtime: None for _, result in found}) > 1:
+        raise InputError(f"{name} has runs on several runtimes: {', '.join(runtimes)}; allowed: one")
+    return RealRuns(name, found)
 
 
 def calibrate_virtual_nodes(paths: SweepPaths, directory: Path) -> None:
     """Store where the runs of real nodes are that calibrate those of virtual ones. Raises InputError."""
     try:
-        read_real_runs(directory)
+        _real_runs(directory, str(directory))
     except InputError as error:
         raise InputError(f"--real {error}") from error
     if not _finished(paths, virtual=True):
@@ -92,12 +97,17 @@ def calibrate_virtual_nodes(paths: SweepPaths, directory: Path) -> None:
         raise output_error(paths.real_nodes, error, "DIRECTORY") from error
 
 
-def read_real_nodes(paths: SweepPaths) -> RealRuns | None:
-    """The runs of real nodes for a results directory; None if it has none.
-
-    Raises UnusableFile, and InputError if they cannot be read.
-    """
+def read_real_runs(paths: SweepPaths) -> RealRuns | None:
+    """The runs of real nodes for a results directory; None if none were given. Raises UnusableFile."""
     stored = read_stored(
         RealNodes, paths.real_nodes, lambda path: read_below(path.parent, path.name, MOST_BYTES)
     )
-    return read_real_runs(paths.directory / stored.directory) if stored else None
+    if stored is None:
+        return None
+    name = printable(stored.directory)
+    try:
+        return _real_runs(paths.directory / stored.directory, name)
+    except UnusableFile as error:
+        raise UnusableFile(paths.real_nodes, f"names {name}, whose sweep cannot be read") from error
+    except InputError as error:
+        raise UnusableFile(paths.real_nodes, f"names {name}, which cannot be used: {error}") from error

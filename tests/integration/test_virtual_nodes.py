@@ -16,8 +16,10 @@ from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.replay.described import has_cores
 from orchestrator.replay.run import ClusterTime
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.topics.clock import cluster_time
 from orchestrator.results.environment import cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_record, read_result
@@ -128,16 +130,27 @@ def test_runs_of_real_nodes_calibrate_times_and_show_their_error(tmp_path: Path)
     after = read_comparison(SweepPaths(out))
     paths = SweepPaths(real)
     measured = {key: read_result(paths.run(key).result) for key in read_record(paths).keys}
-    assert {row.key for row in after.rows if row.real_s} == {*measured}
+    assert {row.key for row in after.rows if row.real} == {*measured}
     (view,) = (after.view(workload) for workload in after.workloads)
     error = clock_error(row for group in view.groups for row in group.ok_rows)
     assert error is not None
     assert {row.key for row in error.rows} == {*measured}
+    (finding,) = cluster_time(view, Claims({view.workload: 0.15}, after.tolerance))
+    assert (finding.data["checked"], finding.data["of"]) == (len(measured), len(after.rows))
+    assert finding.kind == "cluster_time_uncalibrated"  # the runs on 8 nodes were not checked
+    assert "on local processes, in ../real." in finding.text
+    assert after.real is not None
+    assert after.real.showing("mpi") == len(measured)
     for row in error.rows:
-        assert row.cluster is not None
         found = measured[row.key]
-        if found and has_cores(found):
-            assert row.real_s == found.train_s
+        assert row.real is not None
+        assert found is not None
+        assert (row.real.clock == "wall") == has_cores(found)
+        assert row.real.clock == "cluster" or row.real.seconds == found.train_s
+    softwares = {
+        time.cluster.overhead_s for time in after.clusters.values() if isinstance(time, ClusterTime)
+    }
+    assert len(softwares) == 1  # also of runs that real nodes did not execute
     for key, time in after.clusters.items():
         own = before.clusters[key]
         assert isinstance(time, ClusterTime)

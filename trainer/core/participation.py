@@ -69,6 +69,12 @@ class Participation(BaseModel):
             return self._drawn(ranks)
         return min(len(present) for present in self.schedule)
 
+    def most(self, ranks: int) -> int:
+        """The most of so many ranks that take part in a round."""
+        if self.schedule is None:
+            return self._drawn(ranks)
+        return max(len(present) for present in self.schedule)
+
     def draw(self, number: int, sizes: Sequence[int], rng: np.random.Generator) -> frozenset[int]:
         """The ranks of a round.
 

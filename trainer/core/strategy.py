@@ -106,6 +106,8 @@ class Strategy(Component):
     elastic_transports: ClassVar[tuple[str, ...]] = ()
     # False: time spent waiting for other ranks counts as communication.
     attributes_stragglers: ClassVar[bool] = True
+    # Between two rounds ranks keep nothing but the average and their optimizer, so absent ranks are alike.
+    alike_between_rounds: ClassVar[bool] = False
     # Ranks exchange within a backward pass, inference mode or autocast, whose state belongs to a thread.
     needs_thread: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.

@@ -37,6 +37,7 @@ class FedProx(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    alike_between_rounds: ClassVar[bool] = True
 
     local_steps: int = Field(10, ge=1, description="H: local steps per average")
     mu: float = Field(0.1, ge=0, le=1e3, description="μ: weight of the proximal term; 0 is local_sgd")

@@ -51,6 +51,7 @@ class LocalSGD(Strategy):
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    alike_between_rounds: ClassVar[bool] = True
 
     local_steps: int | None = Field(
         10, ge=1, description="H: steps between two averages; null: average at the end alone"

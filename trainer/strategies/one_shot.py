@@ -35,6 +35,7 @@ class OneShot(Strategy):
     evaluates_together: ClassVar[bool] = False
     exchanges_in_steps: ClassVar[bool] = False
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
+    alike_between_rounds: ClassVar[bool] = True
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"

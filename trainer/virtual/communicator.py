@@ -114,7 +114,7 @@ class VirtualCommunicator(Communicator):
         if self.size == 1:
             return values
         n = len(values)
-        if weight:
+        if weight or not values.isfinite().all():  # 0 · inf is no zero
             brings = torch.cat([values * weight, values.new_tensor([weight])])
         else:  # many ranks may be absent: their zeros take no memory
             brings = values.new_zeros(1).expand(n + 1)
@@ -151,7 +151,8 @@ class VirtualCommunicator(Communicator):
 
         brings = buffer if self.rank == root else None
         sent = self._meet(Kind.BROADCAST, buffer.nbytes, brings, lambda brought: brought[0].clone(), root)
-        if not torch.equal(buffer, sent):  # a buffer that has these values may share its memory
+        # A buffer that has these bits may share its memory.
+        if not torch.equal(buffer.view(torch.uint8), sent.view(torch.uint8)):
             buffer.copy_(sent)
 
     def _barrier(self) -> None:

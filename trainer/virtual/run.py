@@ -41,7 +41,7 @@ def run_virtual(
     try:
         sample = None if options.trains else Sample(task, StepCosts.given(options))
         if sample is None:
-            check_memory(task, workers)
+            check_memory(task, workers, session_kind(task, None) is not None)
     except Exception as error:
         report_failure(events, error)
         return False

@@ -44,15 +44,13 @@ def wall_by_cluster(row: Row) -> float | None:
 
 def _true_by_cluster(row: Row) -> float | None:
     """What cluster time should be / cluster time; None without either."""
-    if row.is_virtual:
-        return quotient(row.real_s, row.cluster.train_s if row.cluster else None)
-    return wall_by_cluster(row)
+    return quotient(row.real.seconds, row.real.predicted_s) if row.real else wall_by_cluster(row)
 
 
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
     """The error over the runs that calibrate cluster time; None if there are none or few."""
-    able = [row for row in rows if row.cluster and (row.real_s or fits_cores(row.wall.result))]
-    calibrating = [row for row in able if row.real_s or calibrates(row)]
+    able = [row for row in rows if row.cluster and (row.real or fits_cores(row.wall.result))]
+    calibrating = [row for row in able if row.real or calibrates(row)]
     if len(calibrating) < LEAST_CALIBRATING * len(able):
         return None
     errors = [

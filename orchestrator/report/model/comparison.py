@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from orchestrator.errors import InputError
-from orchestrator.replay.described import cluster_times, real_times
+from orchestrator.replay.described import cluster_times
+from orchestrator.replay.real_nodes import Calibrated, RealTime, calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.replay.windows import Windows
 from orchestrator.report.model.baselines import rows_of
@@ -20,7 +20,7 @@ from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.results.predictions import Predictions, read_predictions
-from orchestrator.results.real_nodes import RealRuns, read_real_nodes
+from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
 
@@ -36,7 +36,7 @@ class WorkloadView:
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
     workloads, so that this one must be named. staged: whether seeds were added until the choice was
     decided, so that configurations have different numbers of them. tolerance: differences that do not
-    matter. real: the runs of real nodes whose costs virtual ones have.
+    matter. real: what runs of real nodes show of virtual ones.
     """
 
     workload: Workload
@@ -45,7 +45,7 @@ class WorkloadView:
     one_of_many: bool
     staged: bool = False
     tolerance: Tolerance = field(default_factory=Tolerance)
-    real: RealRuns | None = None
+    real: Calibrated | None = None
 
     @property
     def serial(self) -> Group | None:
@@ -141,7 +141,7 @@ class Comparison:
     mappings are by key. unusable: why the result of a pending run cannot be used. clusters: the cluster
     time of a run, or why it has none. windows: what is drawn of the timelines of the slowest runs, or why
     there is none. predictions: those that are stored beside the runs. predictions_unusable: why stored ones
-    are not shown; empty if they are. real: the runs of real nodes that calibrate those of virtual ones.
+    are not shown; empty if they are. real: what runs of real nodes show of virtual ones.
     real_unusable: why they cannot be used; empty if they can.
     """
 
@@ -153,7 +153,7 @@ class Comparison:
     windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
     predictions: Predictions | None = None
     predictions_unusable: str = ""
-    real: RealRuns | None = None
+    real: Calibrated | None = None
     real_unusable: str = ""
 
     @property
@@ -247,19 +247,22 @@ def read_comparison(
                 results += [(key, result)] if result else []
         if elsewhere is not None:
             return compare(record, results, unusable, elsewhere, elsewhere=True)
-        real, why = _real_runs(paths)
-        real_s = real_times(real, dict(results)) if real else {}
-        compared = compare(record, results, unusable, cluster_times(paths, results, real), real_s=real_s)
+        real, why = _calibrated(paths, results)
+        clusters = cluster_times(paths, results, real.cluster if real else None)
+        compared = compare(record, results, unusable, clusters, real=real.times if real else {})
         compared = replace(compared, real=real, real_unusable=why)
         return _with_predictions(compared, paths, results)
 
 
-def _real_runs(paths: SweepPaths) -> tuple[RealRuns | None, str]:
-    """The runs of real nodes for those of virtual ones, or why there are none."""
+def _calibrated(
+    paths: SweepPaths, results: Sequence[tuple[str, RunResult]]
+) -> tuple[Calibrated | None, str]:
+    """What runs of real nodes show of virtual ones, or why those that were given show nothing."""
     try:
-        return read_real_nodes(paths), ""
-    except (UnusableFile, InputError) as error:
-        return None, str(error)
+        runs = read_real_runs(paths)
+    except UnusableFile as error:
+        return None, f"{paths.real_nodes.name} {error.reason}"
+    return (calibrated(paths, results, runs) if runs else None), ""
 
 
 def _with_predictions(
@@ -301,7 +304,7 @@ def compare(
     unusable: Mapping[str, str] | None = None,
     clusters: Mapping[str, ClusterTime | NoClusterTime] | None = None,
     elsewhere: bool = False,
-    real_s: Mapping[str, float] | None = None,
+    real: Mapping[str, RealTime] | None = None,
 ) -> Comparison:
     """Group results.
 
@@ -310,14 +313,14 @@ def compare(
         unusable: why other results cannot be used, by key.
         clusters: the cluster times of runs by key, or why they have none.
         elsewhere: whether these are times on another cluster than the one that wall times are of.
-        real_s: what the runs of virtual nodes took on real ones, by key.
+        real: what the runs of virtual nodes took on real ones, by key.
     """
-    done, real_s = {key for key, _ in results}, real_s or {}
+    done, real = {key for key, _ in results}, real or {}
     clusters = clusters or {}
     rows = rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)
     return Comparison(
         record,
-        tuple(replace(row, real_s=real_s.get(row.key)) if row.is_virtual else row for row in rows),
+        tuple(replace(row, real=real[row.key]) if row.key in real else row for row in rows),
         tuple(key for key in record.keys if key not in done),
         unusable or {},
         clusters,

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
+from orchestrator.replay.real_nodes import RealTime
 from orchestrator.report.model.labels import (
     ClusterShape,
     Workload,
@@ -62,7 +63,7 @@ class Row:
     an unfinished run compares with nothing.
 
     clock: the clock of all times in this row. The runs of a workload are compared on one clock. twin: the
-    same run on the other clock. timed: False if the run has no time on this clock. real_s: what a run of
+    same run on the other clock. timed: False if the run has no time on this clock. real: what a run of
     virtual nodes took on real ones; None: unknown.
     """
 
@@ -76,7 +77,7 @@ class Row:
     clock: Clock = "wall"
     twin: Row | None = None
     timed: bool = True
-    real_s: float | None = None
+    real: RealTime | None = None
 
     @cached_property
     def wall(self) -> Row:

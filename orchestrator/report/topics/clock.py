@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
+from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
@@ -134,7 +136,7 @@ def real_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "real_nodes_unusable",
             "Times of virtual nodes are not calibrated, because the runs of real nodes cannot be used: "
-            f"{comparison.real_unusable}. Give others with `report --real`.",
+            f"{comparison.real_unusable.rstrip('.?')}. Give others with `report --real`.",
         )
 
 
@@ -156,31 +158,51 @@ def _of_virtual_nodes(view: WorkloadView, rows: Sequence[Row], error: ClockError
         f"{'Nodes are virtual and train nothing' if sampled else 'Nodes are virtual'}, so times are "
         f"cluster times: work takes {work}, and exchanges take what the time model gives them on {links}. "
     )
-    if view.real:
-        real = f"{count(len(view.real.runs), 'run')} on {view.real.node_kind}"
-        meaning += f"What the software of messages and exchanges costs was measured in {real}. "
-    else:
-        most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
-        software = f"{UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} between nodes"
-        meaning += f"The software of a message takes {software}. "
-    kept = percent(error_of_difference(view))
+    several = [row for row in rows if row.run.world_size > 1]
+    meaning += _software(view.real, sorted({row.transport for row in several}))
+    kept = f"The intervals of differences contain an error of {percent(error_of_difference(view))}."
     if error is None:
-        why = "none of these runs was executed there" if view.real else "no real nodes ran"
-        text = f"{meaning}Their error is unknown, because {why}. "
-        text += f"The intervals of differences contain an error of {kept}."
+        text = f"{meaning} Their error is unknown: these runs have no times of real nodes. {kept}"
         return Finding("cluster_time_uncalibrated", text, evidence(view.groups))
-    nodes = sorted({row.run.nodes for row in error.rows})
-    unchecked = sorted({row.run.nodes for row in rows} - {*nodes})
+    clocks = Counter(row.real.clock for row in error.rows if row.real)
+    true = listed([count(clocks[clock], f"{clock} time") for clock in ("wall", "cluster") if clocks[clock]])
     text = (
-        f"{meaning}{count(len(error.rows), 'run')} on {listed([*map(str, nodes)])} nodes also had real "
-        f"nodes, from whose times these differ by {percent(error.median)} in the median and "
-        f"{percent(error.worst)} at most. "
-        + (f"Runs on {listed([*map(str, unchecked)])} nodes could not be checked. " if unchecked else "")
-        + f"The intervals of differences contain an error of {kept}."
+        f"{meaning} Real nodes have also executed {len(error.rows)} of the {count(len(several), 'run')} of "
+        f"several ranks. Times of virtual nodes, each with the costs that other runs show, differ from "
+        f"theirs ({true}) by {percent(error.median)} in the median and {percent(error.worst)} at most."
     )
-    data = {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows)}
+    unchecked = len(several) - len(error.rows)
+    text += f"{' The others could not be checked.' if unchecked else ''} {kept}"
+    data = {
+        "median_error": error.median,
+        "worst_error": error.worst,
+        "checked": len(error.rows),
+        "of": len(several),
+        "clocks": dict(clocks),
+    }
     off = error.worst > MAX_ERROR or unchecked
     return Finding("cluster_time_uncalibrated" if off else "cluster_time", text, error.rows, data)
+
+
+def _software(real: Calibrated | None, transports: Sequence[str]) -> str:
+    """What the software of messages costs virtual nodes, in a sentence or two."""
+    measured = [name for name in transports if real and real.showing(name)]
+    others = [name for name in transports if name not in measured]
+    sentences = []
+    if real and measured:
+        runs = count(sum(map(real.showing, measured)), "run")
+        sentences.append(
+            f"What the software of messages and exchanges costs over {listed(measured)} was measured in "
+            f"{runs} on {real.runs.node_kind}, in {real.runs.directory}."
+        )
+    if others or not measured:
+        most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
+        over = f"Over {listed(others)}, the" if measured else "The"
+        sentences.append(
+            f"{over} software of a message takes {UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} "
+            "between nodes."
+        )
+    return " ".join(sentences)
 
 
 def _reason(rows: Sequence[Row]) -> str:

@@ -111,6 +111,11 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
                 f"{percent(worst.median)} in the median and {percent(worst.worst)} at most in {runs}"
                 + ("" if real else " with a core for each rank")
             )
+        several = sum(row.is_virtual and row.run.world_size > 1 for _, rows in errors for row in rows)
+        if several and (
+            lacking := several - sum(bool(row.real) for error, _ in errors for row in error.rows)
+        ):
+            parts.append(f"{count(lacking, 'other run')} could not be checked")
         virtual = any(row.is_virtual for row in comparison.rows)
         sampled = any(row.is_sampled for row in comparison.rows)
         if virtual and (sampled or unknown):

@@ -14,7 +14,7 @@ from tests.unit.training import SMALL
 from trainer.spec.run_spec import RunSpec
 from trainer.training.limits import MemoryShortage
 from trainer.training.task import Task
-from trainer.virtual.memory import PAIR_BYTES, RANK_BYTES, check_memory
+from trainer.virtual.memory import PAIR_BYTES, RANK_BYTES, check_memory, shares_of_ranks
 
 WEIGHTS = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10)
 MODEL = {"name": "mlp", "hidden": [1000]}
@@ -46,12 +46,32 @@ def test_each_further_process_receives_the_weights_and_has_the_times_of_all(
         check(monkeypatch, needed - 1, workers=3)
 
 
-def test_absent_ranks_need_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = {"name": "local_sgd", "participation": {"fraction": 0.2}}
-    needed = 2 * 4 * WEIGHTS + 10 * (RANK_BYTES + 10 * PAIR_BYTES)
-    check(monkeypatch, needed, strategy=strategy)
+@pytest.mark.parametrize(
+    ("strategy", "workers", "copies"),
+    [
+        ("local_sgd", 1, 2 * 3 + 2),  # weights, and gradients of those that have trained
+        ("local_sgd", 2, 2 * 3 + 10 + 2),  # another process receives what all ranks send
+        ("fedopt", 1, 10 * 3 + 2),  # each rank has vectors of its own
+        ({"name": "local_sgd", "aggregation": "median"}, 1, 10 * 3 + 2),
+    ],
+)
+def test_absent_ranks_share_weights_where_they_are_alike(
+    monkeypatch: pytest.MonkeyPatch, strategy: Any, workers: int, copies: int
+) -> None:
+    own = strategy if isinstance(strategy, dict) else {"name": strategy}
+    run = {"strategy": {**own, "local_steps": 1000, "participation": {"schedule": [[0, 1]]}}}
+    needed = copies * WEIGHTS + 10 * (RANK_BYTES + 10 * workers * PAIR_BYTES)
+    check(monkeypatch, needed, workers, **run)
     with pytest.raises(MemoryShortage):
-        check(monkeypatch, needed - 1, strategy=strategy)
+        check(monkeypatch, needed - 1, workers, **run)
+
+
+def test_ranks_that_have_trained_keep_their_gradient() -> None:
+    strategy = {"name": "local_sgd", "local_steps": 1, "participation": {"fraction": 0.5}}
+    run = {**SMALL, "strategy": strategy, "transport": "gloo", "nodes": 10}
+    spec = RunSpec.model_validate({**run, "epochs": 1, "batch_per": "rank", "batch_size": 60_000})
+    assert shares_of_ranks(spec) == (0.5, 0.5)
+    assert shares_of_ranks(spec.model_copy(update={"epochs": 3})) == (0.5, 1 - 0.5**3)
 
 
 def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,29 @@ def test_absent_ranks_bring_nothing_to_a_mean_and_share_it(monkeypatch: pytest.M
     assert torch.equal(means[2], torch.ones(1000))
 
 
+def test_values_that_are_not_finite_reach_the_mean_as_in_memory() -> None:
+    """0 · inf is NaN. A sum without it would hide that a rank has diverged."""
+    means: dict[int, Tensor] = {}
+
+    def average(comm: VirtualCommunicator) -> None:
+        values = torch.tensor([torch.inf if comm.rank == 0 else 1.0, 1.0])
+        means[comm.rank] = comm.weighted_mean(values, 1 if comm.rank else 0)
+
+    in_turns(average, SPEC)
+    assert [each.isnan().tolist() for each in means.values()] == 3 * [[True, False]]
+
+
+def test_a_broadcast_replaces_the_sign_of_a_zero() -> None:
+    found: dict[int, Tensor] = {}
+
+    def broadcast(comm: VirtualCommunicator) -> None:
+        found[comm.rank] = torch.tensor([0.0 if comm.rank else -0.0])
+        comm.broadcast(found[comm.rank], root=0)
+
+    in_turns(broadcast, SPEC)
+    assert all(each.signbit().all() for each in found.values())
+
+
 def test_without_weights_each_rank_keeps_its_values() -> None:
     means: dict[int, Tensor] = {}
 
