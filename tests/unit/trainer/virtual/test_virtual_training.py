@@ -32,6 +32,7 @@ BY_THREADS = [
     if STRATEGIES.load(name).virtual and "memory" in STRATEGIES.load(name).transports and name != "serial"
 ]
 WHOLE_MODEL = [name for name in BY_THREADS if not STRATEGIES.load(name).partitions_model]
+TAKE_PART = [name for name in BY_THREADS if "participation" in STRATEGIES.load(name).model_fields]
 PRICED = VirtualOptions(seconds_per_sample=0.01)
 
 
@@ -90,6 +91,14 @@ def cases() -> Iterator[Any]:
             }
             with_it = {"name": strategy, "aggregation": rule}
             yield pytest.param(with_it, 8, attacked, id=f"{strategy}-{rule}-attacked")
+    # Absent ranks share memory.
+    statistics = {"model": {"name": "wide_resnet", "widen": 1}, "optimizer": "momentum", "epochs": 1}
+    for strategy in TAKE_PART:
+        steps = {} if strategy in ("one_shot", "gossip") else {"local_steps": 2}
+        absent = {"name": strategy, "participation": {"fraction": 0.4}, **steps}
+        yield pytest.param(absent, 5, {}, id=f"{strategy}-absent")
+    absent = {"name": "local_sgd", "local_steps": 2, "participation": {"fraction": 0.4}}
+    yield pytest.param(absent, 5, statistics, id="local_sgd-absent-statistics")
     for compression in COMPRESSIONS.entries:
         with_it = {"name": "all_reduce", "compression": compression}
         yield pytest.param(with_it, 4, {}, id=f"all_reduce-{compression}")
