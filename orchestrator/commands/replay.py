@@ -25,7 +25,7 @@ from orchestrator.replay.timeline_files import write_timeline
 from orchestrator.report import formats
 from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
+from orchestrator.results.store import RunPaths, SweepPaths, finished_runs
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
@@ -113,25 +113,19 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
     Raises InputError for a directory without results, with unequal numbers of nodes and speeds, or whose
     runs of real nodes cannot be used.
     """
-    results, unusable = list[tuple[str, RunResult]](), list[Row]()
-    for key in read_record(paths).keys:
-        try:
-            result = read_result(paths.run(key).result)
-        except UnusableFile as error:
-            unusable.append(Row(key, None, NoClusterTime(str(error))))
-        else:
-            results += [(key, result)] if result is not None and result.status == "ok" else []
-    yield from unusable
-    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
+    results, unusable = finished_runs(paths)
+    yield from (Row(key, None, NoClusterTime(str(error))) for key, error in unusable.items())
+    costs = Costs.of([(run.directory, result) for run, result in results])
     real = read_real_runs(paths)
     calibrated = Calibrated.by(real) if real else None
-    for key, result in results:
+    for run, result in results:
+        key = run.directory.name
         own = costs.cluster(result, key, requested=False)
         if calibrated and result.runtime_info.simulates_time:
             own = calibrated.cluster(result, requested=False) or own
         cluster = options.cluster(own, result.run)
         wall_s = None if result.runtime_info.simulates_time else result.train_s
-        yield Row(key, wall_s, _replay(paths.run(key), result, cluster, timelines))
+        yield Row(key, wall_s, _replay(run, result, cluster, timelines))
 
 
 def _replay(

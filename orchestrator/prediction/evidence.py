@@ -12,9 +12,10 @@ from typing import Literal, get_args
 from orchestrator.replay.described import Costs, described, has_cores, whole_batches
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
 from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
+from orchestrator.results import store
 from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, read_record, read_result
+from orchestrator.results.store import RunPaths, SweepPaths
 from trainer.core.registry import ImportedComponent
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 from trainer.time_model.cluster import Cluster
@@ -110,16 +111,8 @@ def finished_runs(paths: SweepPaths) -> tuple[list[tuple[RunPaths, RunResult]], 
 
     Raises InputError if it has no sweep.
     """
-    results: list[tuple[RunPaths, RunResult]] = []
-    unusable: list[Unusable] = []
-    for key in read_record(paths).keys:
-        try:
-            result = read_result(paths.run(key).result)
-        except UnusableFile as error:
-            unusable.append(Unusable(key, str(error)))
-        else:
-            results += [(paths.run(key), result)] if result is not None and result.status == "ok" else []
-    return results, unusable
+    results, unusable = store.finished_runs(paths)
+    return results, [Unusable(key, str(error)) for key, error in unusable.items()]
 
 
 def evidence_of(

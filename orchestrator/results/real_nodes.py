@@ -16,8 +16,7 @@ from orchestrator.results.store import (
     RunPaths,
     SweepPaths,
     UnusableFile,
-    read_record,
-    read_result,
+    finished_runs,
     read_stored,
     write_atomic,
 )
@@ -61,15 +60,8 @@ class RealRuns:
 
 def _finished(paths: SweepPaths, virtual: bool) -> list[tuple[RunPaths, RunResult]]:
     """The finished runs of a results directory on virtual or on real nodes. Raises InputError."""
-    found = []
-    for key in read_record(paths).keys:
-        try:
-            result = read_result(paths.run(key).result)
-        except UnusableFile:  # it calibrates nothing
-            continue
-        if result and result.status == "ok" and result.runtime_info.simulates_time == virtual:
-            found.append((paths.run(key), result))
-    return found
+    found, _ = finished_runs(paths)  # what cannot be read calibrates nothing
+    return [each for each in found if each[1].runtime_info.simulates_time == virtual]
 
 
 def _real_runs(directory: Path, name: str) -> RealRuns:

@@ -360,6 +360,25 @@ def read_stored(model: type[T], path: Path, content: Callable[[Path], bytes]) ->
         raise UnusableFile(path, f"is damaged: {reason}") from error
 
 
+def finished_runs(
+    paths: SweepPaths,
+) -> tuple[list[tuple[RunPaths, RunResult]], dict[str, UnusableFile]]:
+    """The runs of a results directory that are ok, and why other results cannot be read, by key.
+
+    Raises InputError if it has no sweep.
+    """
+    results: list[tuple[RunPaths, RunResult]] = []
+    unusable: dict[str, UnusableFile] = {}
+    for key in read_record(paths).keys:
+        try:
+            result = read_result(paths.run(key).result)
+        except UnusableFile as error:
+            unusable[key] = error
+        else:
+            results += [(paths.run(key), result)] if result is not None and result.status == "ok" else []
+    return results, unusable
+
+
 def read_usage(path: Path) -> list[NodeUsage]:
     """Usage of a run's containers; empty if none was recorded. Raises ValueError for an invalid file."""
     try:
