@@ -94,6 +94,8 @@ def main() -> None:
                 found.append(compared(execute(run), known[serial.key], SweepPaths(Path(name))))
             print(line(found), flush=True)
             rows += found
+            if different := differing(found):
+                sys.exit(f"the transports send different bytes: {', '.join(different)}")
     loss, weights = max(row.loss for row in rows), max(row.weights for row in rows)
     print(f"\n{len(rows)} runs; largest deviation: loss {loss:.1e}, weights {weights:.1e}")
     if wrong := [row.result.key for row in rows if row.exceeds]:
@@ -103,18 +105,18 @@ def main() -> None:
 def splits() -> Iterator[list[RunSpec]]:
     """The runs of each split that claims the mathematics of another, and of `all_reduce` and `ddp`.
 
-    On all numbers of ranks that it allows over gloo, in ascending order, and then on 2 over mpi.
+    On all numbers of ranks that it allows, in ascending order, over gloo and then over mpi, or over rpc.
     """
     for name in STRATEGIES.entries:
         strategy = STRATEGIES.load(name)
         if strategy.equals is None and name not in ("all_reduce", "ddp"):
             continue
         for parameters in VARIANTS.get(name, ({},)):
-            transports = {"rpc": RANKS} if strategy.transports == ("rpc",) else {"gloo": RANKS, "mpi": (2,)}
+            transports = ("rpc",) if strategy.transports == ("rpc",) else ("gloo", "mpi")
             found = [
                 run
-                for transport, numbers in transports.items()
-                for ranks in numbers
+                for transport in transports
+                for ranks in RANKS
                 if (run := allowed({"name": name, **parameters}, ranks, transport))
             ]
             if not found:
@@ -175,9 +177,27 @@ def losses_of(result: RunResult) -> list[float]:
     ]
 
 
+def differing(rows: Sequence[Row]) -> list[str]:
+    """Keys of runs of which another one sends other bytes, over another transport on as many ranks."""
+    first: dict[int, float | None] = {}
+    return [
+        each.result.key
+        for each in rows
+        if each.result.bytes_sent_per_rank
+        != first.setdefault(each.result.run.nodes, each.result.bytes_sent_per_rank)
+    ]
+
+
 def line(rows: Sequence[Row]) -> str:
-    """A row of the table, in Markdown: of one split. State and activations are those on most ranks."""
-    places = [f"{each.result.run.nodes} {each.result.run.transport}" for each in rows]
+    """A row of the table, in Markdown: of one split. State and activations are those on most ranks.
+
+    Bytes are those over the first transport.
+    """
+    ranks: dict[str, list[str]] = defaultdict(list)
+    for each in rows:
+        ranks[str(each.result.run.transport)].append(str(each.result.run.nodes))
+    places = [f"{transport} {', '.join(numbers)}" for transport, numbers in ranks.items()]
+    first = [each for each in rows if each.result.run.transport == rows[0].result.run.transport]
     largest = max(rows, key=lambda row: row.result.run.nodes).result
     most = max(largest.ranks, key=lambda rank: rank.held_bytes or 0)
     state = most.state_bytes or {}
@@ -185,11 +205,11 @@ def line(rows: Sequence[Row]) -> str:
     cells = [
         label.removesuffix(f" micro_batches={MICRO_BATCHES}"),
         "yes" if largest.run.model.tied else "no",
-        ", ".join(places),
+        "; ".join(places),
         f"{max(each.loss for each in rows):.1e}",
         f"{max(each.weights for each in rows):.1e}{' exceeds' * any(each.exceeds for each in rows)}",
-        ", ".join(formats.size((each.result.bytes_sent_per_rank or 0.0) / STEPS) for each in rows),
-        ", ".join(formats.size(by_formula(each)) for each in rows),
+        ", ".join(formats.size((each.result.bytes_sent_per_rank or 0.0) / STEPS) for each in first),
+        ", ".join(formats.size(by_formula(each)) for each in first),
         *(formats.size(state[what]) for what in ("weights", "gradient", "optimizer")),
         formats.size(most.activation_bytes),
     ]

@@ -42,11 +42,15 @@ def only_row(out: Path) -> RunResult:
     return row
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"strategy": "zero1", "optimizer": "adam"}, {"strategy": "fsdp", "optimizer": "adam"}]
+)
 def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
-    run_cache: RunCache, tmp_path: Path
+    fields: dict[str, str], run_cache: RunCache, tmp_path: Path
 ) -> None:
+    run = {**RUN, **fields}
     file, out = tmp_path / "one.yml", tmp_path / "out"
-    file.write_text(json.dumps({"name": "one", "base": RUN, "blocks": [{}]}))
+    file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
     sweep = start_sweep(file, out)
     # In the second epoch: one epoch has been evaluated and another is in progress.
     wait_until(lambda: list(out.glob("*/checkpoints/local/epoch-00001-step-*/rank-2.pt")))
@@ -56,7 +60,7 @@ def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     assert not list(out.glob("*/result.json"))
 
     assert run_cli("sweep", file, "--out", out).returncode == 0
-    resumed, whole = only_row(out), run_cache.get(**RUN).result
+    resumed, whole = only_row(out), run_cache.get(**run).result
     events = list(read_events(out / resumed.key / "events.jsonl"))
     points = [event.fields for event in events if event.kind == "resumed"]
     assert len(points) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.ddp_buckets import DdpReplica
-from trainer.training.replica import Replica, optimizer_tensors, squared_norm_of_ranks
+from trainer.training.replica import Replica, squared_norm_of_ranks
 from trainer.training.task import Task
 
 
@@ -63,12 +64,46 @@ class ShardedReplica(Replica):
         full = [each.full_tensor() if isinstance(each, DTensor) else each for each in self._state]
         return torch.cat([each.detach().reshape(-1) for each in full])
 
+    def state(self) -> dict[str, Any]:
+        """See `Replica.state`. Of a sharded tensor it has this rank's rows."""
+        state = super().state()
+        optimizer = state["optimizer"]
+        of_parameters = {number: _rows_of(held) for number, held in optimizer["state"].items()}
+        return state | {
+            "model": _rows_of(state["model"]),
+            "optimizer": optimizer | {"state": of_parameters},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        own, optimizer = self.model.state_dict(), state["optimizer"]
+        weights = {name: _sharded(rows, own[name]) for name, rows in state["model"].items()}
+        of_parameters = {
+            number: {name: _sharded(rows, self._parameters[number]) for name, rows in held.items()}
+            for number, held in optimizer["state"].items()
+        }
+        super().restore({**state, "model": weights, "optimizer": optimizer | {"state": of_parameters}})
+
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         held = super()._state_tensors()
-        return {
-            what: [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-            for what, tensors in held.items()
-        }
+        return {what: [*map(_rows, tensors)] for what, tensors in held.items()}
+
+
+def _rows(value: Any) -> Any:
+    """This rank's rows of a sharded tensor; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _rows_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _rows(value) for name, value in values.items()}
+
+
+def _sharded(value: Any, like: Tensor) -> Any:
+    """The inverse of `_rows`, sharded as `like`. Counters of steps are not sharded."""
+    if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.dim()):
+        return value
+    return DTensor.from_local(
+        value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
 
 
 class ShardedOptimizerReplica(DdpReplica):
@@ -96,8 +131,10 @@ class ShardedOptimizerReplica(DdpReplica):
         super().step()
         self._broadcast_span.finish()
 
-    def _state_tensors(self) -> dict[str, list[Tensor]]:
-        return {**super()._state_tensors(), "optimizer": optimizer_tensors(self._zero.optim)}
+    @property
+    def _own_optimizer(self) -> Optimizer:
+        own: Optimizer = self._zero.optim
+        return own
 
 
 class BroadcastSpan:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Equal, Strategy, Uneven
+from trainer.core.strategy import Equal, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -37,6 +37,7 @@ class Fsdp(Strategy):
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     reshard: bool = Field(

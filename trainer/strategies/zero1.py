@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.compression.none import NoneCompression
-from trainer.core.strategy import Equal, Strategy, Uneven
+from trainer.core.strategy import Equal, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -33,6 +33,7 @@ class Zero1(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     uneven: Uneven = "join"
@@ -52,7 +53,7 @@ class Zero1(Strategy):
         buckets = Buckets(session.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = ShardedOptimizerReplica(ddp, session.task, session.comm)
-        session.start(replica)
+        session.start(replica, warm_up=replica.backward)  # see ddp.py
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
                 # The mean of the weighted gradients over ranks is the mean over the samples of the step.

@@ -71,6 +71,11 @@ class Replica:
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
+    @property
+    def _own_optimizer(self) -> Optimizer:
+        """The optimizer that has this rank's state."""
+        return self._optimizer
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters. `session.epochs` does so before each epoch."""
         for group in self._optimizer.param_groups:
@@ -216,7 +221,7 @@ class Replica:
         """
         return {
             "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._own_optimizer.state_dict(),
             "dropout": [generator.get_state() for generator in self._generators()],
             "loss": self.loss,
             "activation_bytes": self.activation_bytes,
@@ -225,7 +230,7 @@ class Replica:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load a `state`, bit for bit."""
         self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._own_optimizer.load_state_dict(state["optimizer"])
         for generator, drawn in zip(self._generators(), state["dropout"], strict=True):
             generator.set_state(drawn)
         self.loss, self.activation_bytes = state["loss"], state["activation_bytes"]
@@ -257,7 +262,7 @@ class Replica:
         return {
             "weights": [*self._parameters, *self.model.buffers()],
             "gradient": [p.grad for p in self._parameters if p.grad is not None],
-            "optimizer": optimizer_tensors(self._optimizer),
+            "optimizer": optimizer_tensors(self._own_optimizer),
         }
 
     @property

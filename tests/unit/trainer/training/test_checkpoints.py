@@ -28,7 +28,16 @@ from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, 
 
 AT = Position(2, 13)
 ABLE = {"serial", "one_shot", "local_sgd", "all_reduce", "all_gather", "reduce_broadcast", "ddp"}
-ABLE |= {"zero2", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "hybrid"}
+ABLE |= {
+    "zero1",
+    "zero2",
+    "fsdp",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "pipeline",
+    "hybrid",
+}
 
 
 @pytest.fixture
