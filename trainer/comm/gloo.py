@@ -105,9 +105,11 @@ class TorchDistCommunicator(Communicator):
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
+        # gloo sends a message once its receiver has asked for it. Between two ranks, a request that follows
+        # a message waits until that has left, so messages would pass one after the other.
         operations = [
-            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
             self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
+            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
         ]
         with communication_errors("shift"):
             for request in self._dist.batch_isend_irecv(operations):
