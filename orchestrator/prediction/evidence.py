@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from orchestrator.replay.described import Costs, described, has_cores, whole_batches
 from orchestrator.replay.run import NoClusterTime, read_traces, time_of_traces
-from orchestrator.replay.work import partial_step_cpu_s, step_cpu_s
+from orchestrator.replay.work import first_step_cpu_s, partial_step_cpu_s
 from orchestrator.results import store
 from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
@@ -37,7 +37,8 @@ class MeasuredRun:
         clock: wall, where each rank had a core or its quota; else cluster: replayed from its traces.
         cluster: that of the run, with what exchanges cost in other runs.
         own_bytes_per_s: what messages reach where no link limits them.
-        steps_s: CPU seconds of a step with a whole batch, of each rank that takes steps.
+        steps_s: CPU seconds of a step with a whole batch, of each rank that takes steps; but of its first.
+        first_s: CPU seconds of its first step beyond these, the mean over ranks that take steps.
         partial: of ranks with a smaller batch at the end of an epoch: its samples and its CPU seconds, each
             as a share of those of a whole batch.
     """
@@ -49,6 +50,7 @@ class MeasuredRun:
     cluster: Cluster
     own_bytes_per_s: float
     steps_s: Sequence[float]
+    first_s: float
     partial: Sequence[tuple[float, float]]
 
     @property
@@ -68,11 +70,13 @@ class Configuration:
     Attributes:
         runs: at least one.
         per_step_s, per_sample_s: CPU seconds of a step: per_step_s + samples · per_sample_s.
+        first_s: CPU seconds of the first step beyond these.
     """
 
     runs: Sequence[MeasuredRun]
     per_step_s: float
     per_sample_s: float
+    first_s: float
 
     @property
     def run(self) -> RunSpec:
@@ -144,7 +148,9 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         seconds, clock = time.cluster_s, CLUSTER
     inflation = cluster.cpu_inflation or [1.0] * run.world_size
     batches = whole_batches(result)
-    whole_s = [each / slower for each, slower in zip(step_cpu_s(traces, batches), inflation, strict=True)]
+    steps = [first_step_cpu_s(trace, whole) for trace, whole in zip(traces, batches, strict=True)]
+    whole_s = [usual / slower for (usual, _), slower in zip(steps, inflation, strict=True)]
+    firsts_s = [first / slower for (usual, first), slower in zip(steps, inflation, strict=True) if usual]
     partial = []
     for trace, whole, seconds_whole, slower in zip(traces, batches, whole_s, inflation, strict=True):
         samples = result.certificate.parts if result.certificate else ()
@@ -164,6 +170,7 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         cluster.model_copy(update={"cpu_inflation": []}),
         described(result, costs.software, requested=False).link.bytes_per_s,
         [each for each in whole_s if each],
+        fmean(firsts_s) if firsts_s else 0.0,
         [each for each in partial if each[0]],
     )
 
@@ -198,7 +205,8 @@ def _configurations(measured: Iterable[MeasuredRun]) -> Iterator[Configuration]:
             continue
         share, step_s = share_of_step(works[_work(runs[0].run)]), fmean(steps)
         batch = runs[0].run.batch_per_replica
-        yield Configuration(runs, share * step_s, (1 - share) * step_s / batch)
+        first_s = fmean(each.first_s for each in runs if each.steps_s)
+        yield Configuration(runs, share * step_s, (1 - share) * step_s / batch, first_s)
 
 
 def share_of_step(partial: Sequence[tuple[float, float]]) -> float:

@@ -48,10 +48,14 @@ class Time:
 
 @dataclass(frozen=True)
 class Played:
-    """What a simulation left: its result, and the traces of its ranks."""
+    """What a simulation left: its result, and the traces of its ranks.
+
+    first_s: CPU seconds of a first step that the traces do not have, because nothing was computed.
+    """
 
     result: RunResult
     traces: list[Trace]
+    first_s: float
 
 
 class Simulations:
@@ -72,7 +76,10 @@ class Simulations:
         time = time_of_traces(played.traces, played.result.run, cluster)
         if isinstance(time, NoClusterTime):
             raise NoPrediction(time.reason)
-        return Time(time.cluster_s, 1 - time.mean("work") / time.cluster_s if time.cluster_s else 0.0)
+        # All ranks take their first step at once.
+        first_s = played.first_s / min(cluster.node_speed)
+        seconds = time.cluster_s + first_s
+        return Time(seconds, 1 - (time.mean("work") + first_s) / seconds if seconds else 0.0)
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Played:
         """The simulation of a configuration on so many nodes. Raises NoPrediction."""
@@ -107,7 +114,7 @@ class Simulations:
         traces = read_traces(directory, run, simulated=True)
         if isinstance(traces, NoClusterTime):
             raise NoPrediction(traces.reason)
-        return Played(result, traces)
+        return Played(result, traces, configuration.first_s if options is sampled else 0.0)
 
     def _execute(self, run: RunSpec) -> tuple[RunResult, Path]:
         """The result of a run, and its directory: runs with other options may have the same keys."""

@@ -91,6 +91,26 @@ def partial_step_cpu_s(trace: Trace, batches: int) -> float | None:
     return float(seconds[partial].mean()) if partial.any() else None
 
 
+def first_step_cpu_s(trace: Trace, batches: int | None) -> tuple[float, float]:
+    """Mean CPU seconds of a step with a whole batch but the first, and what that one takes beyond them.
+
+    In its first step a rank allocates its buffers, and its caches are cold.
+
+    Args:
+        batches: see `step_cpu_s`.
+
+    Returns:
+        the mean of `step_cpu_s`, and 0, if no such step follows the first one.
+    """
+    seconds, number, steps = _steps(trace)
+    later = number < (steps - 1 if batches is None else batches)
+    later[:1] = False
+    if not later.any():
+        return _mean_step_s(trace, batches), 0.0
+    usual_s = float(seconds[later].mean())
+    return usual_s, max(float(seconds[0]) - usual_s, 0.0)
+
+
 def _mean_step_s(trace: Trace, batches: int | None) -> float:
     seconds, number, steps = _steps(trace)
     if not len(seconds):

@@ -33,8 +33,8 @@ def configuration(strategy: str, *seconds: tuple[int, float], **fields: Any) -> 
         run = spec(strategy, nodes, **fields)
         cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=1e-5)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], []))
-    return Configuration(runs, 0.001, 0.0001)
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, []))
+    return Configuration(runs, 0.001, 0.0001, 0.0)
 
 
 class GivenTimes(Simulations):

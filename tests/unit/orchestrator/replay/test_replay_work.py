@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.replay.described import cluster_times, work_of_step
 from orchestrator.replay.run import ClusterTime
-from orchestrator.replay.work import MOST, Work, step_cpu_s
+from orchestrator.replay.work import MOST, Work, first_step_cpu_s, step_cpu_s
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from tests.support.traces import TraceBuilder, builders, traces
 from tests.unit.report_support import a_run
-from trainer.core.trace import Kind, encode_trace, trace_path
+from trainer.core.trace import Kind, Trace, encode_trace, trace_path
 
 PLACE = ("local", 2)
 
@@ -48,6 +48,22 @@ def test_steps_of_a_rank_without_a_batch_do_not_count() -> None:
             rank.work(step_s).add(Kind.STEP)
     assert step_cpu_s([rank.trace()], [2]) == [pytest.approx(0.4)]
     assert step_cpu_s([rank.trace()], [0]) == [pytest.approx(0.15)]  # no whole batch: all steps
+
+
+def test_the_first_step_of_a_run_has_a_cost_of_its_own() -> None:
+    def steps(*seconds: float) -> Trace:
+        (rank,) = builders(1)
+        for epoch in (1, 2):
+            rank.add(Kind.EPOCH, peer=epoch)
+            for step_s in seconds[3 * (epoch - 1) : 3 * epoch]:
+                rank.work(step_s).add(Kind.STEP)
+        return rank.trace()
+
+    first = steps(0.9, 0.4, 0.1, 0.6, 0.5, 0.1)  # the third batch of an epoch is not whole
+    assert first_step_cpu_s(first, 2) == first_step_cpu_s(first, None) == pytest.approx((0.5, 0.4))
+    assert first_step_cpu_s(steps(0.3, 0.4, 0.1, 0.6, 0.5, 0.1), 2) == pytest.approx((0.5, 0.0))
+    assert first_step_cpu_s(steps(0.9), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
+    assert first_step_cpu_s(builders(1)[0].work(5.0).trace(), None) == (0.0, 0.0)
 
 
 def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
