@@ -1124,7 +1124,7 @@ ON_LOCAL_RAYLETS: tuple[Case, ...] = tuple(
             Fault("an actor and its processes are suspended", ray_strikes.suspend(ray_strikes.actor)),
             Moment.EPOCH,
             REPEATABLE,
-            ends_ok(150.0, named=NODE, cause=REPEATED),
+            ends_ok(180.0, named=NODE, cause=REPEATED),
         ),
         Case(
             "driver",
@@ -1185,7 +1185,7 @@ ON_RAY: tuple[Case, ...] = tuple(
                 Fault(words, strike, repair=ray_strikes.repair),
                 Moment.EPOCH,
                 REPEATABLE,
-                ends_ok(120.0, named=NODE, cause=REPEATED),
+                ends_ok(150.0, named=NODE, cause=REPEATED),
             )
             for name, words, strike in (
                 ("raylet", "the raylet of a machine gets SIGKILL", ray_strikes.kill(ray_strikes.machine)),

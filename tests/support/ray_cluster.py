@@ -63,6 +63,7 @@ class TrialRay(Trial):
             capture_output=True,
             text=True,
             check=False,
+            start_new_session=True,  # a signal to the tests' process group does not reach the cluster
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
