@@ -141,10 +141,7 @@ class DriverProcess:
                 self._process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_S)
-            # Ray's agents outlive a killed raylet for minutes, and suspended ranks their actor.
-            for process, _ in labelled({SESSION: str(self._session)}):
-                with suppress(psutil.Error):
-                    process.kill()
+            _kill(self._process.pid, self._session)
             self._process.wait()
             self._process.stdout.close()
         shutil.rmtree(self._session, ignore_errors=True)
@@ -158,6 +155,19 @@ def _check_head(address: str | None) -> None:
             socket.create_connection((host, int(port)), HEAD_S).close()
         except (OSError, OverflowError) as error:
             raise DriverError(f"its head cannot be reached: {error}") from error
+
+
+def _kill(leader: int, session: Path) -> None:
+    """End the processes of a driver's Unix session, and those that it has labelled.
+
+    Ray's agents outlive a killed raylet for minutes, without their environment. Suspended ranks outlive
+    their actor, in sessions of their own.
+    """
+    found = {process for process, _ in labelled({SESSION: str(session)})}
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if process in found or os.getsid(process.pid) == leader:
+                process.kill()
 
 
 def _local(session: Path) -> dict[str, str]:
