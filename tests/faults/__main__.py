@@ -18,16 +18,17 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM
+from tests.faults.case import DOCKER, LOCAL, RAY, SLURM, SWARM
 from tests.faults.ends import end_orchestrators, end_sweep
 from tests.faults.page import write_page
 from tests.faults.runner import Played, References, missing, play
 from tests.faults.table import CASES
+from tests.support.ray_cluster import trial_ray
 from tests.support.slurm_cluster import trial_cluster
 from tests.support.swarm_cluster import trial_swarm
 
-RUNTIMES = (LOCAL, DOCKER, SLURM, SWARM)  # in the order in which they are played
-CLUSTERS = {SLURM: trial_cluster, SWARM: trial_swarm}
+RUNTIMES = (LOCAL, DOCKER, SLURM, SWARM, RAY)  # in the order in which they are played
+CLUSTERS = {SLURM: trial_cluster, SWARM: trial_swarm, RAY: trial_ray}
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.faults.scene import Scene
 
-LOCAL, DOCKER, SLURM, SWARM = "local", "docker", "slurm", "swarm"
+LOCAL, DOCKER, SLURM, SWARM, RAY = "local", "docker", "slurm", "swarm", "ray"
 Strike = Callable[["Scene", Random], None]
 
 
@@ -19,6 +19,7 @@ class Moment(StrEnum):
     """When the fault strikes; the seed varies the moment within it."""
 
     BEFORE = "before the sweep"
+    PENDING = "waiting for room"
     START = "start"
     ASSIGNMENT = "connecting"
     FIRST_STEP = "first step"

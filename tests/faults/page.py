@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from orchestrator.results.store import write_atomic
-from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM, Case, Then
+from tests.faults.case import DOCKER, LOCAL, RAY, SLURM, SWARM, Case, Then
 from tests.faults.table import SECTIONS
 from tools.docs import PROJECT, markdown_table
 
 PAGE = PROJECT / "docs" / "faults.md"
-RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm"}
+RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm", (RAY,): "Ray"}
 _BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
 
 

@@ -17,11 +17,12 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
-from tests.faults.case import DOCKER, SLURM, SWARM, Case, Earlier, Moment, Then
+from tests.faults.case import DOCKER, RAY, SLURM, SWARM, Case, Earlier, Moment, Then
 from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
 from tests.support.containers import containers_missing
 from tests.support.datasets import mnist_missing
 from tests.support.places import docker
+from tests.support.ray_cluster import ray_missing
 from tests.support.runs import weights_in
 from tests.support.slurm_cluster import slurm_missing
 from tests.support.swarm_cluster import swarm_missing
@@ -76,7 +77,12 @@ def missing(case: Case, runtime: str) -> str | None:
         return "needs root"
     if case.fault.needs_data and (absent := mnist_missing()):
         return absent
-    of_runtime = {DOCKER: containers_missing, SLURM: slurm_missing, SWARM: swarm_missing}
+    of_runtime = {
+        DOCKER: containers_missing,
+        SLURM: slurm_missing,
+        SWARM: swarm_missing,
+        RAY: ray_missing,
+    }
     return of_runtime[runtime]() if runtime in of_runtime else None
 
 
@@ -240,6 +246,8 @@ def _end(scene: Scene) -> list[str]:
                 docker("rm", "-f", name)
             elif kind == "job":
                 subprocess.run(["scancel", name], check=False)
+    if scene.runtime == RAY:  # not earlier: a new cluster has nothing of the sweep
+        fault.repair(scene)
     for mounted in (scene.checkpoints, scene.out):
         if mounted.is_mount():
             subprocess.run(["umount", "-l", str(mounted)], check=False)

@@ -196,7 +196,9 @@ class Scene:
 
     def reach(self, moment: Moment) -> None:
         """Wait for the moment, and a random time in it. Raises SceneError if it does not come."""
-        if moment is Moment.START:
+        if moment is Moment.PENDING:
+            self.until(self.place.waits, "no run waits for room")
+        elif moment is Moment.START:
             self.until(self._starting, "no process of the run has started")
             time.sleep(self.draws.uniform(0, 0.2))
         elif moment is Moment.ASSIGNMENT:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.faults import slurm_strikes, strikes, swarm_strikes
+from tests.faults import ray_strikes, slurm_strikes, strikes, swarm_strikes
 from tests.faults.case import (
     DOCKER,
     LOCAL,
+    RAY,
     SLURM,
     SWARM,
     Case,
@@ -1108,6 +1109,122 @@ ON_SWARM: tuple[Case, ...] = tuple(
     )
 )
 
+REPEATED = Fact("the run was repeated", "repeated")
+# Still trains when Ray has noticed that a machine is lost.
+REPEATABLE = {**TRAINING, **GLOO, "epochs": 2000}
+WITHOUT_ROOM = {**GLOO, "cpus": float(ray_strikes.LARGE)}
+
+ON_LOCAL_RAYLETS: tuple[Case, ...] = tuple(
+    replace(case, environment=ray_strikes.LOCAL_RAYLETS)
+    for case in (
+        Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
+        Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED)),
+        Case(
+            "suspend-node",
+            Fault("an actor and its processes are suspended", ray_strikes.suspend(ray_strikes.actor)),
+            Moment.EPOCH,
+            REPEATABLE,
+            ends_ok(180.0, named=NODE, cause=REPEATED),
+        ),
+        Case(
+            "driver",
+            strikes.kill_process("Ray's driver gets SIGKILL", ray_strikes.DRIVER),
+            Moment.EPOCH,
+            REPEATABLE,
+            ends_ok(named=Fact("Ray's driver", "Ray's driver"), cause=REPEATED),
+        ),
+        Case(
+            "head",
+            strikes.kill_process("the head gets SIGKILL", ray_strikes.HEAD),
+            Moment.EPOCH,
+            REPEATABLE,
+            replace(
+                ends_ok(named=Fact("the head, in the next row", "head of the Ray cluster")), of_next=True
+            ),
+        ),
+        *(
+            Case(
+                f"orchestrator-{number.name.lower()}",
+                strikes.signal_orchestrator(number, f"the orchestrator gets {number.name}"),
+                Moment.EPOCH,
+                REPEATABLE,
+                stops(None, None, 130 if number is signal.SIGINT else -9),
+                again=True,
+            )
+            for number in (signal.SIGINT, signal.SIGKILL)
+        ),
+        Case(
+            "orchestrator-and-driver",
+            Fault(
+                "the orchestrator and Ray's driver get SIGKILL",
+                ray_strikes.kill_orchestrator_and_driver,
+                leaves=True,
+            ),
+            Moment.EPOCH,
+            REPEATABLE,
+            stops(None, None, -9),
+            again=True,
+        ),
+    )
+)
+
+ON_RAY: tuple[Case, ...] = tuple(
+    replace(case, name=f"ray-{case.name}", runtimes=(RAY,))
+    for case in (
+        *ON_LOCAL_RAYLETS,
+        Case(
+            "actor",
+            Fault("the actor of a node gets SIGKILL", ray_strikes.kill(ray_strikes.actor)),
+            Moment.EPOCH,
+            REPEATABLE,
+            ends_ok(named=NODE, cause=REPEATED),
+        ),
+        *(
+            Case(
+                name,
+                Fault(words, strike, repair=ray_strikes.repair),
+                Moment.EPOCH,
+                REPEATABLE,
+                ends_ok(150.0, named=NODE, cause=REPEATED),
+            )
+            for name, words, strike in (
+                ("raylet", "the raylet of a machine gets SIGKILL", ray_strikes.kill(ray_strikes.machine)),
+                (
+                    "suspend-machine",
+                    "a raylet and its processes are suspended for 75 s",
+                    ray_strikes.suspend(ray_strikes.machine, ray_strikes.CUT_OFF_S),
+                ),
+                ("preempted", "a machine is preempted, with 5 s of notice", ray_strikes.preempt),
+            )
+        ),
+        Case(
+            "no-room",
+            Fault("no machine has the CPUs of a node", strikes.nothing),
+            Moment.PENDING,
+            {**TRAINING, **WITHOUT_ROOM},
+            fails(Fact("what is missing", "no room for 2 nodes of 8 CPUs, .* 0 of 2 machines"), named=None),
+            options=("--cold",),
+            sweep={"ray": {"wait_s": 5}},
+        ),
+        Case(
+            "machine-added",
+            Fault("a machine with the CPUs is added", ray_strikes.add_machine, repair=ray_strikes.repair),
+            Moment.PENDING,
+            {**SHORT, **WITHOUT_ROOM},
+            ends_ok(),
+            options=("--cold",),
+        ),
+        Case(
+            "cluster-orchestrator-sigkill",
+            strikes.signal_orchestrator(signal.SIGKILL, "the orchestrator gets SIGKILL"),
+            Moment.EPOCH,
+            REPEATABLE,
+            stops(None, None, -9),
+            again=True,
+        ),
+    )
+)
+
 SECTIONS: dict[str, tuple[Case, ...]] = {
     "Ranks": KILLED_RANKS,
     "Suspended and unreachable nodes": SUSPENDED,
@@ -1118,5 +1235,6 @@ SECTIONS: dict[str, tuple[Case, ...]] = {
     "The orchestrator": ORCHESTRATOR,
     "Slurm": ON_SLURM,
     "Docker Swarm": ON_SWARM,
+    "Ray": ON_RAY,
 }
 CASES: tuple[Case, ...] = tuple(case for cases in SECTIONS.values() for case in cases)

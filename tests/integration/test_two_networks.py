@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.command_line import PROJECT, environment
 from trainer.core.events import EventReader
+from trainer.launch.launchers import PORT
 from trainer.spec.run_spec import RunSpec
 
 TOOLS = ("ip", "nsenter", "unshare")
@@ -77,17 +79,12 @@ def nodes() -> Iterator[list[Node]]:
             node.process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("transport", "host"), [("gloo", "10.9.0.1"), ("gloo", "fd00:9::1"), ("rpc", "10.9.0.1")]
-)
-def test_ranks_meet_over_the_route_to_the_first_node(
-    tmp_path: Path, nodes: list[Node], transport: str, host: str
-) -> None:
-    spec = RunSpec.model_validate(
-        {"strategy": "all_reduce", "transport": transport, "nodes": 2, "model": "mlp", "epochs": 1}
-    )
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    common = {"SHARDYARD_SPEC": str(tmp_path / "spec.json"), "SHARDYARD_OUT": str(tmp_path / "out")}
+def train(directory: Path, nodes: list[Node], host: str, **fields: Any) -> list[str]:
+    """The output of each rank of a run. host: the address of the first node."""
+    same = {"strategy": "all_reduce", "nodes": 2, "model": "mlp", "epochs": 1}
+    spec = RunSpec.model_validate({**same, **fields})
+    (directory / "spec.json").write_text(spec.model_dump_json())
+    common = {"SHARDYARD_SPEC": str(directory / "spec.json"), "SHARDYARD_OUT": str(directory / "out")}
     launcher = {"SHARDYARD_LAUNCHER": "kubernetes", "NNODES": "2", "MASTER_ADDR": host}
     ranks = [
         subprocess.Popen(
@@ -101,10 +98,30 @@ def test_ranks_meet_over_the_route_to_the_first_node(
         for rank, node in enumerate(nodes)
     ]
     try:
-        output = [rank.communicate(timeout=60)[0] for rank in ranks]
+        return [rank.communicate(timeout=60)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("transport", "host"), [("gloo", "10.9.0.1"), ("gloo", "fd00:9::1"), ("rpc", "10.9.0.1")]
+)
+def test_ranks_meet_over_the_route_to_the_first_node(
+    tmp_path: Path, nodes: list[Node], transport: str, host: str
+) -> None:
+    output = train(tmp_path, nodes, host, transport=transport)
     events = EventReader(tmp_path / "out").new()
     assert {event.rank for event in events if event.kind == "done"} == {0, 1}, "\n".join(output)
+
+
+def test_all_ranks_name_nodes_that_a_firewall_keeps_apart(tmp_path: Path, nodes: list[Node]) -> None:
+    """The first node lets the others connect to its store only, so gloo could wait for them forever."""
+    if shutil.which("iptables") is None:
+        pytest.skip("needs iptables")
+    rule = ["iptables", "-A", "INPUT", "-p", "tcp", "--syn", "!", "--dport", str(PORT), "-j", "DROP"]
+    if subprocess.run([*nodes[0].prefix, *rule], capture_output=True, timeout=10, check=False).returncode:
+        pytest.skip("the system permits no firewall in a network of its own")
+    output = train(tmp_path, nodes, "10.9.0.1", transport="gloo", timeout_s=10)
+    assert all("node 1 does not reach node 0 at 10.9.0.1" in each for each in output), "\n".join(output)

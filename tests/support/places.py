@@ -14,8 +14,10 @@ import psutil
 
 from orchestrator.identity import LABEL as LOCAL_LABEL
 from orchestrator.runtimes.docker.reaper import LABEL
+from orchestrator.runtimes.ray.driver_client import OWNER, PREFIX, SESSIONS
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
+from tests.support.ray_cluster import TrialRay
 from tests.support.slurm_cluster import TrialCluster
 from tests.support.swarm_cluster import TrialSwarm
 from trainer.spec.run_spec import RunSpec
@@ -45,6 +47,10 @@ class Place(ABC):
     @abstractmethod
     def left(self) -> list[str]:
         """What is left of the nodes, as text."""
+
+    def waits(self) -> bool:
+        """Whether a run waits for room on the machines."""
+        return False
 
     def commands(self, *words: str) -> Iterator[psutil.Process]:
         """Descendants of the orchestrator on this machine whose command line contains one of the words."""
@@ -77,6 +83,34 @@ class LocalPlace(Place):
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.add(process.pid)
         return [f"process {pid}" for pid in sorted(found)]
+
+
+class RayPlace(LocalPlace):
+    """Actors of a trial cluster of others, or of local raylets.
+
+    Attributes:
+        others: what must still run at the end, the cluster of others.
+    """
+
+    def __init__(self, orchestrator: psutil.Process, label: str, out: Path) -> None:
+        super().__init__(orchestrator, label, out)
+        self.others = [*TrialRay().daemons()]
+
+    def waits(self) -> bool:
+        return "PENDING" in TrialRay().groups().values()
+
+    def left(self) -> list[str]:
+        cluster = TrialRay()
+        sessions = [
+            each for each in SESSIONS.glob(f"{PREFIX}*") if (each / OWNER).read_text() == self.label
+        ]
+        return [
+            *super().left(),
+            *(f"process {each.pid}" for each in _with(["ray::Node", "trainer."], [*cluster.processes()])),
+            *(f"placement group {name}" for name in cluster.groups()),
+            *(f"directory {path}" for path in sessions),
+            *(f"no {each.name()} {each.pid} of others" for each in self.others if not _alive(each.pid)),
+        ]
 
 
 class SlurmPlace(Place):
@@ -226,4 +260,5 @@ PLACES: dict[str, type[Place]] = {
     "docker": DockerPlace,
     "slurm": SlurmPlace,
     "swarm": SwarmPlace,
+    "ray": RayPlace,
 }

@@ -27,6 +27,7 @@ from orchestrator.runtimes.slurm import container
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 120.0  # of a node; it may have to import torch, or to download its data
 STOP_S = 20.0
+SILENCE_S = 90.0  # of a node that answers every 0.2 s; Ray itself gives up a silent machine after 65 s
 STORE_BYTES = 80_000_000  # of a local raylet's object store: nothing is kept in it
 LOCAL = {"num_cpus": 256, "memory": 2**44, "resources": {}}  # a local raylet takes nodes of any size
 
@@ -36,19 +37,26 @@ class Group:
 
     def __init__(self, size: int, resources: NodeResources) -> None:
         self._size, self._resources = size, resources
-        self.strategy = strategy(size, resources, _machines())
-        self._group = placement_group([resources.bundle()] * size, strategy=self.strategy)
+        self._request(strategy(size, resources, _machines()))
         self._actors: list[Any] = []
         self._waits: dict[Any, int] = {}  # the node of each pending call of `wait`
+        self._asked_at: dict[int, float] = {}  # when each node got that call
         self._exits: dict[str, int] = {}
         self._described: list[Any] = []
+
+    def _request(self, strategy: str) -> None:
+        self.strategy = strategy
+        self._group = placement_group([self._resources.bundle()] * self._size, strategy=strategy)
 
     def nodes(self, timeout_s: float) -> dict[str, Any]:
         """The nodes once all have started; before, what is missing, or nothing if they are starting."""
         if not self._actors:
             if not self._group.wait(timeout_s):
-                free = ray.available_resources()
-                return {"missing": missing(self._size, self._resources, _machines(), free)}
+                free, machines = ray.available_resources(), _machines()
+                if (now := strategy(self._size, self._resources, machines)) != self.strategy:
+                    remove_placement_group(self._group)  # Ray has noticed a lost or added machine since
+                    self._request(now)
+                return {"missing": missing(self._size, self._resources, machines, free)}
             actor = ray.remote(max_restarts=0)(node.Node)
             needs = self._resources
             for index in range(self._size):
@@ -60,7 +68,8 @@ class Group:
         started, _ = ray.wait(self._described, num_returns=self._size, timeout=timeout_s)
         if len(started) < self._size:
             return {}
-        return {"nodes": [json.loads(ray.get(each)) for each in self._described]}
+        nodes = [json.loads(ray.get(each)) for each in self._described]
+        return {"nodes": nodes, "strategy": self.strategy}
 
     def start(self, run: dict[str, Any], shares: Sequence[Any], warm: bool) -> dict[str, Any]:
         """Start the ranks of a run. shares: the processes of each node."""
@@ -76,6 +85,7 @@ class Group:
         return {key: value for answer in answers for key, value in answer.items() if value}
 
     def _wait(self, number: int) -> Any:
+        self._asked_at[number] = time.monotonic()
         return self._actors[number].wait.remote(0.2)
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
@@ -94,7 +104,19 @@ class Group:
                     return {"exits": self._exits, "lost": lost}
                 if answer["running"]:
                     self._waits[self._wait(number)] = number
+        if silent := self._silent():
+            lost = f"node {silent[0]} was lost: it did not answer for {SILENCE_S:g} s"
+            return {"exits": self._exits, "lost": lost}
         return {"exits": self._exits}
+
+    def _silent(self) -> list[int]:
+        """The nodes that do not answer. The driver may have left an answer unread for a while."""
+        late = time.monotonic() - SILENCE_S
+        unread = [each for each, number in self._waits.items() if self._asked_at[number] < late]
+        if not unread:
+            return []
+        _, waiting = ray.wait(unread, num_returns=len(unread), timeout=0)
+        return sorted(self._waits[each] for each in waiting)
 
     def stop(self) -> dict[str, Any]:
         """End the ranks. The nodes stay."""

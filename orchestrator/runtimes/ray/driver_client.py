@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import psutil
 from pydantic import Field
 
-from orchestrator.identity import identity, is_gone, own_label
+from orchestrator.identity import identity, is_gone, labelled, own_label
 from orchestrator.shipped import IMPORT_ROOT, python_path
 from trainer.core.events import how_ended
 from trainer.core.record import Count, Record, Text, checked, parse_object
@@ -30,6 +30,7 @@ CLOSE_S = 20.0
 OWNER = "owner"  # file with the identity of the orchestrator
 SESSIONS = Path("/tmp")  # a longer path would exceed that of a Unix socket, 107 bytes
 PREFIX = "shardyard-ray-"
+SESSION = "SHARDYARD_RAY_SESSION"  # in the environment of the driver, and of local raylets and nodes
 CODE = ("trainer", "shardyard")  # packages that nodes import
 
 
@@ -70,7 +71,7 @@ class DriverProcess:
         self._session = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SESSIONS))  # closed to other users
         (self._session / OWNER).write_text(identity())
         environment = {**os.environ, **own_label(), "PYTHONPATH": python_path()}
-        environment |= {"SHARDYARD_RAY_SESSION": str(self._session), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment |= {SESSION: str(self._session), "RAY_USAGE_STATS_ENABLED": "0"}
         if address is None:
             environment |= _local(self._session)
         with open(self._session / "driver.log", "wb") as log:
@@ -140,7 +141,7 @@ class DriverProcess:
                 self._process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_S)
-            _kill_session(self._process.pid)  # Ray's agents outlive a killed raylet for minutes
+            _kill(self._process.pid, self._session)
             self._process.wait()
             self._process.stdout.close()
         shutil.rmtree(self._session, ignore_errors=True)
@@ -156,11 +157,16 @@ def _check_head(address: str | None) -> None:
             raise DriverError(f"its head cannot be reached: {error}") from error
 
 
-def _kill_session(leader: int) -> None:
-    """End all processes of a session, that of its leader included."""
+def _kill(leader: int, session: Path) -> None:
+    """End the processes of a driver's Unix session, and those that it has labelled.
+
+    Ray's agents outlive a killed raylet for minutes, without their environment. Suspended ranks outlive
+    their actor, in sessions of their own.
+    """
+    found = {process for process, _ in labelled({SESSION: str(session)})}
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == leader:
+            if process in found or os.getsid(process.pid) == leader:
                 process.kill()
 
 

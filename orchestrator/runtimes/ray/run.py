@@ -104,6 +104,7 @@ class RayRun(Run):
             late = now - self._placed_at > START_S
             error = f"Ray did not start the nodes within {START_S:g} s" if late else None
             return RunState({}, 1, error, waiting=True)
+        self._cluster.strategy = found.strategy  # Ray may have noticed a lost machine since
         for node in found.nodes:
             if node.sources != (own := own_digest()):
                 error = f"{node.machine} has a trainer of sources {node.sources}, and not {own}"

@@ -52,7 +52,7 @@ class RayRuntime(Runtime):
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
         self._driver: DriverProcess | None = None
-        self._strategy = ""  # of the last group
+        self._group: RayCluster | None = None  # the last one
         self._configure()
 
     def configure(self, options: BaseModel) -> None:
@@ -72,7 +72,7 @@ class RayRuntime(Runtime):
 
     def node_kind(self) -> str:
         where = "on local raylets" if self._address is None else "on the machines of a Ray cluster"
-        return f"Ray actors {where}{f' ({self._strategy})' if self._strategy else ''}"
+        return f"Ray actors {where}{f' ({self._group.strategy})' if self._group else ''}"
 
     def cores(self) -> float:
         return self._driver.cluster.cpus if self._driver and self._address else cores()
@@ -134,9 +134,8 @@ class RayRuntime(Runtime):
             except DriverError as error:
                 where = f"cluster {self._address}" if self._address else "a cluster on this machine"
                 raise InputError(f"Ray: {where}: {error}") from error
-        found = RayCluster(self._driver, json.loads(plan.cluster.script or "{}"), self.options)
-        self._strategy = found.strategy
-        return found
+        self._group = RayCluster(self._driver, json.loads(plan.cluster.script or "{}"), self.options)
+        return self._group
 
     def close(self) -> None:
         if self._driver:

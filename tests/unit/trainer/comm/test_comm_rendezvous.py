@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.comm import rendezvous as module
 from trainer.comm.base import CommunicationError
-from trainer.comm.rendezvous import rendezvous
+from trainer.comm.rendezvous import rendezvous, to_connect
 from trainer.core.context import NodeContext
 
 
@@ -60,3 +61,69 @@ def test_ranks_join_a_rank_0_that_listens_later(free: str) -> None:
 def test_invalid_rendezvous_is_rejected(address: str) -> None:
     with pytest.raises(CommunicationError, match="/path or tcp://host:port"):
         rendezvous(context(address, rank=1))
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNREACHABLE_S", 0.2)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_rank_0_that_does_not_answer_is_named_long_before_the_time_limit(
+    free: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", lost)
+    with pytest.raises(CommunicationError) as caught:
+        rendezvous(context(free, rank=1, timeout_s=60))
+    assert all(fact in str(caught.value) for fact in ("node 0", free.removeprefix("tcp://"), "timed out"))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("late", [ConnectionRefusedError("refused"), socket.gaierror("unknown")])
+def test_a_machine_that_refuses_or_has_no_name_yet_is_waited_for(
+    free: str, late: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise late
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(CommunicationError, match=r"within 1 s"):
+        rendezvous(context(free, rank=1, timeout_s=1))
+
+
+def test_all_ranks_name_a_pair_that_does_not_meet(free: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    monkeypatch.setattr(module, "to_connect", lambda rank, _: {1: closed} if rank == 2 else {})
+    causes = {}
+
+    def join(rank: int) -> None:
+        with pytest.raises(CommunicationError) as caught:
+            rendezvous(context(free, rank, timeout_s=4))
+        causes[rank] = str(caught.value)
+
+    ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert len(causes) == 3
+    (cause,) = set(causes.values())
+    assert "node 2 does not reach node 1 at 127.0.0.1" in cause
+
+
+def test_of_two_machines_that_with_the_higher_address_connects() -> None:
+    at = [
+        ("", "", 1),
+        ("10.0.0.9", "10.0.0.5", 2),
+        ("10.0.0.5", "10.0.0.5", 3),  # on the machine of rank 0
+        ("10.0.0.3", "10.0.0.5", 4),
+        ("10.0.0.3", "10.0.0.5", 5),
+    ]
+    assert to_connect(0, at) == {3: ("10.0.0.3", 4)}
+    assert to_connect(1, at) == {0: ("10.0.0.5", 1), 3: ("10.0.0.3", 4)}
+    assert to_connect(2, at) == {3: ("10.0.0.3", 4)}
+    assert to_connect(3, at) == to_connect(4, at) == {}
