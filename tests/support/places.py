@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,7 @@ class RayPlace(LocalPlace):
     def __init__(self, orchestrator: psutil.Process, label: str, out: Path) -> None:
         super().__init__(orchestrator, label, out)
         self.others = [*TrialRay().daemons()]
+        self._sessions = {os.getsid(each.pid) for each in self.others}
 
     def waits(self) -> bool:
         return "PENDING" in TrialRay().groups().values()
@@ -104,13 +106,22 @@ class RayPlace(LocalPlace):
         sessions = [
             each for each in SESSIONS.glob(f"{PREFIX}*") if (each / OWNER).read_text() == self.label
         ]
+        nodes = _with(["ray::Node", "trainer."], [*cluster.processes()])
         return [
             *super().left(),
-            *(f"process {each.pid}" for each in _with(["ray::Node", "trainer."], [*cluster.processes()])),
+            *(f"process {each.pid}" for each in (*nodes, *self._agents())),
             *(f"placement group {name}" for name in cluster.groups()),
             *(f"directory {path}" for path in sessions),
             *(f"no {each.name()} {each.pid} of others" for each in self.others if not _alive(each.pid)),
         ]
+
+    def _agents(self) -> Iterator[psutil.Process]:
+        """Ray's agents of local raylets, without an environment that tells whose they are."""
+        sessions = self._sessions | {os.getsid(each.pid) for each in TrialRay().daemons()}
+        for each in _with(["ray::DashboardAgent", "ray::RuntimeEnvAgent"], [*psutil.process_iter()]):
+            with suppress(OSError):
+                if os.getsid(each.pid) not in sessions:
+                    yield each
 
 
 class SlurmPlace(Place):
