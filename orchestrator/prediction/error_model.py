@@ -9,9 +9,6 @@ w is that of a configuration. Its prior is what the configurations of published 
 of the configuration itself turn it into a posterior. So an interval is narrow near measured runs, and
 widens with the distance: in nodes, and in the share of communication, as over other links.
 
-What more nodes bring can be new to all configurations, such as contention. Therefore the variance of ε also
-grows by drift² for each doubling of the nodes beyond those of the measured runs, as that of a random walk.
-
 Sources: Bishop 2006, Pattern Recognition and Machine Learning, section 3.3; the prior is fitted by
 expectation maximisation, as in Laird and Ware 1982, "Random-effects models for longitudinal data".
 """
@@ -58,22 +55,18 @@ class ErrorModel:
     Attributes:
         mean: shape (3,). covariance: shape (3, 3).
         noise: the standard deviation of log(T / M) beside w, of a single run.
-        drift: what a doubling of the nodes beyond the measured ones adds to it.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     noise: float
-    drift: float = 0.0
 
     def interval(self, observed: Sequence[Observation], nodes: int, communication: float) -> Interval:
         """The factor for a simulated time on `nodes` nodes, after the observations of its configuration."""
         mean, covariance = self._posterior(observed)
         features = _features(nodes, communication)
         middle = float(features @ mean)
-        beyond = max(log2(nodes / max((each.nodes for each in observed), default=1)), 0.0)
-        variance = float(features @ covariance @ features) + self.noise**2 + self.drift**2 * beyond
-        spread = Z_90 * variance**0.5
+        spread = Z_90 * float(features @ covariance @ features + self.noise**2) ** 0.5
         return Interval(exp(middle), exp(middle - spread), exp(middle + spread))
 
     def _posterior(self, observed: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +80,7 @@ class ErrorModel:
         return covariance @ (precision @ self.mean + design.T @ logs / self.noise**2), covariance
 
     def fitted(self, groups: Sequence[Sequence[Observation]], strength: float = 0.0) -> ErrorModel:
-        """The prior that makes the observations most likely, by expectation maximisation, and this drift.
+        """The prior that makes the observations most likely, by expectation maximisation.
 
         Args:
             groups: the observations of each configuration. At least one, unless this prior counts.
@@ -108,7 +101,7 @@ class ErrorModel:
                 rest = np.array([log(each.ratio) for each in group]) - design @ mean
                 squares += float(rest @ rest + np.trace(design @ own @ design.T))
             count = runs + sum(map(len, groups))
-            model = ErrorModel(centre, scatter / number, (squares / count) ** 0.5, self.drift)
+            model = ErrorModel(centre, scatter / number, (squares / count) ** 0.5)
         return model
 
 

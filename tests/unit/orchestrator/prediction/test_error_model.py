@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp, log
 
 import numpy as np
@@ -31,17 +30,6 @@ def test_an_interval_widens_with_the_distance_in_nodes_and_in_communication() ->
     near, far = MODEL.interval(SEEN, 4, 0.2), MODEL.interval(SEEN, 256, 0.2)
     assert far.width > 1.3 * near.width
     assert MODEL.interval(SEEN, 4, 0.9).width > 1.3 * near.width
-
-
-def test_an_interval_drifts_with_each_doubling_of_the_nodes_beyond_the_measured_ones() -> None:
-    drifting = replace(MODEL, drift=0.1)
-    for observed, nodes, doublings in ((SEEN, 3, 0), (SEEN, 4, 0), (SEEN, 8, 1), (SEEN, 64, 4), ([], 2, 1)):
-        variances = [
-            (log(model.interval(observed, nodes, 0.2).width) / 2 / 1.645) ** 2
-            for model in (MODEL, drifting)
-        ]
-        assert variances[1] - variances[0] == pytest.approx(0.1**2 * doublings)
-    assert drifting.fitted([SEEN] * 3).drift == 0.1
 
 
 def test_the_posterior_is_that_of_observations_one_at_a_time() -> None:
