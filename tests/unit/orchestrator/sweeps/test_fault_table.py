@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from orchestrator.sweeps.load import load_sweep
-from tests.faults.case import DOCKER, LOCAL, SLURM, SWARM, Case, Then
+from tests.faults.case import LOCAL, Case, Then
 from tests.faults.page import PAGE, with_cases
 from tests.faults.runner import judge
 from tests.faults.scene import Scene
 from tests.faults.table import CASES, SECTIONS
+from tests.support.places import PLACES
 from tests.unit.conftest import run_result
 
 
@@ -34,7 +35,7 @@ def test_sweep_of_a_case_has_two_runs(case: Case, tmp_path: Path) -> None:
     file.write_text(Scene.document(case))
     disturbed, healthy = load_sweep(file).runs
     assert disturbed.topology == healthy.topology
-    assert {*case.runtimes} <= {LOCAL, DOCKER, SLURM, SWARM}
+    assert {*case.runtimes} <= {*PLACES}
     assert set(case.victims) <= set(range(max(disturbed.world_size, healthy.world_size)))
     assert case.verdict.status or case.verdict.then is Then.STOPS
 
