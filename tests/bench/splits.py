@@ -183,7 +183,8 @@ def differing(rows: Sequence[Row]) -> list[str]:
     return [
         each.result.key
         for each in rows
-        if each.result.bytes_sent_per_rank
+        if each.result.bytes_sent_per_rank is None
+        or each.result.bytes_sent_per_rank
         != first.setdefault(each.result.run.nodes, each.result.bytes_sent_per_rank)
     ]
 

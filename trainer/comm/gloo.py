@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
     from trainer.core.events import EventWriter
 
+EXCHANGE = 1  # the tag of messages of collectives; those of `send` have 0
+
 
 class TorchDistCommunicator(Communicator):
     """Collectives of torch.distributed."""
@@ -113,8 +115,8 @@ class TorchDistCommunicator(Communicator):
         # gloo sends a message once its receiver has asked for it. Between two ranks, a request that follows
         # a message waits until that has left, so messages would pass one after the other.
         operations = [
-            self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
-            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
+            self._dist.P2POp(self._dist.irecv, received, self._ranks[source], self._group, EXCHANGE),
+            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], self._group, EXCHANGE),
         ]
         with communication_errors(doing):
             for request in self._dist.batch_isend_irecv(operations):

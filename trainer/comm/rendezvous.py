@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import psutil
 
 from trainer.comm.base import CommunicationError, communication_errors
 
@@ -71,15 +75,16 @@ def rendezvous(context: NodeContext) -> Store:
             late = f"node {missing} did not join {address} within {context.timeout_s:g} s"
             raise CommunicationError(late) from None
         if size > 1 and url.hostname and url.port:
-            _check_peers(store, context, url.hostname, url.port)
+            _check_peers(store, context)
     return store
 
 
 def _wait_for_store(who: str, host: str, port: int, context: NodeContext) -> None:
     """Return when the store of `who` accepts connections.
 
-    torch's client waits half a second and longer after its first refused connection. A machine that refuses
-    is reachable, and its rank may start later, as may a machine whose name is not known yet.
+    torch's client waits half a second and longer after its first refused connection. Only a machine that
+    does not answer at all counts as unreachable. One that refuses may start its rank later, as may one
+    whose name or route is not known yet.
     """
     began = answered_at = time.monotonic()
     while True:
@@ -88,37 +93,52 @@ def _wait_for_store(who: str, host: str, port: int, context: NodeContext) -> Non
             return
         except OSError as error:
             now = time.monotonic()
-            if isinstance(error, (ConnectionRefusedError, socket.gaierror)):
+            if not isinstance(error, TimeoutError):
                 answered_at = now
             if now - began > context.timeout_s:
                 late = f"{who} did not answer at {context.rendezvous} within {context.timeout_s:g} s"
                 raise CommunicationError(f"{late}: {error}") from None
             if now - answered_at > UNREACHABLE_S:
-                late = f"{who} is not reachable at {host}:{port} for {UNREACHABLE_S:g} s"
+                late = f"{who} did not answer at {host}:{port} for {UNREACHABLE_S:g} s"
                 raise CommunicationError(f"{late}: {error}") from None
             time.sleep(POLL_S)
 
 
-def _check_peers(store: Store, context: NodeContext, host: str, port: int) -> None:
-    """Check that the ranks reach each other at their addresses on the route to the store.
+def _check_peers(store: Store, context: NodeContext) -> None:
+    """Check that the ranks reach each other at the addresses of the interfaces that gloo uses.
 
-    Without it, gloo hangs, or fails after the time limit and names no node.
+    Without it, gloo hangs, or fails after the time limit and names no node. Ranks to which no interface was
+    assigned are left out.
 
     Raises:
         CommunicationError: one does not reach another. It is the same error on all ranks.
     """
-    own = first = ""
-    if context.rank:  # rank 0 need not know under which of its addresses the others reach it
-        with socket.create_connection((host, port), context.timeout_s) as route:
-            own, first = route.getsockname()[0], route.getpeername()[0]
+    rank, ranks = context.rank, range(context.size)
     with _listener(context.size) as listener:
-        store.set(f"at/{context.rank}", json.dumps([own, first, listener.getsockname()[1]]))
-        at = [json.loads(each) for each in store.multi_get([f"at/{each}" for each in range(context.size)])]
-        store.set(f"misses/{context.rank}", _missed(context, at))
-        missed = store.multi_get([f"misses/{each}" for each in range(context.size)])
-    for rank, peer in enumerate(missed):
-        if peer:
-            raise CommunicationError(f"node {rank} does not reach {peer.decode()}")
+        store.set(f"at/{rank}", json.dumps([_own_address(), listener.getsockname()[1]]))
+        at = [json.loads(each) for each in store.multi_get([f"at/{each}" for each in ranks])]
+        store.set(f"misses/{rank}", _missed(context, at))
+        missed = store.multi_get([f"misses/{each}" for each in ranks])
+    if not any(missed):
+        return
+    store.set(f"read/{rank}", "")
+    if rank == 0:  # the store ends with it
+        with suppress(RuntimeError):
+            store.wait([f"read/{each}" for each in ranks], timedelta(seconds=ATTEMPT_S))
+    first = next(each for each in ranks if missed[each])
+    raise CommunicationError(f"node {first} does not reach {missed[first].decode()}")
+
+
+def _own_address() -> str:
+    """The address of gloo's interface; empty if none was assigned, or if it has none."""
+    found = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
+    of_families = (
+        each.address
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for each in found
+        if each.family == family and not ip_address(each.address.partition("%")[0]).is_link_local
+    )
+    return next(of_families, "")
 
 
 def _listener(backlog: int) -> socket.socket:
@@ -128,9 +148,10 @@ def _listener(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-def _missed(context: NodeContext, at: Sequence[tuple[str, str, int]]) -> str:
+def _missed(context: NodeContext, at: Sequence[tuple[str, int]]) -> str:
     """The first peer that a rank does not reach, its address and the error; empty if it reaches all."""
-    for peer, (address, port) in to_connect(context.rank, at).items():
+    for peer in to_connect(context.rank, [address for address, _ in at]):
+        address, port = at[peer]
         try:
             _connect(address, port, min(UNREACHABLE_S, context.timeout_s / 2))  # before its peers give up
         except OSError as error:
@@ -138,23 +159,22 @@ def _missed(context: NodeContext, at: Sequence[tuple[str, str, int]]) -> str:
     return ""
 
 
-def to_connect(rank: int, at: Sequence[tuple[str, str, int]]) -> dict[int, tuple[str, int]]:
-    """Where a rank connects to: one peer on each machine, its address and port.
+def to_connect(rank: int, addresses: Sequence[str]) -> list[int]:
+    """The ranks to which a rank connects: one on each other machine.
 
     Of two ranks, that with the higher address connects, as in gloo, which does without the other direction.
-    Ranks of one address are on one machine.
+    Ranks of one address are on one machine, and take the connections of other machines in turn.
 
     Args:
-        at: of each rank its address, that of rank 0 as it sees it, and a port. Rank 0 has no addresses.
+        addresses: of each rank; empty: unknown.
     """
-    own, first, _ = at[rank]
-    found: dict[str, tuple[int, int]] = {}
-    for peer, (address, seen, port) in enumerate(at):
-        target, source = address or first, own or seen
-        linked = target.startswith("fe80:")  # which means a machine only with the name of an interface
-        if peer != rank and not linked and _order(target) < _order(source):
-            found.setdefault(target, (peer, port))
-    return {peer: (target, port) for target, (peer, port) in found.items()}
+    if not addresses[rank]:
+        return []
+    machines: dict[str, list[int]] = {}
+    for peer, address in enumerate(addresses):
+        if address and _order(address) < _order(addresses[rank]):
+            machines.setdefault(address, []).append(peer)
+    return [ranks[rank % len(ranks)] for ranks in machines.values()]
 
 
 def _order(address: str) -> tuple[int, int]:

@@ -101,6 +101,10 @@ def _sharded(value: Any, like: Tensor) -> Any:
     """The inverse of `_rows`, sharded as `like`. Counters of steps are not sharded."""
     if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.dim()):
         return value
+    if value.shape != like.to_local().shape:
+        raise ValueError(
+            f"it has {list(value.shape)} of the rows {list(like.to_local().shape)} of a tensor"
+        )
     return DTensor.from_local(
         value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )

@@ -6,7 +6,9 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from trainer.comm import rendezvous as module
@@ -97,7 +99,9 @@ def test_a_machine_that_refuses_or_has_no_name_yet_is_waited_for(
 def test_all_ranks_name_a_pair_that_does_not_meet(free: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = listener.getsockname()
-    monkeypatch.setattr(module, "to_connect", lambda rank, _: {1: closed} if rank == 2 else {})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(module, "to_connect", lambda rank, _: [1] if rank == 2 else [])
+    monkeypatch.setattr(module, "_connect", lambda *_: refuse(closed))
     causes = {}
 
     def join(rank: int) -> None:
@@ -115,15 +119,40 @@ def test_all_ranks_name_a_pair_that_does_not_meet(free: str, monkeypatch: pytest
     assert "node 2 does not reach node 1 at 127.0.0.1" in cause
 
 
+def refuse(address: tuple[str, int]) -> None:
+    socket.create_connection(address).close()
+
+
 def test_of_two_machines_that_with_the_higher_address_connects() -> None:
-    at = [
-        ("", "", 1),
-        ("10.0.0.9", "10.0.0.5", 2),
-        ("10.0.0.5", "10.0.0.5", 3),  # on the machine of rank 0
-        ("10.0.0.3", "10.0.0.5", 4),
-        ("10.0.0.3", "10.0.0.5", 5),
+    at = ["10.0.0.5", "10.0.0.9", "10.0.0.5", "10.0.0.3", "", "10.0.0.10", "fd00::1"]
+    assert [to_connect(rank, at) for rank in range(7)] == [
+        [3],
+        [2, 3],
+        [3],
+        [],
+        [],
+        [2, 1, 3],
+        [0, 1, 3, 5],
     ]
-    assert to_connect(0, at) == {3: ("10.0.0.3", 4)}
-    assert to_connect(1, at) == {0: ("10.0.0.5", 1), 3: ("10.0.0.3", 4)}
-    assert to_connect(2, at) == {3: ("10.0.0.3", 4)}
-    assert to_connect(3, at) == to_connect(4, at) == {}
+
+
+def test_the_address_of_a_rank_is_that_of_the_interface_that_gloo_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = {
+        "eth1": [
+            SimpleNamespace(family=socket.AF_INET6, address="fe80::1%eth1"),
+            SimpleNamespace(family=socket.AF_INET6, address="fd00::1"),
+        ],
+        "eth2": [
+            SimpleNamespace(family=psutil.AF_LINK, address="02:00:00:00:00:00"),
+            SimpleNamespace(family=socket.AF_INET6, address="fd00::2"),
+            SimpleNamespace(family=socket.AF_INET, address="10.0.0.2"),
+        ],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: at)
+    for name, expected in {"eth1": "fd00::1", "eth2": "10.0.0.2", "eth3": "", "": ""}.items():
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        assert module._own_address() == expected
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert module._own_address() == ""
