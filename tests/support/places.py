@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -96,32 +95,33 @@ class RayPlace(LocalPlace):
     def __init__(self, orchestrator: psutil.Process, label: str, out: Path) -> None:
         super().__init__(orchestrator, label, out)
         self.others = [*TrialRay().daemons()]
-        self._sessions = {os.getsid(each.pid) for each in self.others}
+        self._names = {each.pid: each.name() for each in self.others}
+        self._agents_before = {each.pid for each in self._agents()}
 
     def waits(self) -> bool:
         return "PENDING" in TrialRay().groups().values()
 
     def left(self) -> list[str]:
         cluster = TrialRay()
-        sessions = [
-            each for each in SESSIONS.glob(f"{PREFIX}*") if (each / OWNER).read_text() == self.label
-        ]
+        agents = [each for each in self._agents() if each.pid not in self._agents_before]
         nodes = _with(["ray::Node", "trainer."], [*cluster.processes()])
         return [
             *super().left(),
-            *(f"process {each.pid}" for each in (*nodes, *self._agents())),
+            *(f"process {each.pid}" for each in (*nodes, *agents)),
             *(f"placement group {name}" for name in cluster.groups()),
-            *(f"directory {path}" for path in sessions),
-            *(f"no {each.name()} {each.pid} of others" for each in self.others if not _alive(each.pid)),
+            *(f"directory {path}" for path in SESSIONS.glob(f"{PREFIX}*") if self._owns(path)),
+            *(f"no {self._names[each.pid]} {each.pid}" for each in self.others if not _alive(each.pid)),
         ]
 
-    def _agents(self) -> Iterator[psutil.Process]:
-        """Ray's agents of local raylets, without an environment that tells whose they are."""
-        sessions = self._sessions | {os.getsid(each.pid) for each in TrialRay().daemons()}
-        for each in _with(["ray::DashboardAgent", "ray::RuntimeEnvAgent"], [*psutil.process_iter()]):
-            with suppress(OSError):
-                if os.getsid(each.pid) not in sessions:
-                    yield each
+    def _owns(self, session: Path) -> bool:
+        with suppress(OSError):  # it is being removed
+            return (session / OWNER).read_text() == self.label
+        return False
+
+    def _agents(self) -> list[psutil.Process]:
+        """Ray's agents beside those of the trial cluster. No environment tells whose they are."""
+        found = {*_with(["ray::DashboardAgent", "ray::RuntimeEnvAgent"], [*psutil.process_iter()])}
+        return [*(found - {*TrialRay().processes()})]
 
 
 class SlurmPlace(Place):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,6 +20,7 @@ from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support.processes import wait_until
 from tests.support.trial import Trial
 
+LOOPBACK = "127.0.0.1"
 RAYLETS, CPUS = 2, 4
 START_S = 120.0
 
@@ -29,7 +32,7 @@ def ray_missing() -> str | None:
 
 def free_port() -> int:
     """A port that is free, and not of Ray's workers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((LOOPBACK, 0)) as listener:
         return int(listener.getsockname()[1])
 
 
@@ -44,6 +47,7 @@ class TrialRay(Trial):
     def up(self) -> None:
         port = os.environ["RAY_ADDRESS"].rpartition(":")[2]
         self.home.mkdir()
+        self._sessions.touch()
         head = ("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(self.home))
         self._start(CPUS, *head, "--ray-client-server-port", str(free_port()))
         for _ in range(RAYLETS - 1):
@@ -55,7 +59,7 @@ class TrialRay(Trial):
 
     def _start(self, cpus: int, *options: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--num-cpus", str(cpus)]
-        command += ["--object-store-memory", "80000000"]
+        command += ["--object-store-memory", "80000000", "--node-ip-address", LOOPBACK]
         done = subprocess.run(
             command,
             env={**os.environ, self.mark: str(self.home), "RAY_USAGE_STATS_ENABLED": "0"},
@@ -66,6 +70,22 @@ class TrialRay(Trial):
             start_new_session=True,  # a signal to the tests' process group does not reach the cluster
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        with self._sessions.open("a") as file:
+            file.writelines(f"{os.getsid(each.pid)}\n" for each in self.daemons())
+
+    @property
+    def _sessions(self) -> Path:
+        """A file of the Unix sessions of its raylets."""
+        return self.home.with_suffix(".sessions")
+
+    def processes(self) -> Iterator[psutil.Process]:
+        """Also Ray's agents, which hide their environment and outlive their raylet for a minute."""
+        marked = {*super().processes()}
+        sessions = {*map(int, self._sessions.read_text().split())} if self._sessions.exists() else set()
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                if process in marked or os.getsid(process.pid) in sessions:
+                    yield process
 
     def stop(self) -> None:
         while found := [*self.processes()]:
@@ -118,12 +138,12 @@ class TrialRay(Trial):
 @contextmanager
 def trial_ray() -> Iterator[TrialRay]:
     """A running cluster, which sweeps of this process use."""
-    from ray.util import get_node_ip_address
-
     with TemporaryDirectory(prefix="sy-") as directory:
         before = dict(os.environ)
         os.environ[TrialRay.variable] = f"{directory}/ray"
-        os.environ["RAY_ADDRESS"] = f"{get_node_ip_address()}:{free_port()}"
+        os.environ["RAY_ADDRESS"] = f"{LOOPBACK}:{free_port()}"
+        # Whoever reaches a cluster without a token runs code as its user.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
         cluster = TrialRay()
         try:
             cluster.up()
