@@ -37,8 +37,8 @@ class MeasuredRun:
         clock: wall, where each rank had a core or its quota; else cluster: replayed from its traces.
         cluster: that of the run, with what exchanges cost in other runs.
         own_bytes_per_s: what messages reach where no link limits them.
-        steps_s: CPU seconds of a step with a whole batch, of each rank that takes steps; but of its first.
-        first_s: CPU seconds of its first step beyond these, the mean over ranks that take steps.
+        steps_s: CPU seconds of a step with a whole batch after the first, of each rank that takes steps.
+        first_s: how many more CPU seconds the first step takes, the mean over these ranks.
         partial: of ranks with a smaller batch at the end of an epoch: its samples and its CPU seconds, each
             as a share of those of a whole batch.
     """
@@ -70,7 +70,7 @@ class Configuration:
     Attributes:
         runs: at least one.
         per_step_s, per_sample_s: CPU seconds of a step: per_step_s + samples · per_sample_s.
-        first_s: CPU seconds of the first step beyond these.
+        first_s: how many more CPU seconds the first step takes.
     """
 
     runs: Sequence[MeasuredRun]

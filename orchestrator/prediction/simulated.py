@@ -50,7 +50,7 @@ class Time:
 class Played:
     """What a simulation left: its result, and the traces of its ranks.
 
-    first_s: CPU seconds of a first step that the traces do not have, because nothing was computed.
+    first_s: how many more CPU seconds the first step takes than the traces have; 0 if nodes trained.
     """
 
     result: RunResult

@@ -92,7 +92,7 @@ def partial_step_cpu_s(trace: Trace, batches: int) -> float | None:
 
 
 def first_step_cpu_s(trace: Trace, batches: int | None) -> tuple[float, float]:
-    """Mean CPU seconds of a step with a whole batch but the first, and what that one takes beyond them.
+    """Mean CPU seconds of the steps with a whole batch after the first step, and how many more that takes.
 
     In its first step a rank allocates its buffers, and its caches are cold.
 
@@ -103,7 +103,7 @@ def first_step_cpu_s(trace: Trace, batches: int | None) -> tuple[float, float]:
         the mean of `step_cpu_s`, and 0, if no such step follows the first one.
     """
     seconds, number, steps = _steps(trace)
-    later = number < (steps - 1 if batches is None else batches)
+    later = _are_whole(number, steps, batches)
     later[:1] = False
     if not later.any():
         return _mean_step_s(trace, batches), 0.0
@@ -115,8 +115,14 @@ def _mean_step_s(trace: Trace, batches: int | None) -> float:
     seconds, number, steps = _steps(trace)
     if not len(seconds):
         return 0.0
-    whole = number < (steps - 1 if batches is None else batches)
+    whole = _are_whole(number, steps, batches)
     return float(seconds[whole].mean() if whole.any() else seconds.mean())
+
+
+def _are_whole(number: np.ndarray, steps: np.ndarray, batches: int | None) -> np.ndarray:
+    """Which steps have a whole batch. number, steps: see `_steps`. batches: see `step_cpu_s`."""
+    found: np.ndarray = number < (steps - 1 if batches is None else batches)
+    return found
 
 
 def _steps(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -102,9 +102,8 @@ def _sharded(value: Any, like: Tensor) -> Any:
     if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.dim()):
         return value
     if value.shape != like.to_local().shape:
-        raise ValueError(
-            f"it has {list(value.shape)} of the rows {list(like.to_local().shape)} of a tensor"
-        )
+        shapes = f"{list(value.shape)}; a rank has rows of shape {list(like.to_local().shape)}"
+        raise ValueError(f"a tensor has the shape {shapes}")
     return DTensor.from_local(
         value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )
