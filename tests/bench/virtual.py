@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from tests.support.virtual_training import train_virtually
-from trainer.conformance.threads import threads_in_torch
 from trainer.data.cache import DatasetCache
+from trainer.launch.threads import threads_in_torch
 from trainer.spec.run_spec import RunSpec
 from trainer.training.memory import peak_memory_mb
 from trainer.virtual.communicator import VirtualCommunicator

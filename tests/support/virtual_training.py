@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.conformance.threads import RecordedEvents, threads_in_torch
 from trainer.core.context import NodeContext
 from trainer.core.events import Event
 from trainer.core.result import TrainResult
 from trainer.core.trace import Trace, read_trace
 from trainer.data.cache import DatasetCache
 from trainer.launch.ranks import train as train_rank
+from trainer.launch.threads import RecordedEvents, threads_in_torch
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.conformance.threads import RecordedEvents as Notes
-from trainer.conformance.threads import Training, threads_in_torch
-from trainer.conformance.threads import train as train_spec
+from trainer.launch.threads import RecordedEvents as Notes
+from trainer.launch.threads import Training, threads_in_torch
+from trainer.launch.threads import train as train_spec
 from trainer.spec.run_spec import RunSpec
 
 __all__ = ["ON_TOKENS", "SMALL", "Notes", "Training", "fields_for", "threads_in_torch", "train"]

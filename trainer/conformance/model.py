@@ -397,7 +397,7 @@ def _pairs(built: Built, on: Ranks) -> Outcome:
     import torch
 
     from trainer.comm.base import Communicator
-    from trainer.conformance.threads import together
+    from trainer.launch.threads import together
     from trainer.parallel.tensor_layers import ModelSharder
     from trainer.strategies.tensor_parallel import column_parallel, row_parallel
 

@@ -27,8 +27,6 @@ from trainer.comm.base import Communicator
 from trainer.comm.forked import ForkedCommunicator
 from trainer.component_trials.forked import Ended, Send, forked
 from trainer.conformance.law import RankFailure
-from trainer.conformance.threads import DeadlockError, Training
-from trainer.conformance.threads import train as train_on_threads
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventReader, EventWriter, how_ended
 from trainer.core.processes import end_with_parent
@@ -37,6 +35,8 @@ from trainer.core.trace import read_trace
 from trainer.data.cache import DatasetCache
 from trainer.launch.interface import VARIABLES
 from trainer.launch.ranks import connect, rank_clock, run_rank
+from trainer.launch.threads import DeadlockError, Training
+from trainer.launch.threads import train as train_on_threads
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task

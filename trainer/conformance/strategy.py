@@ -18,7 +18,7 @@ from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
 
 if TYPE_CHECKING:
-    from trainer.conformance.threads import Training
+    from trainer.launch.threads import Training
     from trainer.spec.run_spec import RunSpec
 
 # The last batch of an epoch is smaller on 1 to 4 replicas, and on 2 and 3 there are more than 25 steps.
@@ -146,7 +146,8 @@ class Trainings:
         return done
 
     def _train(self, name: str, ranks: Ranks, rule: str = "") -> Training:
-        from trainer.conformance import processes, threads
+        from trainer.conformance import processes
+        from trainer.launch import threads
 
         if not self.own.trains:
             raise NotApplicable("it does not train")
@@ -247,7 +248,7 @@ def laws(own: Strategy, form: Callable[[int], Any], equals: str, limit_s: float)
 
 
 def _ends(trainings: Trainings, ranks: Ranks) -> Outcome:
-    from trainer.conformance.threads import DeadlockError
+    from trainer.launch.threads import DeadlockError
 
     try:
         trainings.begin(ranks)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from trainer.conformance import dataset, model, optimizer, partitioner
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding
-from trainer.conformance.threads import threads_in_torch
 from trainer.data.base import Data, Indices, Labels, Partitioner, Split
 from trainer.data.datasets.synthetic import Synthetic
+from trainer.launch.threads import threads_in_torch
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 

@@ -18,8 +18,8 @@ from trainer.conformance.find import components, kind_of
 from trainer.conformance.law import Law, NotApplicable, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import CheckRequest, Finding
-from trainer.conformance.threads import threads_in_torch
 from trainer.core.failure import Failure
+from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import REGISTRIES
 from trainer.user_components.source import CODE, ImportFailure, place_in
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from trainer.conformance.law import examine_all
 from trainer.conformance.loss import laws
 from trainer.conformance.report import Finding
-from trainer.conformance.threads import threads_in_torch
+from trainer.launch.threads import threads_in_torch
 from trainer.user_components.loss import FunctionLoss
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])  # float32

@@ -14,9 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from tests.unit.training import fields_for
 from trainer.comm.base import CommunicationError
-from trainer.conformance import threads
 from trainer.core.trace import WORK_PHASES, Kind
 from trainer.data.cache import DatasetCache
+from trainer.launch import threads
 from trainer.spec.registries import AGGREGATIONS, COMPRESSIONS, OPTIMIZERS, PARTITIONERS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from tests.unit.training import fields_for, threads_in_torch
 from trainer.comm.base import CommunicationError
-from trainer.conformance.threads import RecordedEvents
 from trainer.core.events import EventWriter
 from trainer.data.cache import DatasetCache
+from trainer.launch.threads import RecordedEvents
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.communicator import VirtualCommunicator
