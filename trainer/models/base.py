@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from trainer.core.registry import Component
@@ -55,10 +55,12 @@ class Model(Component):
         takes_tokens: whether its inputs are tokens, int64, and its outputs have shape (batch, tokens of the
             vocabulary, tokens of a sample).
         has_attention: whether `recompute: selective` finds an Attention in it.
+        channels_last: whether images and the weights of convolutions are in this memory format of torch.
     """
 
     takes_tokens: ClassVar[bool] = False
     has_attention: ClassVar[bool] = False
+    channels_last: ClassVar[bool] = False
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why the model cannot take inputs of this shape, (channels, height, width) of images."""
@@ -93,6 +95,24 @@ class Model(Component):
     def batch_statistics(self) -> bool:
         """Whether training on a sample depends on the other samples of the batch, as with BatchNorm."""
         return False
+
+    @property
+    def statistics(self) -> Collection[str] | None:
+        """Names of the floating-point buffers that training changes, `block.buffer`; None: all.
+
+        Ranks average these. Others, such as a mask, stay as they are.
+        """
+        return None
+
+    @property
+    def unused(self) -> Collection[str]:
+        """Names of the parameters that are trained and get no gradient, `block.parameter`."""
+        return ()
+
+    @property
+    def scalar(self) -> str | None:
+        """The name of a parameter without dimensions, which has no rows to shard; or None."""
+        return None
 
     @property
     def per_batch(self) -> str:

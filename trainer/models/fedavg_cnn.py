@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.models.base import Model, ParallelPair, exact_image_size_error
 
@@ -22,6 +22,8 @@ class FedAvgCnn(Model):
     Data", section 3. It names no padding and no ReLU after the convolutions; the padding follows from the
     number of parameters.
     """
+
+    channels_last: ClassVar[bool] = True
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return exact_image_size_error(shape, 28)

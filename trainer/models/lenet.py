@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class LeNet(Model):
     Layers, in order: conv 5×5 (10), max-pool, ReLU, conv 5×5 (30), max-pool, ReLU,
     dropout, max-pool, fully connected 120→60, ReLU, fully connected 60→classes, log-softmax.
     """
+
+    channels_last: ClassVar[bool] = True
 
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping an activation")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.models.base import Model, ParallelPair, exact_image_size_error
 
@@ -19,6 +19,8 @@ class LeNet5(Model):
     connected 400→120, ReLU, fully connected 120→classes, log-softmax. LeNet-5 has a layer of 84 before the
     last, other activations and mean pooling.
     """
+
+    channels_last: ClassVar[bool] = True
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return exact_image_size_error(shape, 28)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class MnistCnn(Model):
     320→50, ReLU, dropout, fully connected 50→classes, log-softmax. Both dropout layers use the
     same probability.
     """
+
+    channels_last: ClassVar[bool] = True
 
     dropout: float = Field(
         0.5, ge=0, lt=1, description="probability of dropping a channel or an activation"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ class VggSmall(Model):
     Convolutions are initialised as in He et al. 2015 ("Delving Deep into Rectifiers"). With torch's default
     the activations shrink from layer to layer, and without normalisation the network does not learn.
     """
+
+    channels_last: ClassVar[bool] = True
 
     width: int = Field(
         32, ge=1, le=1024, description="channels of the first group; the others have 2 and 4 times as many"

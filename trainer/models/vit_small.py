@@ -22,6 +22,7 @@ class VitSmall(Transformer):
     """
 
     causal: ClassVar[bool] = False
+    channels_last: ClassVar[bool] = True
 
     patch: int = Field(7, ge=1, le=64, description="pixels of a patch's side, which divide the image's")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -28,6 +28,8 @@ class WideResNet(Model):
     k = 10 the groups have 160, 320 and 640 channels. With one block per group the depth d is 10. Use k = 1
     on CPUs.
     """
+
+    channels_last: ClassVar[bool] = True
 
     widen: int = Field(10, ge=1, le=64, description="k: the groups have 16k, 32k and 64k channels")
     blocks_per_group: int = Field(1, ge=1, le=100, description="N residual blocks: the depth is 6N + 4")

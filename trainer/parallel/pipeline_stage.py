@@ -19,7 +19,13 @@ from trainer.parallel.schedules import Pass
 from trainer.parallel.split_backward import SplitLayers, WeightPass
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
-from trainer.training.replica import Replica, channels_last, join_stages, squared_norm_of_ranks
+from trainer.training.replica import (
+    Replica,
+    join_stages,
+    squared_norm_of_ranks,
+    statistics,
+    trained_parameters,
+)
 from trainer.training.task import Task
 
 
@@ -50,8 +56,14 @@ def choose_split_points(
         )
         # CPU time, where it is that of the computation: other programs on the core lengthen wall time.
         clock = time.thread_time if task.spec.threads == 1 else time.perf_counter
-        model = task.build_model(0).named_children()
-        blocks = profile_blocks(model, inputs, targets, task.spec.loss, clock=clock)
+        model = task.build_model(0)
+        blocks = profile_blocks(
+            [(name, model.get_submodule(name)) for name in names],
+            inputs,
+            targets,
+            task.spec.loss,
+            clock=clock,
+        )
         seconds = [block.seconds for block in blocks]
         output_bytes = [block.output_bytes * samples for block in blocks]
         chosen = balanced_split_points(names, seconds, output_bytes, stages, pairs)
@@ -149,7 +161,7 @@ class PipelineStage(Replica):
         Returns:
             The number of micro-batches. It is below `micro_batches` if the batch has fewer samples.
         """
-        self._optimizer.zero_grad()
+        self.zero_grad()
         self._track_statistics(bool(loss_weight))
         count = min(micro_batches, len(batch.targets))
         self._inputs, self._micro_targets = (
@@ -247,7 +259,7 @@ class PipelineStage(Replica):
     def _receive_input(self, chunk: Chunk, samples: int) -> Tensor:
         buffer = torch.empty(samples, *chunk.input_shape, device=self._comm.device)
         self._comm.recv(buffer.view(-1), (self.stage_index - 1) % self.num_stages)
-        return channels_last(buffer)
+        return self.in_format(buffer)
 
     def _send(self, tensor: Tensor, to: int) -> None:
         self._sends.append(self._comm.isend(tensor.detach().reshape(-1), to % self.num_stages))
@@ -294,18 +306,18 @@ class PipelineStage(Replica):
 
 
 def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the number of parameters and of floating-point buffer elements of every stage."""
-    dataset = task.spec.dataset
+    """Return the numbers of elements in the two parts of every stage's weights."""
+    dataset, changing = task.spec.dataset, task.spec.model.statistics
     with torch.device("meta"):
         blocks = dict(task.spec.model.blocks(dataset.shape, dataset.outputs, torch.Generator("cpu")))
     stages = [
-        nn.Sequential(*(blocks[name] for name in names))
+        nn.Sequential(OrderedDict((name, blocks[name]) for name in names))
         for names in stage_blocks(task.spec.model.names, split_points)
     ]
     return [
         (
-            sum(p.numel() for p in stage.parameters()),  # tied weights once
-            sum(b.numel() for b in stage.buffers() if b.is_floating_point()),
+            sum(each.numel() for each in trained_parameters(stage)),
+            sum(each.numel() for each in statistics(stage, changing)),
         )
         for stage in stages
     ]

@@ -30,7 +30,7 @@ from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import stage_blocks
 from trainer.training.loader import Batch
 from trainer.training.memory import Activations
-from trainer.training.replica import Replica, channels_last, join_stages
+from trainer.training.replica import Replica, join_stages
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class RpcStage(Replica):
         """Receive activations from the previous stage and send this stage's output to the next rank."""
         buffer = torch.empty(len(inputs), *self._input_shape, dtype=self._input_type)
         self._comm.recv(buffer.view(-1), self._previous_rank)
-        self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._next_rank)
+        self._comm.send(self.model(self.in_format(buffer)).reshape(-1), self._next_rank)
 
     def full_weights(self) -> None:
         """The master returns the weights of the whole model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from trainer.comm.base import Communicator
 from trainer.parallel.exchanged import Exchange
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squared_norm_of_ranks
+from trainer.training.replica import Replica, squared_norm_of_ranks, trained_parameters
 from trainer.training.task import Task
 
 
@@ -25,14 +26,44 @@ class ShardedGradientReplica(Replica):
     ) -> None:
         super().__init__(model, task, comm.clock)
         self._comm = comm
-        self._blocks = [Block(parameters, comm, reduce, gather) for parameters in _by_block(model)]
-        self._optimizer = task.spec.optimizer.build([block.part for block in self._blocks], task.spec.lr)
+        self._blocks: list[Block] = []
+        self._unused = task.spec.model.unused
+        # The optimizer has been built over whole tensors, by whose shapes it may group them.
+        for group, parameters in self._divided(model):
+            block = Block(parameters, comm, reduce, gather)
+            self._blocks.append(block)
+            group["params"].append(block.part)
+
+    def _divided(self, model: nn.Sequential) -> list[tuple[dict[str, Any], list[nn.Parameter]]]:
+        """The trained parameters of each block by group of the optimizer and type, and the group.
+
+        Groups lose their parameters. Those that are not part of the loss are in none.
+        """
+        group_of = {each: group for group in self._optimizer.param_groups for each in group["params"]}
+        for group in self._optimizer.param_groups:
+            group["params"] = []
+        divided: dict[tuple[int, int, torch.dtype], tuple[dict[str, Any], list[nn.Parameter]]] = {}
+        seen = {model.get_parameter(name) for name in self._unused}
+        for each in seen:
+            each.requires_grad_(False)
+        for number, block in enumerate(model):
+            for each in trained_parameters(block):
+                if each in group_of and each not in seen:  # a shared weight is the first block's
+                    group = group_of[each]
+                    divided.setdefault((number, id(group), each.dtype), (group, []))[1].append(each)
+                    seen.add(each)
+        return [*divided.values()]
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         super().backward(batch, weight)
         with self._clock.phase("compute"):
             for block in self._blocks:
-                block.reduce_rest()
+                if missing := block.missing():
+                    names = {each: name for name, each in self.model.named_parameters()}
+                    raise RuntimeError(
+                        f"{names[missing]} gets a gradient in some steps only, and zero2 shards a block as "
+                        "a whole; choose another strategy"
+                    )
 
     def step(self) -> None:
         """Update this rank's parts, and receive those of the other ranks."""
@@ -69,7 +100,7 @@ class Block:
             parameter.data = view
             parameter.register_post_accumulate_grad_hook(self._has_gradient)
         self.part = self._weights[comm.rank * length :][:length]
-        self._missing = {*parameters}
+        self._missing, self._reduced = {*parameters}, False
 
     def _views(self, flat: Tensor) -> Iterator[Tensor]:
         """Each parameter's values in `flat`, with its memory format."""
@@ -83,32 +114,22 @@ class Block:
         if not self._missing:
             self._reduce_gradients()
 
-    def reduce_rest(self) -> None:
-        """Reduce gradients of a block in which some parameters are not part of the loss."""
-        if any(each.grad is not None for each in self._parameters):
-            self._reduce_gradients()
+    def missing(self) -> nn.Parameter | None:
+        """A parameter without a gradient after a backward pass; None: the block's has been reduced."""
+        complete, self._reduced = self._reduced and len(self._missing) == len(self._parameters), False
+        return None if complete else next(each for each in self._parameters if each in self._missing)
 
     def _reduce_gradients(self) -> None:
         """Add the mean gradient of this rank's part to those of the step, and free all others."""
         gradient = torch.zeros_like(self._weights)
         for view, parameter in zip(self._views(gradient), self._parameters, strict=True):
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-                parameter.grad = None
+            view.copy_(cast("Tensor", parameter.grad))
+            parameter.grad = None
         reduced = self._reduce(gradient, self._comm)
         self.part.grad = reduced if self.part.grad is None else self.part.grad + reduced
-        self._missing = {*self._parameters}
+        self._missing, self._reduced = {*self._parameters}, True
 
     @torch.no_grad()
     def gather_weights(self) -> None:
         """Replace the weights by the parts that the ranks have updated."""
         self._weights.copy_(self._gather(self.part, self._comm))
-
-
-def _by_block(model: nn.Sequential) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each block that has any. A weight that blocks share is the first one's."""
-    seen: set[nn.Parameter] = set()
-    for block in model:
-        if own := [each for each in block.parameters() if each not in seen]:
-            seen.update(own)
-            yield own

@@ -27,13 +27,15 @@ class ShardedReplica(Replica):
 
     def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, *, reshard: bool) -> None:
         """reshard: free the other ranks' rows between the forward and the backward pass."""
+        channels_last = task.spec.model.channels_last
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
-                if parameter.dim() == 4:  # "FSDP does not support non-contiguous parameters yet"
+                # "FSDP does not support non-contiguous parameters yet"
+                if parameter.dim() == 4 and (channels_last or not parameter.is_contiguous()):
                     parameter.data = parameter.data.contiguous()
                     module.register_forward_hook(_to_channels_last)
         mesh = init_device_mesh("cpu", (comm.size,))
-        blocks = [block for block in model if next(block.parameters(), None) is not None]
+        blocks = [block for block in model.children() if next(block.parameters(), None) is not None]
         for block in blocks:
             sharded: Any = fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
             sharded.set_custom_all_gather(AllGather(comm))
@@ -114,9 +116,23 @@ class ShardedOptimizerReplica(DdpReplica):
 
     def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
         super().__init__(model, task, comm.clock)
-        build: Any = task.spec.optimizer.build  # torch calls it like an optimizer class
+        whole = self._optimizer
+
+        def of_rank(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
+            """The optimizer as it was built, for the parameters of this rank alone."""
+            own = {id(parameter) for group in groups for parameter in group["params"]}
+            for group in whole.param_groups:
+                group["params"] = [each for each in group["params"] if id(each) in own]
+            return whole
+
+        build: Any = of_rank  # torch calls it like an optimizer class
+        trained = {id(parameter) for parameter in self._parameters}
+        groups = [
+            {**group, "params": [each for each in group["params"] if id(each) in trained]}
+            for group in whole.param_groups
+        ]
         self._optimizer = self._zero = ZeroRedundancyOptimizer(
-            self._parameters, optimizer_class=build, lr=task.spec.lr
+            groups, optimizer_class=build, lr=task.spec.lr
         )
         zero: Any = self._zero
         # torch broadcasts each tensor by itself, those of rank 0 first.

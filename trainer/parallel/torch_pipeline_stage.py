@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from trainer.core.trace import Kind
 from trainer.parallel.pipeline_stage import PipelineStage
 from trainer.parallel.schedules import FlushSchedule
 from trainer.training.loader import Batch
-from trainer.training.replica import channels_last
 from trainer.training.task import Task
 
 
@@ -71,7 +70,7 @@ class TorchPipelineStage(PipelineStage):
         use_1f1b = self._is_1f1b and micro_batches >= self.num_stages
         exchanges = Exchanges(self._comm, use_1f1b)
         stage = InstrumentedStage(
-            ContiguousEnds(self.model), exchanges, self.stage_index, self.num_stages, x, y
+            ContiguousEnds(self.model, self.in_format), exchanges, self.stage_index, self.num_stages, x, y
         )
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -86,16 +85,16 @@ class TorchPipelineStage(PipelineStage):
 
 
 class ContiguousEnds(nn.Module):
-    """Runs a stage in channels_last format, with contiguous input and output as gloo needs them."""
+    """Runs a stage in the model's memory format, with contiguous input and output as gloo needs them."""
 
-    def __init__(self, stage: nn.Module) -> None:
+    def __init__(self, stage: nn.Module, in_format: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self.in_format = stage, in_format
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             x.register_hook(Tensor.contiguous)  # the gradient of x is sent, too
-        output: Tensor = self.stage(channels_last(x))
+        output: Tensor = self.stage(self.in_format(x))
         return output.contiguous()
 
 

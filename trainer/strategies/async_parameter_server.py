@@ -71,6 +71,7 @@ class AsyncParameterServer(Strategy):
                     if gradient is None:  # all workers are lost that had steps left
                         break
                     with session.clock.phase("compute"):
+                        replica.zero_grad()
                         replica.set_gradient(gradient)
                     replica.step()
 

@@ -47,7 +47,11 @@ class Fsdp(Strategy):
     uneven: Uneven = "join"
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return f"it shards block by block, and {model.shared_weights}" if model.shared_weights else None
+        if model.shared_weights:
+            return f"it shards block by block, and {model.shared_weights}"
+        if model.scalar:
+            return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
+        return None
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica

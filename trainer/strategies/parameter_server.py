@@ -67,6 +67,7 @@ class ParameterServer(Strategy):
                 else:
                     samples = session.samples_in_step(epoch, step, self.uneven)
                     gradient = session.aggregate_gradients(gradients[1:], samples, self.aggregation)
+                replica.zero_grad()
                 replica.set_gradient(gradient)
             replica.step()
             session.comm.broadcast(replica.flat_parameters(), root=0)

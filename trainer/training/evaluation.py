@@ -11,7 +11,7 @@ from trainer.comm.base import Communicator
 from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.losses.base import Loss
-from trainer.training.replica import Replica, channels_last
+from trainer.training.replica import Replica
 
 BATCH = 1000
 
@@ -59,7 +59,7 @@ class Evaluation:
         counts = torch.zeros(2, device=self._comm.device)
         with replica.evaluating():
             for x, y in zip(inputs, targets, strict=True):
-                output = replica.predict(channels_last(x))
+                output = replica.predict(replica.in_format(x))
                 if output is not None:  # of the ranks that hold one model, one has the output
                     counts[0] += self._loss.right(output, y).float().sum()
                     counts[1] += self._loss.of(output, y, "sum")

@@ -26,8 +26,8 @@ class Batch:
     """A batch of samples.
 
     Attributes:
-        inputs: shape (batch, …); images are float32, channels_last. Where the rank does not see inputs,
-            they are those of no sample.
+        inputs: shape (batch, …); images are float32, in the model's memory format. Where the rank does not
+            see inputs, they are those of no sample.
         targets: shape (batch, …); classes are int64, shape (batch,).
         part: the number of this batch's part, from 0.
         in_step: the samples of each part in this step. A part without samples left has 0, and its batch
@@ -251,6 +251,8 @@ class BatchLoader:
             inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:
             inputs = self._augment(inputs, self._rngs.generator("augment", self._rank, epoch, step))
+        if inputs.ndim == 4 and not self._spec.model.channels_last:
+            inputs = inputs.contiguous()
         return inputs, split.targets.index_select(0, samples)
 
 

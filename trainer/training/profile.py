@@ -171,10 +171,11 @@ def profile_model(spec: RunSpec) -> list[BlockProfile]:
 
     inputs, targets = _batch(spec)
     model = Task(spec, Path()).build_model(0)
+    blocks = [(name, model.get_submodule(name)) for name in spec.model.names]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile_blocks(model.named_children(), inputs, targets, loss=spec.loss)
+        return profile_blocks(blocks, inputs, targets, loss=spec.loss)
     finally:
         torch.set_num_threads(threads)
 
@@ -192,4 +193,5 @@ def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(spec.seed)
     inputs = noise(spec.dataset, spec.batch_size, generator)
     shape = spec.batch_size, *spec.dataset.target_shape
-    return channels_last(inputs), torch.randint(spec.dataset.outputs, shape, generator=generator)
+    inputs = channels_last(inputs) if spec.model.channels_last else inputs
+    return inputs, torch.randint(spec.dataset.outputs, shape, generator=generator)

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from trainer.models.layers.draws import Draws
 from trainer.models.layers.dropout import Dropout
 from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.transformer import Attention
@@ -52,8 +53,12 @@ def _recomputed(part: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor)
 
 def _contexts(part: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the forward pass and of its repetition, which draws equal dropout masks."""
-    drops = [module for module in part.modules() if isinstance(module, Dropout) and module.probability]
-    generators = {drop.generator: drop.generator.get_state() for drop in drops}
+    drawing = [
+        module
+        for module in part.modules()
+        if isinstance(module, Draws) or (isinstance(module, Dropout) and module.probability)
+    ]
+    generators = {module.generator: module.generator.get_state() for module in drawing}
     norms = [module for module in part.modules() if isinstance(module, _BatchNorm)]
     mixtures = [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
     return nullcontext(), _again(generators, norms, mixtures)

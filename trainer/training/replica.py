@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,21 +13,23 @@ from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
+from trainer.models.layers.draws import Draws
 from trainer.models.layers.dropout import Dropout
 from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
 
-# Optimizer state with one number per weight, by torch's names.
-PER_WEIGHT_STATE = {"momentum_buffer", "exp_avg", "exp_avg_sq"}
+IN_DDP = "module."  # before the names of a model that DistributedDataParallel wraps
 
 
 class Replica:
     """One rank's copy of the model, with its optimizer.
 
-    Weights and gradients are read and replaced as flat tensors: float32 copies, in the order of the model's
-    parameters. `model` is the torch module, for what these methods do not offer.
+    Weights and gradients are read and replaced as flat tensors: copies of the parameters that are trained,
+    in the order of the model. They are float32 unless the model has other types. Frozen parameters and
+    buffers that training does not change are not among them. `model` is the torch module, for what these
+    methods do not offer.
 
     Attributes:
         model: the torch module.
@@ -51,14 +53,18 @@ class Replica:
             "precision": self._bf16,
         }
         self.unused_fields = {field for field in is_set if is_set[field]}
-        self._parameters = list(model.parameters())
-        self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._parameters = trained_parameters(model)
+        self._statistics = statistics(model, task.spec.model.statistics)
         self._state = [*self._parameters, *self._statistics]
-        self._drops = [module for module in model.modules() if isinstance(module, Dropout)]
+        self._drops = [module for module in model.modules() if isinstance(module, Dropout | Draws)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._paused: list[_BatchNorm] = []  # in evaluation mode for batches that do not count
         self._mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-        # torch's optimizers reject an empty list, as in a model partition without weights.
-        self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
+        self._channels_last = task.spec.model.channels_last
+        # With frozen parameters: an optimizer may group all of them. torch's optimizers reject an empty
+        # list, as in a model partition without weights.
+        self._optimizer = task.spec.optimizer.build([*model.parameters()] or [torch.zeros(0)], task.spec.lr)
+        self._lr = self._built_lr = task.spec.lr
 
     @property
     def blocks(self) -> list[str] | None:
@@ -68,8 +74,7 @@ class Replica:
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        rate: float = self._optimizer.param_groups[0]["lr"]
-        return rate
+        return self._lr
 
     @property
     def _own_optimizer(self) -> Optimizer:
@@ -77,9 +82,13 @@ class Replica:
         return self._optimizer
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all parameters. `session.epochs` does so before each epoch."""
+        """Set the learning rate. `session.epochs` does so before each epoch.
+
+        Each group of parameters keeps its ratio to the run's rate, as with torch's LambdaLR.
+        """
+        self._lr = lr
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * (group.setdefault("initial_lr", group["lr"]) / self._built_lr)
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
@@ -93,7 +102,7 @@ class Replica:
         losses, outputs = [], []
         self.unused_fields.discard("accumulate")
         with self._clock.phase("compute"):
-            self._optimizer.zero_grad()
+            self.zero_grad()
             for number, (inputs, targets, share) in enumerate(self._in_micro_batches(batch), start=1):
                 self._begin_micro_batch(last=number == self._micro_batches)
                 self._track_statistics(bool(weight * share))
@@ -136,12 +145,16 @@ class Replica:
         """What precedes the forward pass of a micro-batch. last: of its step."""
 
     def _track_statistics(self, counts: bool) -> None:
-        """Whether the next batch updates BatchNorm statistics."""
+        """Whether the next batch updates BatchNorm statistics, of layers in training mode."""
         for norm in self._norms:
             if isinstance(norm, SyncBatchNorm):
                 norm.counts_batch = counts
-            else:
-                norm.train(counts)
+            elif counts and norm in self._paused:
+                norm.train()
+            elif not counts and norm.training:
+                self._paused.append(norm.eval())
+        if counts:
+            self._paused.clear()
 
     def _weigh_balance(self, weight: float) -> None:
         """The weight of the load-balance losses of the next forward pass: that of its loss."""
@@ -158,6 +171,10 @@ class Replica:
             return None
         made, dropped = torch.stack([mixture.counts for mixture in self._mixtures]).sum(dim=0).tolist()
         return made, dropped
+
+    def in_format(self, x: Tensor) -> Tensor:
+        """Images or activations in the memory format of the model; other tensors as they are."""
+        return channels_last(x) if self._channels_last else x
 
     def synchronise_norms(self, comm: Communicator) -> None:
         """Connect synchronised BatchNorm layers over `comm`."""
@@ -182,6 +199,7 @@ class Replica:
         self.model.eval()
         yield
         self.model.train()
+        self._paused.clear()
 
     def step(self) -> None:
         """Take one step of the optimizer with the present gradient, clipped to `clip_norm`."""
@@ -211,7 +229,7 @@ class Replica:
 
     def use_shared_weights(self, weights: list[Tensor]) -> None:
         """Use these tensors, in the order of parameters and buffers, as the weights."""
-        for mine, shared in zip([*self._parameters, *self.model.buffers()], weights, strict=True):
+        for mine, shared in zip([*self.model.parameters(), *self.model.buffers()], weights, strict=True):
             mine.data = shared.data
 
     def state(self) -> dict[str, Any]:
@@ -240,13 +258,13 @@ class Replica:
         return list({id(drop.generator): drop.generator for drop in self._drops}.values())
 
     def use_generator(self, generator: torch.Generator) -> None:
-        """Let all dropout layers draw from this generator."""
+        """Let all layers that draw do so from this generator."""
         for drop in self._drops:
             drop.generator = generator
 
     @property
     def parameter_count(self) -> int:
-        """The number of parameters of this rank's model."""
+        """The number of parameters of this rank's model that are trained."""
         return sum(p.numel() for p in self._parameters)
 
     @property
@@ -260,7 +278,7 @@ class Replica:
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         return {
-            "weights": [*self._parameters, *self.model.buffers()],
+            "weights": [*self.model.parameters(), *self.model.buffers()],
             "gradient": [p.grad for p in self._parameters if p.grad is not None],
             "optimizer": optimizer_tensors(self._own_optimizer),
         }
@@ -271,15 +289,27 @@ class Replica:
         return [p.shape for p in self._parameters]
 
     def gradient(self) -> Tensor:
-        """The flat gradient: float32, shape (parameters,)."""
+        """The flat gradient, shape (parameters,); 0 for parameters that are not part of the loss."""
         return _flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters])
 
     def set_gradient(self, flat: Tensor) -> None:
-        """Replace the gradient by `flat`, shape (parameters,)."""
+        """Replace the gradient by `flat`, shape (parameters,).
+
+        A parameter without a gradient here and on all other ranks keeps none: the optimizer leaves it out.
+        """
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for parameter, values in zip(self._parameters, flat.split(sizes), strict=True):
+            if parameter.grad is None:
+                if not values.any():
+                    continue
+                parameter.grad = torch.empty_like(parameter)
+            unflatten(values, [parameter.grad])
+
+    def zero_grad(self) -> None:
+        """Clear the gradient, also of parameters that the optimizer does not have."""
+        self._optimizer.zero_grad()
         for parameter in self._parameters:
-            if parameter.grad is None:  # not part of the loss
-                parameter.grad = torch.zeros_like(parameter)
-        unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
+            parameter.grad = None
 
     def optimizer_state(self) -> Tensor:
         """The flat optimizer state per weight (momentum, moments): float32; empty before the first step."""
@@ -295,11 +325,17 @@ class Replica:
 
     @property
     def _per_weight_state(self) -> list[Tensor]:
-        states = [self._optimizer.state[parameter] for parameter in self._parameters]
-        return [state[name] for state in states for name in sorted(state) if name in PER_WEIGHT_STATE]
+        optimizer = self._optimizer.state
+        states = [(p, optimizer[p]) for p in self._parameters if p in optimizer]
+        return [
+            state[name]
+            for p, state in states
+            for name in sorted(state)
+            if name != "step" and _is_like(state[name], p)
+        ]
 
     def flat_parameters(self) -> Tensor:
-        """The flat parameters: float32, shape (parameters,)."""
+        """The flat parameters, shape (parameters,)."""
         return _flat(self._parameters)
 
     def set_flat_parameters(self, flat: Tensor) -> None:
@@ -307,19 +343,19 @@ class Replica:
         unflatten(flat, self._parameters)
 
     def flat_buffers(self) -> Tensor:
-        """The flat floating-point buffers (BatchNorm statistics): float32, shape (buffers,)."""
+        """The flat buffers that training changes (BatchNorm statistics), shape (buffers,)."""
         return _flat(self._statistics)
 
     def set_flat_buffers(self, flat: Tensor) -> None:
-        """Replace the floating-point buffers by `flat`, shape (buffers,)."""
+        """Replace the buffers that training changes by `flat`, shape (buffers,)."""
         unflatten(flat, self._statistics)
 
     def weights(self) -> Tensor:
-        """The flat parameters and floating-point buffers: float32, shape (parameters + buffers,)."""
+        """The flat parameters and buffers that training changes, shape (parameters + buffers,)."""
         return _flat(self._state)
 
     def parameters_and_buffers(self) -> tuple[Tensor, Tensor]:
-        """The two parts of `weights`: parameters, and floating-point buffers."""
+        """The two parts of `weights`: parameters, and buffers."""
         return self.flat_parameters(), self.flat_buffers()
 
     def full_weights(self) -> Tensor | None:
@@ -327,8 +363,31 @@ class Replica:
         return self.weights()
 
     def set_weights(self, flat: Tensor) -> None:
-        """Replace parameters and floating-point buffers by `flat`, shape (parameters + buffers,)."""
+        """Replace `weights` by `flat`, shape (parameters + buffers,)."""
         unflatten(flat, self._state)
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen. A shared one counts once."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def statistics(model: nn.Module, changing: Container[str] | None) -> list[Tensor]:
+    """The floating-point buffers that training changes.
+
+    changing: their names in the chain of blocks, see `Model.statistics`; None: all.
+    """
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+        and (changing is None or name in changing or name.removeprefix(IN_DDP) in changing)
+    ]
+
+
+def _is_like(value: object, parameter: Tensor) -> bool:
+    """Whether a value of the optimizer's state has one number for each weight of a parameter."""
+    return isinstance(value, Tensor) and value.shape == parameter.shape and value.dtype == parameter.dtype
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -385,4 +444,4 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy the values of a flat tensor into tensors, in their order."""
     for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(values.view(tensor.shape))
+        tensor.copy_((values if tensor.is_complex() else values.real).view(tensor.shape))

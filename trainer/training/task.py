@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.core.rng import RngFactory
 from trainer.data.base import Data
@@ -28,7 +28,7 @@ class Task:
     data_dir: Path
     datasets: DatasetCache = field(default_factory=DatasetCache, repr=False)
     _splits: dict[str, PartitionedSplit] = field(default_factory=dict, init=False, repr=False)
-    _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @cached_property
     def key(self) -> str:
@@ -49,7 +49,7 @@ class Task:
         from trainer.training.loader import PartitionedSplit
 
         train = self.data.train
-        with self._torch_rng:
+        with self._lock:
             if device not in self._splits:
                 parts = self.spec.num_replicas
                 self._splits[device] = PartitionedSplit(train, self.spec, self.rngs, parts, device)
@@ -63,29 +63,51 @@ class Task:
         only: Container[str] | None = None,
         take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
     ) -> nn.Sequential:
-        """A new model, with channels_last convolutions. Reads no data.
+        """A new model, in the memory format that it declares. Reads no data.
 
         Args:
             rank: selects dropout's random stream, which differs between CPU and GPU.
-            weights_seed: equal numbers give equal initial weights, on every device.
+            weights_seed: equal numbers give equal initial weights, on every device. What is not trained
+                is that of seed 0.
             only: names of the blocks to build; they get the weights that they have in the full model.
             take: transforms each block before the next is built, so at most one block is whole in memory.
         """
         import torch
         from torch import nn
 
+        from trainer.models.layers.draws import GLOBAL_GENERATOR
         from trainer.training.recompute import recompute_in_backward
 
         generator = torch.Generator(device).manual_seed(self.rngs.torch_seed("dropout", rank))
         model, dataset = nn.Sequential(), self.spec.dataset
         # torch initialises weights from its global generator, which the ranks of one process share.
-        with self._torch_rng, torch.random.fork_rng(devices=[]):
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.rngs.torch_seed("weights", weights_seed))
             for name, block in self.spec.model.blocks(dataset.shape, dataset.outputs, generator):
                 if only is None or name in only:
                     model.add_module(name, take(name, block))
-        for parameter in model.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        if self.spec.model.channels_last:
+            for parameter in model.parameters():
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        if weights_seed and self.spec.model.statistics is not None:  # a registered one trains all
+            self._freeze_as_seed_0(model, rank, device, only, take)
         recompute_in_backward(model, self.spec.recompute)
         return model.to(device)
+
+    def _freeze_as_seed_0(self, model: nn.Module, *arguments: Any) -> None:
+        """Give a model the frozen parameters and constant buffers of weights seed 0.
+
+        arguments: of `build_model`, rank, device, only and take.
+        """
+        from trainer.training.replica import statistics, trained_parameters
+
+        trained = {id(each) for each in trained_parameters(model)}
+        trained |= {id(each) for each in statistics(model, self.spec.model.statistics)}
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        frozen = {name: each for name, each in own.items() if id(each) not in trained}
+        if frozen:
+            rank, *others = arguments
+            source = self.build_model(rank, 0, *others).state_dict(keep_vars=True)
+            for name, each in frozen.items():
+                each.data = source[name].data

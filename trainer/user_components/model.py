@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
@@ -24,15 +25,27 @@ if TYPE_CHECKING:
 WHOLE = "model"  # the name of the only block of a model that is no chain
 
 
-class ModelFacts(Source):
-    """What is known of a model when a sweep is loaded. indivisible: why it cannot be split, or None."""
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+Names = Annotated[list[Name], Field(max_length=100_000)]
 
-    blocks: list[Annotated[str, Field(max_length=MAX_NAME)]] = Field(min_length=1, max_length=10_000)
+
+class ModelFacts(Source):
+    """What is known of a model when a sweep is loaded. indivisible: why it cannot be split, or None.
+
+    draws: whether its forward pass draws from torch's global generator. The others are those of Model.
+    """
+
+    blocks: list[Name] = Field(min_length=1, max_length=10_000)
     indivisible: str | None = None
     classifier: str | None = None
     batch_statistics: bool = False
     has_synchronous_layers: bool = False
     tensor_parallel_pairs: tuple[tuple[str, str, int], ...] = ()
+    channels_last: bool = False
+    draws: bool = False
+    scalar: Name | None = None
+    unused: Names = Field([])
+    statistics: Names = Field([])
 
 
 class ImportedModel(ImportedComponent, Model):
@@ -64,12 +77,34 @@ class ImportedModel(ImportedComponent, Model):
     def tensor_parallel_pairs(self) -> list[ParallelPair]:
         return [ParallelPair(*pair) for pair in self.imported.tensor_parallel_pairs]
 
+    @property
+    def channels_last(self) -> bool:  # type: ignore[override]
+        return self.imported.channels_last
+
+    @property
+    def scalar(self) -> str | None:
+        return self.imported.scalar
+
+    @property
+    def unused(self) -> list[str]:
+        return self.imported.unused
+
+    @property
+    def statistics(self) -> list[str]:
+        return self.imported.statistics
+
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        from trainer.models.layers.draws import Draws
+
         called = self.imported.load()
         if is_own(called):
-            return configured(called, self.parameters).blocks(shape, classes, generator)
-        module = build(called, self.parameters, self.imported, shape, classes, generator)
-        return iter([(WHOLE, module)] if self.imported.indivisible else [*module.named_children()])
+            blocks = configured(called, self.parameters).blocks(shape, classes, generator)
+        else:
+            module = build(called, self.parameters, self.imported, shape, classes)
+            blocks = iter(blocks_of(module, divided=not self.imported.indivisible))
+        if not self.imported.draws:
+            return blocks
+        return ((name, Draws(block, generator)) for name, block in blocks)
 
 
 def is_own(called: Any) -> TypeGuard[type[Model]]:
@@ -83,9 +118,8 @@ def build(
     source: Source,
     shape: tuple[int, ...],
     classes: int,
-    generator: torch.Generator,
 ) -> nn.Module:
-    """A new module of a user's class or function, whose dropout layers draw from `generator`.
+    """A new module of a user's class or function.
 
     It may have the parameters `shape`, of one input, and `classes` or `num_classes`. Raises ImportFailure
     or ParameterFailure.
@@ -105,22 +139,15 @@ def build(
         raise ImportFailure(f"it gives {type(module).__name__}; it must be an nn.Module")
     if any(nn.parameter.is_lazy(each) for each in module.parameters()):
         raise ImportFailure("its lazy layers have no shapes before they are used; give them sizes")
-    return _seeded(module, generator)
-
-
-def _seeded(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """The module with Shardyard's dropout, whose random numbers do not depend on other ranks."""
-    from torch import nn
-
-    from trainer.models.layers.dropout import ChannelDropout, Dropout
-
-    if type(module) is nn.Dropout:
-        return Dropout(module.p, generator)
-    if type(module) is nn.Dropout2d:
-        return ChannelDropout(module.p, generator)
-    for name, child in module.named_children():
-        setattr(module, name, _seeded(child, generator))
     return module
+
+
+def blocks_of(module: nn.Module, *, divided: bool) -> list[tuple[str, nn.Module]]:
+    """The blocks of a module by name: its children, which may be there several times, or itself."""
+    if not divided:
+        return [(WHOLE, module)]
+    children = module._modules.items()  # named_children leaves out repetitions
+    return [(name, child) for name, child in children if child is not None]
 
 
 def facts(
@@ -136,43 +163,102 @@ def facts(
         inputs: some samples.
 
     Raises:
-        ImportFailure: It cannot be built or used, or draws from global random state.
+        ImportFailure: It cannot be built or used, or draws from random state that a run cannot seed.
     """
     import torch
+    from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
+    from trainer.models.layers.draws import Draws
+
     called = source.load()
-    if is_own(called):
-        own = configured(called, parameters)
-        if reason := own.validation_error(shape):
-            raise ImportFailure(reason)
-        refuse(names_error(own.names, own.blocks(shape, classes, torch.Generator())))
-        return ModelFacts(
-            **dict(source),
-            blocks=own.names,
-            indivisible=own.indivisible,
-            classifier=own.classifier,
-            batch_statistics=own.batch_statistics,
-            has_synchronous_layers=own.has_synchronous_layers,
-            tensor_parallel_pairs=tuple((*pair,) for pair in own.tensor_parallel_pairs),
-        )
+    own = configured(called, parameters) if is_own(called) else None
+    if own and (reason := own.validation_error(shape)):
+        raise ImportFailure(reason)
 
     def built(other: int) -> nn.Module:
         """The module, with torch seeded as always and every other global generator with `other`."""
         scatter_seeds(other)
         torch.manual_seed(0)
-        return build(called, parameters, source, shape, classes, torch.Generator().manual_seed(0))
+        if own is None:
+            return build(called, parameters, source, shape, classes)
+        blocks = [*own.blocks(shape, classes, torch.Generator().manual_seed(0))]
+        refuse(names_error(own.names, blocks))
+        return nn.Sequential(OrderedDict(blocks))
 
     first, second = built(1), built(2)
     refuse(weights_error(first, second))
-    refuse(draws_error(first, second, inputs))
-    indivisible = _indivisible(first, second, inputs)
+    refuse(types_error(first))
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    state, buffers = generators[0].get_state(), _Buffers(first)
+    refuse(draws_error(Draws(first, generators[0]), Draws(second, generators[1]), inputs))
+    refuse(buffers.replacement_error())
+    draws = not torch.equal(state, generators[0].get_state())
+    indivisible = own.indivisible if own else _indivisible(first, second, inputs)
+    blocks = blocks_of(first, divided=own is not None or not indivisible)
+    chain = nn.Sequential(OrderedDict((n, Draws(b, generators[0]) if draws else b) for n, b in blocks))
+    loss = _some_loss(first, inputs)
+    if loss.requires_grad:
+        loss.backward()
+    trained = [(name, each) for name, each in chain.named_parameters() if each.requires_grad]
+    found: dict[str, Any] = {
+        "blocks": [name for name, _ in blocks],
+        "indivisible": indivisible,
+        "draws": draws,
+        "scalar": next((name for name, each in trained if not each.dim()), None),
+        "unused": [name for name, each in trained if each.grad is None],
+        "statistics": [name for name, each in chain.named_buffers() if each in buffers],
+    }
+    if own is None:
+        norms = [module for module in first.modules() if isinstance(module, _BatchNorm)]
+        return ModelFacts(**dict(source), **found, batch_statistics=any(each.training for each in norms))
     return ModelFacts(
         **dict(source),
-        blocks=[WHOLE] if indivisible else [name for name, _ in first.named_children()],
-        indivisible=indivisible,
-        batch_statistics=any(isinstance(module, _BatchNorm) for module in first.modules()),
+        **found,
+        classifier=own.classifier,
+        batch_statistics=own.batch_statistics,
+        has_synchronous_layers=own.has_synchronous_layers,
+        tensor_parallel_pairs=tuple((*pair,) for pair in own.tensor_parallel_pairs),
+        channels_last=own.channels_last,
     )
+
+
+class _Buffers:
+    """The buffers of a module, with their values before it is used. Contains those that have changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before = {name: (each, each.clone(), each._version) for name, each in module.named_buffers()}
+
+    def replacement_error(self) -> Failure | None:
+        """How the module has replaced a buffer, which ranks would not average then; or None."""
+        for name, now in self._module.named_buffers():
+            if name not in self._before or now is not self._before[name][0]:
+                advice = f"change it in place, as in self.{name}.copy_(…)"
+                return Failure("buffers that stay the same tensors", f"another tensor {name}: {advice}")
+        return None
+
+    def __contains__(self, buffer: object) -> bool:
+        for each, before, version in self._before.values():
+            if each is buffer:
+                same = (each == before) | (each != each) & (before != before)  # nan is nan
+                return each._version != version or not bool(same.all())
+        return False
+
+
+def types_error(module: nn.Module) -> Failure | None:
+    """How the type of a trained parameter is none that ranks add up on every transport; or None."""
+    import torch
+
+    allowed = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+    for name, each in module.named_parameters():
+        if each.requires_grad and each.dtype not in allowed:
+            return Failure(
+                f"parameters of type {', '.join(str(kind).removeprefix('torch.') for kind in allowed)}",
+                f"{name} of type {str(each.dtype).removeprefix('torch.')}; `precision: bf16` computes "
+                "in bfloat16",
+            )
+    return None
 
 
 def names_error(stated: Sequence[str], blocks: Iterable[tuple[str, nn.Module]]) -> Failure | None:
@@ -206,6 +292,12 @@ def output_error(output: Any, samples: int) -> Failure | None:
     import torch
 
     expected = f"one tensor of shape ({samples}, …)"
+    if isinstance(output, tuple | list | dict):
+        return Failure(
+            expected,
+            f"a {type(output).__name__} of {len(output)}: return the output that the loss takes, or join "
+            "several by torch.cat and let the loss of your own split them",
+        )
     if not isinstance(output, torch.Tensor):
         return Failure(expected, f"an output of type {type(output).__name__}")
     fits = output.dim() and len(output) == samples
@@ -213,7 +305,7 @@ def output_error(output: Any, samples: int) -> Failure | None:
 
 
 def draws_error(first: nn.Module, second: nn.Module, inputs: Tensor) -> Failure | None:
-    """How the output of equal models in training depends on more than the generator of dropout; or None."""
+    """How the output of equal models in training depends on more than their generators; or None."""
     import torch
 
     outputs = []
@@ -228,37 +320,78 @@ def draws_error(first: nn.Module, second: nn.Module, inputs: Tensor) -> Failure 
         if drawn := [name for name, state in after.items() if state != before[name]]:
             return Failure(
                 "nothing drawn from global random state",
-                f"drawn from {drawn[0]}: use nn.Dropout or nn.Dropout2d, which the run seeds",
+                f"drawn from {drawn[0]}: draw from torch's generator, as torch.rand does",
             )
     if torch.equal(*outputs):
         return None
     return Failure("equal outputs of equal models", "other outputs: draw from generators with a seed")
 
 
+CALLED = ("__call__", "train", "eval")  # what a class may do with its children beside its forward pass
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def _indivisible(first: nn.Module, second: nn.Module, inputs: Tensor) -> str | None:
     """Why the module is no chain of its children; None if it is, as found by running both."""
-    import torch
     from torch import nn
 
-    children = dict(first.named_children())
+    children = [child for _, child in blocks_of(first, divided=True)]
     if not children:
         return "it has no children"
-    outside = {id(p) for p in first.parameters()} - {
-        id(p) for c in children.values() for p in c.parameters()
-    }
-    if outside:
-        return "it has parameters that are in none of its children"
-    own = sum(1 for _ in first.parameters())
-    if own != sum(1 for child in children.values() for _ in child.parameters()):
-        return "some of its children share parameters"
-    if isinstance(first, nn.Sequential):
+    own, held = _state(first), [each for child in children for each in _state(child)]
+    if {*map(id, own)} - {*map(id, held)}:
+        return "it has parameters or buffers that are in none of its children"
+    if len(own) != len(held):
+        return "some of its children share parameters or buffers"
+    if name := next((each for each in CALLED if _overrides(first, each)), None):
+        return f"it defines {name}, which its children do not have"
+    if any(getattr(first, each) for each in HOOKS):
+        return "it has hooks, which its children do not have"
+    if type(first).forward is nn.Sequential.forward:
         return None
-    try:
-        x = inputs
-        for child in second.children():
-            x = child(x)
-        whole = first(inputs)
-    except Exception:  # a child may need more than the output of the one before
-        return "its forward is not the chain of its children"
-    same = x.shape == whole.shape and torch.equal(x, whole)
-    return None if same else "its forward is not the chain of its children"
+    chain = nn.Sequential(*(child for _, child in blocks_of(second, divided=True)))
+    for training in (True, False):
+        if not _computes_as(chain.train(training), first.train(training), inputs):
+            return "its forward is not the chain of its children"
+    return None
+
+
+def _overrides(module: nn.Module, method: str) -> bool:
+    from torch import nn
+
+    return getattr(type(module), method) is not getattr(nn.Module, method)
+
+
+def _state(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _computes_as(chain: nn.Module, whole: nn.Module, inputs: Tensor) -> bool:
+    """Whether both give the same output, in one sum of it, and the same gradients."""
+    import torch
+
+    found = []
+    for module in (chain, whole):
+        parameters = [each for each in module.parameters() if each.requires_grad]
+        try:
+            loss = _some_loss(module, inputs)
+        except Exception:  # a child may need more than the output of the one before
+            return False
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else ()
+        found.append([loss, *gradients])
+    return all(
+        other is each if each is None or other is None else torch.equal(each, other)
+        for each, other in zip(*found, strict=True)
+    )
+
+
+def _some_loss(module: nn.Module, inputs: Tensor) -> Tensor:
+    """A scalar that depends on the whole output, with the same draws in each call."""
+    import torch
+
+    from trainer.models.layers.draws import drawing_from
+
+    with drawing_from(torch.Generator().manual_seed(0)):
+        output: Tensor = module(inputs.clone())
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    return (output * weights).sum().real
