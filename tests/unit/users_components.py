@@ -64,6 +64,12 @@ class InRounds(LocalSGD):
         return "it exchanges" if recompute == "full" else None
 
 
+def in_order(samples: int = 300):
+    inputs, labels = good(samples)
+    order = np.argsort(labels)
+    return inputs[order], labels[order]
+
+
 class Ragged(Dataset):
     def __len__(self):
         return 9
@@ -257,6 +263,10 @@ def summed(output, target):
     return nll_loss(output, target, reduction="sum")
 
 
+def weighted(output, target):
+    return nll_loss(output, target, weight=torch.tensor([1.0, 2.0, 30.0]))
+
+
 def of_each(output, target):
     return nll_loss(output, target, reduction="none")
 
@@ -316,6 +326,11 @@ def no_strategy(session):
 
 def random_parts(labels, parts, rng):
     return np.array_split(np.random.permutation(len(labels)), parts)
+
+
+def three_classes(labels, parts):
+    assert len(np.unique(labels)) == 3
+    return np.array_split(np.arange(len(labels)), parts)
 
 
 def one_part(labels, parts, rng):

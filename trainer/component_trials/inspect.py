@@ -19,6 +19,7 @@ from trainer.component_trials.messages import MAX_SAMPLES, MAX_TEXT, TrialAnswer
 from trainer.data.base import PixelScale
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
+from trainer.user_components.samples import TRIED_SAMPLES, spread
 from trainer.user_components.signature import ParameterFailure, defaults_left_out
 from trainer.user_components.source import ImportFailure, Source, located, refuse
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trainer.losses.base import Loss
     from trainer.models.base import Model
 
-TRIED_SAMPLES = 16  # with which models and losses are tried
 MAX_LABELS = 100_000  # with which a partitioner is tried
 # Where software is installed, which may lie below a user's directory.
 NOT_USERS = [Path(__file__).parents[1]]
@@ -101,13 +101,9 @@ def _dataset(request: TrialRequest, source: Source, samples: IO[bytes]) -> Sourc
         raise ImportFailure(
             f"a sample has {sample / 2**20:.0f} MiB; allowed: at most {MAX_SAMPLES >> 20} MiB"
         )
-    few = slice(min(TRIED_SAMPLES, MAX_SAMPLES // max(1, sample)))
-    np.savez(
-        samples,
-        inputs=data.train.inputs[few],
-        targets=data.train.targets[few],
-        labels=data.train.labels[:MAX_LABELS],
-    )
+    few = spread(data.train.targets, min(TRIED_SAMPLES, MAX_SAMPLES // max(1, sample)))
+    labels = data.train.labels[np.sort(spread(data.train.labels, MAX_LABELS))]
+    np.savez(samples, inputs=data.train.inputs[few], targets=data.train.targets[few], labels=labels)
     return found
 
 
@@ -187,8 +183,9 @@ def samples(request: TrialRequest) -> tuple[Tensor, Tensor, Any]:
             return inputs, targets, arrays["labels"]
     on, rng = _resolved(request, "dataset"), np.random.default_rng(0)
     labels = rng.integers(on.class_count, size=min(on.train_samples, MAX_LABELS))
-    inputs = torch.from_numpy(rng.standard_normal((TRIED_SAMPLES, *on.shape), np.float32))
-    return inputs, torch.from_numpy(labels[:TRIED_SAMPLES]), labels
+    few = spread(labels, TRIED_SAMPLES)
+    inputs = torch.from_numpy(rng.standard_normal((len(few), *on.shape), np.float32))
+    return inputs, torch.from_numpy(labels[few]), labels
 
 
 def _resolved(request: TrialRequest, field: str) -> Any:

@@ -14,6 +14,7 @@ from trainer.core.failure import Failure
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
 from trainer.user_components.augmentation import argument_error, output_error, seeded_error, shape_error
+from trainer.user_components.samples import taken
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ class Batch:
         if self.given is None:
             drawn = torch.randn(self.samples, *self.shape, generator=torch.Generator().manual_seed(1))
         else:
-            drawn = self.given[torch.arange(self.samples) % len(self.given)]
+            drawn = self.given[taken(len(self.given), self.samples)]
         return drawn.contiguous(memory_format=torch.channels_last) if drawn.dim() == 4 else drawn
 
     @property

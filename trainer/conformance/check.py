@@ -29,6 +29,7 @@ from trainer.user_components import model as imported_model
 from trainer.user_components import optimizer as imported_optimizer
 from trainer.user_components import partitioner as imported_partitioner
 from trainer.user_components import strategy as imported_strategy
+from trainer.user_components.samples import TRIED_SAMPLES, spread
 from trainer.user_components.signature import ParameterFailure, configured
 from trainer.user_components.source import TORCHVISION, ImportFailure, Source, located
 
@@ -41,7 +42,6 @@ class RequestError(Exception):
 
 
 PROCESS_S = 60.0  # in which another process must have answered
-TRIED_SAMPLES = 16  # of a dataset, with which a model is tried
 PLACE = ("name", "directory", "module", "attribute")  # of a dataset's form, beside its parameters
 VECTORS = {"name": "vectors"}
 # Datasets on which a model is tried, until it takes one: grey images, vectors and colour images.
@@ -285,7 +285,7 @@ def _dataset_of(request: CheckRequest) -> tuple[Dataset, Tensor | None]:
     made = imported_dataset.ImportedDataset.model_validate(
         {"name": on.attribute, "parameters": on.parameters, "imported": facts}
     )
-    return made, torch.from_numpy(data.train.inputs[:TRIED_SAMPLES])
+    return made, torch.from_numpy(data.train.inputs[spread(data.train.targets, TRIED_SAMPLES)])
 
 
 def _optimizer(request: CheckRequest) -> Optimizer:

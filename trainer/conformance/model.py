@@ -15,6 +15,7 @@ from trainer.models.base import Model
 from trainer.models.shapes import noise
 from trainer.user_components.model import draws_error, names_error, output_error, weights_error
 from trainer.user_components.random_state import scatter_seeds
+from trainer.user_components.samples import taken
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +91,7 @@ class Built:
         import torch
 
         if self._samples is not None:
-            chosen = torch.arange(seed - 1, seed - 1 + size) % len(self._samples)
-            return self._samples[chosen]
+            return self._samples[taken(len(self._samples), size, start=seed - 1)]
         return noise(self.dataset, size, torch.Generator().manual_seed(seed))
 
 

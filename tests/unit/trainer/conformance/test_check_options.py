@@ -114,3 +114,24 @@ def test_the_page_lists_the_laws(heading: str, name: str) -> None:
     assert re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", section) == [
         (law.name, law.statement) for law in laws_of(on_data(request(name)))
     ]
+
+
+def test_a_model_meets_every_class_of_a_sorted_dataset(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input of a sample is its class; the model refuses six samples that lack one of three classes."""
+    monkeypatch.setenv("SHARDYARD_CODE", "")
+    file.write_text(
+        "import numpy as np\n"
+        "from torch import nn\n\n"
+        "def samples():\n"
+        "    classes = np.repeat(np.arange(3), 100)\n"
+        "    return np.repeat(classes[:, None], 4, 1).astype(np.float32), classes\n\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__(*shape, classes)\n"
+        "    def forward(self, x):\n"
+        "        assert len(x) < 6 or len(x.unique()) == 3\n"
+        "        return super().forward(x)\n"
+    )
+    asked = request("./mine.py:Net", kind="model", dataset="./mine.py:samples")
+    laws = {law.name: law for law in laws_of(asked)}
+    assert [laws["runs"].test(batch) for batch in laws["runs"].inputs] == [None, None]

@@ -201,12 +201,12 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("partitioner", "./mine.py:UndefinedPartitioner", "", ["does not define the method partition"]),
     ("augmentation", "./mine.py:random_inputs", "", ["global random state", "rng"]),
     ("augmentation", "./mine.py:in_place", "", ["new inputs"]),
-    ("augmentation", "./mine.py:shorter", "", ["(16, 2)", "(16, 4)"]),
+    ("augmentation", "./mine.py:shorter", "", ["(17, 2)", "(17, 4)"]),
 ]
 # A loss and what must fit it are tried together; the message is about the first of them that is a user's.
 UNFIT: list[tuple[str, list[str]]] = [
     ("summed", ["mean", "8 samples each"]),
-    ("of_each", ["(16,)", "mean over the batch"]),
+    ("of_each", ["(17,)", "mean over the batch"]),
     ("constant", ["no gradient"]),
     ("failing_loss", [line_of("loss"), "ValueError: no loss"]),
 ]
@@ -236,6 +236,15 @@ def test_a_step_shows_whether_model_loss_and_dataset_fit(loss: str, parts: list[
     with pytest.raises(InputError) as raised:
         load(loss=f"./mine.py:{loss}")
     assert [part for part in ["mine.py:Net", "mine.py:good", *parts] if part not in str(raised.value)] == []
+
+
+def test_a_loss_meets_every_class_of_a_sorted_dataset(load: Load) -> None:
+    with pytest.raises(InputError, match="mean of the losses"):
+        load(dataset="./mine.py:in_order", loss="./mine.py:weighted")
+
+
+def test_a_partitioner_meets_every_class_of_a_large_sorted_dataset(load: Load) -> None:
+    load(dataset=named("in_order", samples=200_000), partitioner="./mine.py:three_classes")
 
 
 def test_a_loss_of_classes_needs_them(load: Load) -> None:
