@@ -32,7 +32,7 @@ from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.staged_code import StagedCode, digest
 from orchestrator.sweeps.validation import detail_lines
-from trainer.component_trials.messages import FIELDS, MAX_ANSWER, TrialAnswer, TrialRequest
+from trainer.component_trials.messages import FIELDS, FIT, MAX_ANSWER, TrialAnswer, TrialRequest
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked, first_error
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
@@ -45,7 +45,6 @@ Values = dict[str, Any]
 
 ANSWER_S = 600.0  # in which a component must have been tried
 MIN_MEMORY_MB = 512  # of the process that tries components: Python and torch take half of it
-FIT = ("model", "dataset", "loss")  # the fields of a run that must fit together
 SERIAL = "serial"
 
 GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the others have an s
@@ -276,7 +275,7 @@ class Imports:
         return found
 
     def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName]) -> None:
-        """Raise ComponentError unless model, loss and dataset fit together."""
+        """Raise ComponentError unless they fit together and are trained as the user's code is written."""
         request = TrialRequest(
             kind="fit",
             forms={field: forms[field] for field in FIT},

@@ -15,8 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.component_trials.messages import MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
+from trainer.component_trials import written
+from trainer.component_trials.messages import FIT, MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
 from trainer.data.base import PixelScale
+from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.user_components.samples import TRIED_SAMPLES, spread
@@ -109,7 +111,7 @@ def _dataset(request: TrialRequest, source: Source, samples: IO[bytes]) -> Sourc
 
 def _model(request: TrialRequest, source: Source) -> Source:
     on = _resolved(request, "dataset")
-    return model.facts(source, request.parameters, on.shape, on.class_count, samples(request)[0])
+    return model.facts(source, request.parameters, on.shape, on.outputs, samples(request)[0])
 
 
 def _augmentation(request: TrialRequest, source: Source) -> Source:
@@ -142,31 +144,31 @@ _FACTS: Mapping[str, Callable[[TrialRequest, Source], Source]] = {
 
 
 def check_fit(request: TrialRequest) -> None:
-    """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
-    fields = ("model", "dataset", "loss")
-    trained, on, with_loss = resolved = [_resolved(request, field) for field in fields]
-    names = [REGISTRIES[field].name_of(each) for field, each in zip(fields, resolved, strict=True)]
-    what = f"{names[0]} on {names[1]} with the loss {names[2]}"
+    """Raise ImportFailure unless the components of a run fit together and are trained as written."""
+    resolved = {field: _resolved(request, field) for field in FIT}
+    names = {field: REGISTRIES[field].name_of(each) for field, each in resolved.items()}
+    what = "{model} on {dataset} with the loss {loss} and the optimizer {optimizer}".format(**names)
+    inputs, targets, _ = samples(request)
     try:
-        _step(trained, on, with_loss, *samples(request))
+        _step(resolved["model"], resolved["dataset"], resolved["loss"], inputs, targets)
+        written.compare(request.forms, inputs, targets)
     except Exception as error:
         raise ImportFailure(f"{what}: {located(error)}") from error
 
 
-def _step(trained: Model, on: Dataset, with_loss: Loss, inputs: Tensor, targets: Tensor, _: Any) -> None:
-    """Take a step with these samples. Raises ImportFailure, or what users' code raises."""
+def _step(trained: Model, on: Dataset, with_loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """Compute the loss of these samples. Raises ImportFailure, or what users' code raises."""
     import torch
 
     if reason := trained.validation_error(on.shape):
         raise ImportFailure(reason)
     torch.manual_seed(0)
-    blocks = trained.blocks(on.shape, on.class_count, torch.Generator())
+    blocks = trained.blocks(on.shape, on.outputs, torch.Generator())
     output = torch.nn.Sequential(*(block for _, block in blocks))(inputs)
     if reason := with_loss.output_error(output, targets):
         raise ImportFailure(reason)
-    value = with_loss.of(output, targets)
-    refuse(loss.value_error(value))
-    value.backward()
+    refuse(loss.weights_error(with_loss, targets))
+    refuse(loss.value_error(with_loss.of(output, targets)))
     output, half = output.detach(), len(inputs) // 2
     refuse(loss.right_error(with_loss.right(output, targets), len(inputs)))
     if half:
@@ -184,8 +186,11 @@ def samples(request: TrialRequest) -> tuple[Tensor, Tensor, Any]:
     on, rng = _resolved(request, "dataset"), np.random.default_rng(0)
     labels = rng.integers(on.class_count, size=min(on.train_samples, MAX_LABELS))
     few = spread(labels, TRIED_SAMPLES)
-    inputs = torch.from_numpy(rng.standard_normal((len(few), *on.shape), np.float32))
-    return inputs, torch.from_numpy(labels[few]), labels
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.from_numpy(labels[few])
+    if on.target_shape:
+        targets = torch.randint(on.outputs, (len(few), *on.target_shape), generator=generator)
+    return noise(on, len(few), generator), targets, labels
 
 
 def _resolved(request: TrialRequest, field: str) -> Any:

@@ -16,6 +16,7 @@ from trainer.core.record import Record, Text, printable
 Values = dict[str, Any]
 
 FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
+FIT = ("model", "dataset", "loss", "optimizer")  # that must fit together
 
 MAX_ANSWER = 64 * 2**20  # bytes
 MAX_SAMPLES = 32 * 2**20  # bytes of the samples of a dataset, which are a third longer in an answer

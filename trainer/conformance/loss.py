@@ -88,7 +88,11 @@ def laws(loss: Loss) -> Iterator[Law[Any]]:
     law = partial(Law[Batch], inputs=batches)
     yield law("runs", "a batch gives a finite scalar", lambda batch: _runs(loss, batch), essential=True)
     yield law("mean", "it is the mean over the samples", lambda each: mean_error(loss, 1, *each.tensors()))
-    yield law("sum", "with reduction sum, it is n times the mean", lambda batch: _sum(loss, batch))
+    yield law(
+        "sum",
+        "with reduction sum, it is that of the samples",
+        lambda batch: _sum(loss, batch),
+    )
     yield law("gradient", "gradients equal finite differences", lambda batch: _gradient(loss, batch))
     yield law("right", "answers are right from 0 to 1, one a sample", lambda batch: _right(loss, batch))
     yield law("unchanged", "it leaves its arguments unchanged", lambda batch: _unchanged(loss, batch))
@@ -138,8 +142,8 @@ def _sum(loss: Loss, batch: Batch) -> Outcome:
     output, targets = batch.tensors()
     return value_difference(
         loss.of(output, targets, "sum"),
-        loss.of(output, targets) * batch.samples,
-        f"{batch.samples} times the mean",
+        loss.of(output, targets) * loss.total(targets),
+        f"{loss.total(targets):g} times the mean",
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from trainer.core.record import Amount, Count, Rank, Record, Text
 from trainer.core.routes import LINK_INTERFACE
 
@@ -122,6 +124,19 @@ def shared_memory_mb(cgroup: Path = CGROUP) -> float | None:
     """Memory in MiB of this container's files in memory and its shared memory, or None."""
     both = (_table(cgroup / "memory.stat"), _table(cgroup / "memory" / "memory.stat"))
     return _scaled(next((table["shmem"] for table in both if "shmem" in table), None), 2**20)
+
+
+def memory_left(cgroup: Path = CGROUP) -> float:
+    """Bytes of memory that processes of this container can still take."""
+    left = [float(psutil.virtual_memory().available)]
+    for limit, used in (
+        (cgroup / "memory.max", cgroup / "memory.current"),
+        (cgroup / "memory" / "memory.limit_in_bytes", cgroup / "memory" / "memory.usage_in_bytes"),
+    ):
+        most, taken = _number(limit), _number(used)
+        if most is not None and taken is not None:
+            left.append(most - taken)
+    return min(left)
 
 
 def throttle_mark(directory: Path, rank: int) -> Path:

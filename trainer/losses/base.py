@@ -38,6 +38,23 @@ class Loss(Component):
         return per_sample((output.argmax(dim=1) == target).float())
 
     @property
+    def weighted(self) -> bool:
+        """Whether samples have `weights`."""
+        return False
+
+    def weights(self, target: Tensor) -> Tensor | None:
+        """The weight of each sample in the mean, shape (batch,), from 0; None: all count alike.
+
+        The loss of a batch is Σ wᵢ lᵢ / Σ wᵢ, also of one that ranks share. Its sum is Σ wᵢ lᵢ.
+        """
+        return None
+
+    def total(self, target: Tensor) -> float:
+        """What a batch counts in a mean over several: its samples, or the sum of their weights."""
+        weights = self.weights(target)
+        return len(target) if weights is None else weights.double().sum().item()
+
+    @property
     def accuracy_is(self) -> str | None:
         """What the accuracy is where it is not the share of samples of the right class; or None."""
         return None

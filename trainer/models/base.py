@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from trainer.core.registry import Component
@@ -46,6 +46,14 @@ def exact_image_size_error(shape: tuple[int, ...], pixels: int) -> str | None:
     if (height, width) == (pixels, pixels):
         return None
     return f"images must have {pixels}×{pixels} pixels, not {height}×{width}"
+
+
+def several_types(model: Model) -> str | None:
+    """Return why a strategy that flattens parameters of one type cannot train this model, or None."""
+    if len(model.types) == 1:
+        return None
+    of_types = " and ".join(f"{name} of type {kind}" for kind, name in model.types.items())
+    return f"it flattens parameters of one type, and the model has {of_types}"
 
 
 class Model(Component):
@@ -113,6 +121,11 @@ class Model(Component):
     def scalar(self) -> str | None:
         """The name of a parameter without dimensions, which has no rows to shard; or None."""
         return None
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """A trained parameter of each type that there is, by the type, such as float64."""
+        return {"float32": ""}
 
     @property
     def per_batch(self) -> str:

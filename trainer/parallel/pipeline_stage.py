@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -23,10 +24,9 @@ from trainer.training.replica import (
     Replica,
     join_stages,
     squared_norm_of_ranks,
-    statistics,
-    trained_parameters,
 )
 from trainer.training.task import Task
+from trainer.training.trained import statistics, trained_parameters
 
 
 def choose_split_points(
@@ -91,7 +91,8 @@ class PipelineStage(Replica):
     """One rank of a pipeline: its stage, or several with schedule interleaved, and its optimizer.
 
     The loss of a step is the mean over the batch. The loss of a micro-batch is the sum over its samples,
-    divided by the size of the batch, so the gradients of micro-batches of any size add up to the batch's.
+    divided by the size of the batch or the sum of its weights, so the gradients of micro-batches of any
+    size add up to the batch's.
 
     Attributes:
         stage_index: 0-based position of this rank in the pipeline.
@@ -162,13 +163,14 @@ class PipelineStage(Replica):
             The number of micro-batches. It is below `micro_batches` if the batch has fewer samples.
         """
         self.zero_grad()
-        self._track_statistics(bool(loss_weight))
+        self._track_statistics(batch.samples > 0)
         count = min(micro_batches, len(batch.targets))
         self._inputs, self._micro_targets = (
             batch.inputs.tensor_split(count),
             batch.targets.tensor_split(count),
         )
         self._batch_size, self._loss_weight = len(batch.targets), loss_weight
+        self._total = self._loss_function.total(batch.targets) or nan  # as torch's mean over no weight
         if self._is_last:
             self._losses: list[Tensor] = []
             self._step_outputs: list[Tensor] = []
@@ -189,7 +191,7 @@ class PipelineStage(Replica):
             output = self._forward(chunk.model, x)
             if chunk.is_last:
                 self._step_outputs.append(output.detach())
-                output = self._loss_function.of(output, targets, "sum") / self._batch_size
+                output = self._loss_function.of(output, targets, "sum") / self._total
                 self._losses.append(output.detach())
         self._in_flight[of.chunk, of.micro_batch] = x, output
         return None if chunk.is_last else output.detach()

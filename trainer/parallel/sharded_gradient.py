@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from trainer.comm.base import Communicator
 from trainer.parallel.exchanged import Exchange
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squared_norm_of_ranks, trained_parameters
+from trainer.training.replica import Replica, squared_norm_of_ranks
 from trainer.training.task import Task
+from trainer.training.trained import trained_parameters
 
 
 class ShardedGradientReplica(Replica):
@@ -58,7 +59,7 @@ class ShardedGradientReplica(Replica):
         super().backward(batch, weight)
         with self._clock.phase("compute"):
             for block in self._blocks:
-                if missing := block.missing():
+                if (missing := block.missing()) is not None:
                     names = {each: name for name, each in self.model.named_parameters()}
                     raise RuntimeError(
                         f"{names[missing]} gets a gradient in some steps only, and zero2 shards a block as "

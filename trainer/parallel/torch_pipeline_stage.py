@@ -43,7 +43,8 @@ class TorchPipelineStage(PipelineStage):
         )
         if samples not in self._schedules:
             self._schedules[samples] = self._build_schedule(samples, micro_batches)
-        self._optimizer.zero_grad()
+        self.zero_grad()
+        self._total = self._loss_function.total(batch.targets)
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if self._is_first else ()
         target: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._is_last else {}
@@ -74,7 +75,7 @@ class TorchPipelineStage(PipelineStage):
         )
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            return self._loss_function.of(output, target, "sum") / samples
+            return self._loss_function.of(output, target, "sum") / self._total
 
         schedule = pipelining.Schedule1F1B if use_1f1b else pipelining.ScheduleGPipe
         return schedule(stage, micro_batches, loss_fn=loss, scale_grads=False), exchanges

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pydantic_core import PydanticCustomError
 
 from trainer.aggregation.mean import MeanAggregation
+from trainer.compression.none import NoneCompression
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval, runs_on
 from trainer.data.base import image_error
@@ -134,7 +135,7 @@ def link(run: RunFields) -> CheckError:
 
 
 def model(run: RunFields) -> CheckError:
-    reason = run.model.validation_error(run.dataset.shape) or _tokens_error(run)
+    reason = run.model.validation_error(run.dataset.shape) or _tokens_error(run) or _types_error(run)
     if reason is None:
         return None
     return PydanticCustomError(
@@ -155,8 +156,30 @@ def _tokens_error(run: RunFields) -> str | None:
     return f"its inputs are tokens; models of tokens: {allowed}"
 
 
+def _types_error(run: RunFields) -> str | None:
+    """What computes with float32 alone."""
+    other = next(((kind, name) for kind, name in run.model.types.items() if kind != "float32"), None)
+    if other is None:
+        return None
+    compressed = getattr(run.strategy, "compression", None)
+    fields = {
+        "compression": compressed is not None and not isinstance(compressed, NoneCompression),
+        "on_loss: continue": run.on_loss == "continue",
+        "clip_norm": run.clip_norm is not None and other[0].startswith("complex"),
+    }
+    field = next((field for field, used in fields.items() if used), None)
+    return field and f"{field} needs float32, and {other[1]} is {other[0]}"
+
+
 def loss(run: RunFields) -> CheckError:
     """Check registered components: users' ones are tried together when a sweep is loaded."""
+    if run.loss.weighted and run.strategy.splits_samples and run.nodes > 1:
+        return PydanticCustomError(
+            "loss",
+            "{loss} gives samples weights, and the ranks of {strategy} divide each sample; allowed: a loss "
+            "without weights, or another strategy",
+            {"loss": run.name_of("loss"), "strategy": run.name_of("strategy")},
+        )
     if run.loss.takes_classes or isinstance(run.dataset, ImportedComponent):
         return None
     allowed = [other for other in LOSSES.entries if LOSSES.load(other).takes_classes]

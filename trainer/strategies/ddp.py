@@ -60,6 +60,7 @@ class Ddp(Strategy):
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank, device=session.comm.device),
             broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
+            find_unused_parameters=bool(session.spec.model.unused),
             # PowerSGD's hook blocks one of gloo's two threads until its next exchange is done. Two
             # buckets at a time would block both for ever.
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,

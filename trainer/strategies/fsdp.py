@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from trainer.core.strategy import Equal, Interval, Strategy, Uneven
+from trainer.models.base import several_types
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -51,7 +52,7 @@ class Fsdp(Strategy):
             return f"it shards block by block, and {model.shared_weights}"
         if model.scalar:
             return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
-        return None
+        return several_types(model)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica

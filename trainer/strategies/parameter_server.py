@@ -52,11 +52,8 @@ class ParameterServer(Strategy):
                 self._work(session, replica, epoch)
 
     def _serve(self, session: Session, replica: Replica, epoch: int) -> None:
-        import torch
-
-        zeros = torch.zeros(
-            replica.parameter_count, device=session.comm.device
-        )  # the server's own gradient
+        replica.zero_grad()
+        zeros = replica.gradient()  # the server's own, before any backward pass
         plain = session.takes_plain_mean(self.aggregation)
         for step in session.server_steps(range(session.synchronous_steps(epoch, self.uneven))):
             own = zeros if plain else session.sent_gradient(zeros, samples=0)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.compression.none import NoneCompression
 from trainer.core.strategy import Equal, Interval, Strategy, Uneven
+from trainer.models.base import several_types
 
 if TYPE_CHECKING:
+    from trainer.models.base import Model
     from trainer.training.session import Session
 
 
@@ -38,6 +40,9 @@ class Zero1(Strategy):
 
     uneven: Uneven = "join"
 
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        return several_types(model)
+
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
@@ -48,6 +53,7 @@ class Zero1(Strategy):
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank),
             broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
+            find_unused_parameters=bool(session.spec.model.unused),
             gradient_as_bucket_view=True,  # one copy of the gradient in memory, not two
         )
         buckets = Buckets(session.comm, NoneCompression(), seed=0)

@@ -51,7 +51,7 @@ class Evaluation:
             if alone or members == self._comm.parent_ranks:  # else the part of a lost rank is missing
                 break
         check_loss(counts[1].item(), "on the test split")
-        return counts[0].item() / total, counts[1].item() / total
+        return counts[0].item() / total, counts[1].item() / self._loss.total(self._targets)
 
     def _counts(self, replica: Replica, part: slice) -> torch.Tensor:
         """How many answers are right, and the sum of losses, on a part of the test split."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class Batch:
         in_step: the samples of each part in this step. A part without samples left has 0, and its batch
             one sample that does not count. So has a part that does not take part in the round.
         round: the round of this step; None if all parts take part in every step.
+        weights: the weights of each part's samples in this step, added up; None: all samples count alike.
         step: the number of this step in the epoch, 1-based.
         steps: the steps of the epoch.
     """
@@ -44,6 +46,7 @@ class Batch:
     step: int
     steps: int
     round: Round | None = None
+    weights: list[float] | None = None
 
     @property
     def samples(self) -> int:
@@ -52,8 +55,14 @@ class Batch:
 
     @property
     def share(self) -> float:
-        """This batch's fraction of the samples of all parts in this step, 0 … 1."""
-        return self.samples / self.in_step.total
+        """This batch's fraction of all samples of this step, or of their weights, 0 … 1.
+
+        nan if no sample of the step has a weight: its mean loss is nan, too.
+        """
+        if self.weights is None:
+            return self.samples / self.in_step.total
+        total = sum(self.weights)
+        return self.weights[self.part] / total if total else nan
 
 
 class PartitionedSplit:
@@ -99,6 +108,12 @@ class PartitionedSplit:
                 parts = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
                 self._partitions[number] = Partition(parts, self._spec.batch_per_replica)
             return self._partitions[number]
+
+    @cached_property
+    def weights(self) -> Array | None:
+        """The weight of each sample in the loss, float64; None: all count alike."""
+        weights = self._spec.loss.weights(self.targets)
+        return None if weights is None else weights.double().cpu().numpy()
 
     @cached_property
     def participants(self) -> Participants | None:
@@ -228,6 +243,7 @@ class BatchLoader:
         size = self._spec.batch_per_replica
         order = _equalised(self.order(epoch), self.sizes(epoch), uneven)
         steps = self.synchronous_steps(epoch, uneven)
+        weights = self._weights_of_parts(epoch, uneven)
         gathered: tuple[Tensor, Tensor] | None = None
         for step in range(skip, steps):
             in_step, round_ = self._in_step(epoch, step, uneven)
@@ -236,7 +252,27 @@ class BatchLoader:
                 gathered = self._gather(indices if len(indices) else order[:1], epoch, step + 1)
             else:
                 gathered = gathered[0][:1], gathered[1][:1]
-            yield Batch(*gathered, self._rank, in_step, step + 1, steps, round_), indices
+            of_parts = None
+            if weights is not None:
+                at = step * size
+                of_parts = [each[at + n] - each[at] for each, n in zip(weights, in_step, strict=True)]
+            yield Batch(*gathered, self._rank, in_step, step + 1, steps, round_, of_parts), indices
+
+    def _weights_of_parts(self, epoch: int, uneven: Uneven) -> list[Array] | None:
+        """Of each part, the weight of its first n samples in training order, for each n; or None.
+
+        Arrays go on after the last sample, as steps do in which a part has none left.
+        """
+        weights, sizes = self._split.weights, self.sizes(epoch)
+        if weights is None:
+            return None
+        length = self.synchronous_steps(epoch, uneven) * self._spec.batch_per_replica
+        sums = []
+        for rank in range(self._size):
+            order = _equalised(self._order(epoch, rank), sizes, uneven)
+            of_samples = np.concatenate([[0.0], weights[order].cumsum()])
+            sums.append(np.pad(of_samples, (0, max(0, length + 1 - len(of_samples))), mode="edge"))
+        return sums
 
     def _gather(self, indices: Indices, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these samples. step: 1-based, for the augmentation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,7 @@ from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
-
-IN_DDP = "module."  # before the names of a model that DistributedDataParallel wraps
+from trainer.training.trained import statistics, trained_parameters
 
 
 class Replica:
@@ -103,12 +102,13 @@ class Replica:
         self.unused_fields.discard("accumulate")
         with self._clock.phase("compute"):
             self.zero_grad()
-            for number, (inputs, targets, share) in enumerate(self._in_micro_batches(batch), start=1):
+            for number, (inputs, targets, share, counts) in enumerate(self._in_micro_batches(batch), 1):
                 self._begin_micro_batch(last=number == self._micro_batches)
-                self._track_statistics(bool(weight * share))
+                self._track_statistics(counts and batch.samples > 0)
                 self._weigh_balance(weight * share)
                 output = self._forward(self.model, inputs)
-                loss = self._loss_function.of(output, targets)
+                # Of no weight, it may be nan, as a mean over ignored targets is.
+                loss = self._loss_function.of(output, targets) if weight * share else output.sum() * 0.0
                 (loss if weight * share == 1.0 else loss * (weight * share)).backward()
                 if share:
                     losses.append(loss.detach() * share)
@@ -118,18 +118,21 @@ class Replica:
                 self.loss = torch.stack(losses).sum()
                 self._outputs, self._targets = outputs, [batch.targets]
 
-    def _in_micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """The micro-batches of a batch: inputs, targets, and the share of its samples, 0 … 1.
+    def _in_micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
+        """The micro-batches of a batch: inputs, targets, their share of the loss, and whether they count.
 
         There are equally many in every step and on every rank, because their passes may exchange data. A
         batch with fewer samples gives micro-batches of one sample with share 0.
         """
         inputs, targets = (each.tensor_split(self._micro_batches) for each in (batch.inputs, batch.targets))
+        total = self._loss_function.total(batch.targets)
         for own_inputs, own_targets in zip(inputs, targets, strict=True):
-            if share := len(own_targets) / len(batch.targets):
-                yield own_inputs, own_targets, share
+            if not len(own_targets):
+                yield batch.inputs[:1], batch.targets[:1], 0.0, False
+            elif total:
+                yield own_inputs, own_targets, self._loss_function.total(own_targets) / total, True
             else:
-                yield batch.inputs[:1], batch.targets[:1], 0.0
+                yield own_inputs, own_targets, len(own_targets) / len(batch.targets), True
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """The output of a forward pass in training, in the precision of the run; itself in float32."""
@@ -365,24 +368,6 @@ class Replica:
     def set_weights(self, flat: Tensor) -> None:
         """Replace `weights` by `flat`, shape (parameters + buffers,)."""
         unflatten(flat, self._state)
-
-
-def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen. A shared one counts once."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def statistics(model: nn.Module, changing: Container[str] | None) -> list[Tensor]:
-    """The floating-point buffers that training changes.
-
-    changing: their names in the chain of blocks, see `Model.statistics`; None: all.
-    """
-    return [
-        buffer
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point()
-        and (changing is None or name in changing or name.removeprefix(IN_DDP) in changing)
-    ]
 
 
 def _is_like(value: object, parameter: Tensor) -> bool:

@@ -93,14 +93,14 @@ class Task:
         if weights_seed and self.spec.model.statistics is not None:  # a registered one trains all
             self._freeze_as_seed_0(model, rank, device, only, take)
         recompute_in_backward(model, self.spec.recompute)
-        return model.to(device)
+        return model.to(device).train()  # a user's model may freeze parts of itself in `train`
 
     def _freeze_as_seed_0(self, model: nn.Module, *arguments: Any) -> None:
         """Give a model the frozen parameters and constant buffers of weights seed 0.
 
         arguments: of `build_model`, rank, device, only and take.
         """
-        from trainer.training.replica import statistics, trained_parameters
+        from trainer.training.trained import statistics, trained_parameters
 
         trained = {id(each) for each in trained_parameters(model)}
         trained |= {id(each) for each in statistics(model, self.spec.model.statistics)}

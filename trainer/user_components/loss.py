@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from inspect import getdoc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss, Reduction, class_error, per_sample
-from trainer.user_components.signature import bound, checked, configured
+from trainer.user_components.signature import bound, checked, configured, signature_of
 from trainer.user_components.source import ImportFailure, Source
 
 if TYPE_CHECKING:
@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 RTOL, ATOL = 1e-4, 1e-6  # of losses that sums in another order give
 ACCURACY = "accuracy"  # the parameter that names the function of how right an answer is
+WEIGHT = "weight"  # that of the weight of each sample
 
 
 class LossFacts(Source):
-    """What is known of a loss when a sweep is loaded. accuracy_is: what the accuracy means."""
+    """What is known of a loss when a sweep is loaded.
+
+    accuracy_is: what the accuracy means. weighted: whether samples have weights.
+    """
 
     accuracy_is: str | None
+    weighted: bool = False
 
 
 class ImportedLoss(ImportedComponent, Loss):
@@ -35,12 +40,19 @@ class ImportedLoss(ImportedComponent, Loss):
     def accuracy_is(self) -> str | None:
         return self.imported.accuracy_is
 
+    @property
+    def weighted(self) -> bool:
+        return self.imported.weighted
+
     @cached_property
     def _own(self) -> Loss:
         return build(self.imported, self.parameters)
 
     def of(self, output: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
         return self._own.of(output, target, reduction)
+
+    def weights(self, target: Tensor) -> Tensor | None:
+        return self._own.weights(target)
 
     def right(self, output: Tensor, target: Tensor) -> Tensor:
         return self._own.right(output, target)
@@ -53,15 +65,30 @@ class FunctionLoss(Loss):
     """A function of output and target that returns the mean over the batch, as a loss.
 
     accuracy: a function of output and target that returns how right each answer is, 0 … 1, shape
-    (batch, …); None: the share of samples of the right class.
+    (batch, …); None: the share of samples of the right class. weight: a function of the target that returns
+    the weight of each sample in the mean, shape (batch, …); None: all count alike.
     """
 
     function: Callable[..., Any]
     accuracy: Callable[..., Any] | None
+    weight: Callable[..., Any] | None = None
 
     def of(self, output: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
         mean: Tensor = self.function(output, target)
-        return mean if reduction == "mean" else mean * len(output)
+        if reduction == "mean":
+            return mean
+        total = self.total(target)
+        return mean * total if total else output.sum() * 0.0  # a mean over no weight is nan
+
+    @property
+    def weighted(self) -> bool:
+        return self.weight is not None
+
+    def weights(self, target: Tensor) -> Tensor | None:
+        if self.weight is None:
+            return None
+        weights: Tensor = self.weight(target)
+        return weights.flatten(1).sum(1) if weights.dim() > 1 else weights
 
     def right(self, output: Tensor, target: Tensor) -> Tensor:
         if self.accuracy is None:
@@ -119,11 +146,27 @@ def _described(what: str, value: Any) -> str:
 
 def mean_error(loss: Loss, size: int, output: Tensor, target: Tensor) -> Failure | None:
     """How the loss of a batch is not the mean of those of its parts, of `size` samples each; or None."""
+    parts = [
+        (loss.of(*part), loss.total(part[1]))
+        for part in zip(output.split(size), target.split(size), strict=True)
+    ]
+    mean = sum(value * total for value, total in parts if total) / loss.total(target)
+    of = f"the mean of the losses of {size} sample{'s' * (size > 1)} each, since ranks share a batch"
+    return value_difference(loss.of(output, target), cast("Tensor", mean), of)
+
+
+def weights_error(loss: Loss, target: Tensor) -> Failure | None:
+    """How the weights of samples are none; or None."""
     import torch
 
-    parts = [loss.of(*part) for part in zip(output.split(size), target.split(size), strict=True)]
-    of = f"the mean of the losses of {size} sample{'s' * (size > 1)} each, since ranks share a batch"
-    return value_difference(loss.of(output, target), torch.stack(parts).mean(), of)
+    weights: Any = loss.weights(target)
+    if weights is None:
+        return None
+    if not isinstance(weights, torch.Tensor) or tuple(weights.shape) != (len(target),):
+        return Failure(f"shape ({len(target)},), a weight for each sample", _described("weights", weights))
+    if not (torch.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
+        return Failure("weights from 0 on, not all 0", f"{weights.min():g} to {weights.max():g}")
+    return None
 
 
 def value_difference(found: Tensor, expected: Tensor, of: str) -> Failure | None:
@@ -143,19 +186,47 @@ def build(source: Source, parameters: Mapping[str, Any]) -> Loss:
     if isinstance(called, type) and issubclass(called, Loss):
         return configured(called, parameters)
     parameters = dict(parameters)
-    accuracy = parameters.pop(ACCURACY, None)
-    if accuracy is not None and not isinstance(accuracy, str):
-        raise ImportFailure(f"{ACCURACY} is {accuracy!r}; allowed: the name of a function in the same file")
-    measure = None
-    if accuracy is not None:
-        measure = source.model_copy(update={"attribute": accuracy}).load()
+    named = {}
+    for parameter in (ACCURACY, WEIGHT):
+        if parameter in parameters and parameter not in signature_of(called):
+            named[parameter] = _named(source, parameter, parameters.pop(parameter))
+    accuracy, weight = named.get(ACCURACY), named.get(WEIGHT)
     if isinstance(called, type) and issubclass(called, nn.Module):
-        function = called(**checked(called, parameters, {}))
-        return FunctionLoss(function=function, accuracy=measure or getattr(function, "right", None))
-    return FunctionLoss(function=bound(called, parameters, ("output", "target")), accuracy=measure)
+        function: Callable[..., Any] = called(**checked(called, parameters, {}))
+        accuracy = accuracy or getattr(function, "right", None)
+        weight = weight or getattr(function, "weights", None) or _class_weights(function)
+    else:
+        function = bound(called, parameters, ("output", "target"))
+    return FunctionLoss(function=function, accuracy=accuracy, weight=weight)
+
+
+def _named(source: Source, parameter: str, name: Any) -> Any:
+    """The function that a parameter names. Raises ImportFailure."""
+    if not isinstance(name, str):
+        raise ImportFailure(f"{parameter} is {name!r}; allowed: the name of a function in the same file")
+    return source.model_copy(update={"attribute": name}).load()
+
+
+def _class_weights(module: Any) -> Callable[[Tensor], Tensor] | None:
+    """The weights of samples in torch's losses of classes, as their mean uses them; or None."""
+    import torch
+    from torch import nn
+
+    if type(module).forward not in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward):
+        return None
+
+    def weights(target: Tensor) -> Tensor:
+        if target.is_floating_point():  # probabilities
+            return torch.ones(len(target))
+        counts = target != module.ignore_index
+        classes = torch.where(counts, target, 0)
+        found: Tensor = counts.double() if module.weight is None else counts * module.weight[classes]
+        return found
+
+    return weights
 
 
 def facts(source: Source, parameters: Mapping[str, Any]) -> LossFacts:
     """What a spec says about the loss. Raises ImportFailure."""
     own = build(source, parameters)
-    return LossFacts(**dict(source), accuracy_is=own.accuracy_is)
+    return LossFacts(**dict(source), accuracy_is=own.accuracy_is, weighted=own.weighted)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.models.base import Blocks
 
+TYPES = ("float32", "float64", "complex64", "complex128")  # that every transport adds up
 WHOLE = "model"  # the name of the only block of a model that is no chain
 
 
@@ -44,6 +45,7 @@ class ModelFacts(Source):
     channels_last: bool = False
     draws: bool = False
     scalar: Name | None = None
+    types: dict[Name, Name] = Field({"float32": ""}, max_length=100)
     unused: Names = Field([])
     statistics: Names = Field([])
 
@@ -86,6 +88,10 @@ class ImportedModel(ImportedComponent, Model):
         return self.imported.scalar
 
     @property
+    def types(self) -> dict[str, str]:
+        return self.imported.types
+
+    @property
     def unused(self) -> list[str]:
         return self.imported.unused
 
@@ -94,17 +100,30 @@ class ImportedModel(ImportedComponent, Model):
         return self.imported.statistics
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        if self.is_plain:
+            return self.divided(self.plain(shape, classes), generator)
+        own = configured(self.imported.load(), self.parameters)
+        return self._drawing(own.blocks(shape, classes, generator), generator)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the user's code builds a module; else it is a subclass of Model."""
+        return not is_own(self.imported.load())
+
+    def plain(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module as the user's code builds it."""
+        return build(self.imported.load(), self.parameters, self.imported, shape, classes)
+
+    def divided(self, module: nn.Module, generator: torch.Generator) -> Blocks:
+        """The blocks of a module that the user's code has built."""
+        blocks = blocks_of(module, divided=not self.imported.indivisible)
+        return self._drawing(iter(blocks), generator)
+
+    def _drawing(self, blocks: Blocks, generator: torch.Generator) -> Blocks:
         from trainer.models.layers.draws import Draws
 
-        called = self.imported.load()
-        if is_own(called):
-            blocks = configured(called, self.parameters).blocks(shape, classes, generator)
-        else:
-            module = build(called, self.parameters, self.imported, shape, classes)
-            blocks = iter(blocks_of(module, divided=not self.imported.indivisible))
-        if not self.imported.draws:
-            return blocks
-        return ((name, Draws(block, generator)) for name, block in blocks)
+        draws = self.imported.draws
+        return ((name, Draws(block, generator) if draws else block) for name, block in blocks)
 
 
 def is_own(called: Any) -> TypeGuard[type[Model]]:
@@ -206,6 +225,7 @@ def facts(
         "indivisible": indivisible,
         "draws": draws,
         "scalar": next((name for name, each in trained if not each.dim()), None),
+        "types": {_type_of(each): name for name, each in reversed(trained)},
         "unused": [name for name, each in trained if each.grad is None],
         "statistics": [name for name, each in chain.named_buffers() if each in buffers],
     }
@@ -248,17 +268,17 @@ class _Buffers:
 
 def types_error(module: nn.Module) -> Failure | None:
     """How the type of a trained parameter is none that ranks add up on every transport; or None."""
-    import torch
-
-    allowed = (torch.float32, torch.float64, torch.complex64, torch.complex128)
     for name, each in module.named_parameters():
-        if each.requires_grad and each.dtype not in allowed:
+        if each.requires_grad and _type_of(each) not in TYPES:
+            advice = "`precision: bf16` computes in bfloat16"
             return Failure(
-                f"parameters of type {', '.join(str(kind).removeprefix('torch.') for kind in allowed)}",
-                f"{name} of type {str(each.dtype).removeprefix('torch.')}; `precision: bf16` computes "
-                "in bfloat16",
+                f"parameters of type {', '.join(TYPES)}", f"{name} of type {_type_of(each)}; {advice}"
             )
     return None
+
+
+def _type_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def names_error(stated: Sequence[str], blocks: Iterable[tuple[str, nn.Module]]) -> Failure | None:
@@ -347,12 +367,26 @@ def _indivisible(first: nn.Module, second: nn.Module, inputs: Tensor) -> str | N
         return f"it defines {name}, which its children do not have"
     if any(getattr(first, each) for each in HOOKS):
         return "it has hooks, which its children do not have"
-    if type(first).forward is nn.Sequential.forward:
-        return None
-    chain = nn.Sequential(*(child for _, child in blocks_of(second, divided=True)))
-    for training in (True, False):
-        if not _computes_as(chain.train(training), first.train(training), inputs):
-            return "its forward is not the chain of its children"
+    if type(first).forward is not nn.Sequential.forward:
+        chain = nn.Sequential(*(child for _, child in blocks_of(second, divided=True)))
+        for training in (True, False):
+            if not _computes_as(chain.train(training), first.train(training), inputs):
+                return "its forward is not the chain of its children"
+    if name := _other_output(first, inputs):
+        return f"the output of its child {name} is of another type than float32, which ranks exchange"
+    return None
+
+
+def _other_output(module: nn.Module, inputs: Tensor) -> str | None:
+    """The first child in a chain whose output is not float32; or None."""
+    import torch
+
+    x = inputs
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for name, child in blocks_of(module.eval(), divided=True):
+            x = child(x)
+            if x.dtype is not torch.float32:
+                return name
     return None
 
 

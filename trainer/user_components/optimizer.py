@@ -66,10 +66,17 @@ def _stepped(source: Source, parameters: Mapping[str, Any]) -> list[Tensor]:
 
     weights = [torch.ones(3, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
     optimizer = build(source, parameters, weights, 0.1)
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise ImportFailure("its groups of parameters have no lr, which the learning-rate schedule sets")
     for _ in range(STEPS):
         for each in weights:
             each.grad = torch.ones_like(each)
-        optimizer.step()
+        try:
+            optimizer.step()
+        except TypeError as error:
+            if "closure" in str(error):
+                raise ImportFailure("its step needs a closure, which a run does not give") from error
+            raise
     return [each.detach() for each in weights]
 
 

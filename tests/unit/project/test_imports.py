@@ -28,7 +28,6 @@ TRAINER: dict[str, str] = {
     "spec": "core comm data models losses optimizers compression aggregation attacks",
     "time_model": "core spec",
     "user_components": "core data models losses optimizers",
-    "component_trials": "core comm data models losses optimizers compression spec user_components",
     "link_switch": "core spec",
     "training": "core comm data models losses optimizers compression aggregation attacks spec",
     "parallel": "core comm data models losses optimizers compression aggregation spec training",
@@ -36,6 +35,9 @@ TRAINER: dict[str, str] = {
     "launch": (
         "core comm data models losses optimizers compression spec user_components training parallel "
         "strategies"
+    ),
+    "component_trials": (
+        "core comm data models losses optimizers compression spec user_components training launch"
     ),
     "conformance": (
         "core comm data models losses optimizers compression spec user_components component_trials "

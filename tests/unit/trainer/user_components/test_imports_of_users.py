@@ -150,7 +150,6 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
     ("model", "./mine.py:Scores", "", ["nn.LogSoftmax", "cross_entropy"]),
     ("model", "./mine.py:TwoClasses", "", ["2 classes", "0 to 2"]),
-    ("model", "./mine.py:GlobalDropout", "", ["nn.Dropout"]),
     ("model", "./mine.py:GlobalWeights", "", ["left.bias", "torch"]),
     ("model", "./mine.py:Pair", "", ["tuple", "one tensor"]),
     ("model", "./mine.py:Failing", "", [line_of("forward"), "RuntimeError: no output"]),

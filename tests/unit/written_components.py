@@ -1,0 +1,416 @@
+"""Components of users that a trainer may take for something else: each is sound as its own loop runs it."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, nll_loss
+
+SHAPE, CLASSES = (6,), 3
+IMAGES = (3, 8, 8)
+
+
+class Layers(nn.Sequential):
+    def __init__(self, *middle, size: int = 8):
+        super().__init__(nn.Linear(*SHAPE, size), *middle, nn.Linear(size, CLASSES))
+
+
+class RepeatedReLU(Layers):
+    def __init__(self):
+        relu = nn.ReLU()
+        super().__init__(relu, nn.Linear(8, 8), relu, nn.Linear(8, 8), relu)
+
+
+class RepeatedLinear(Layers):
+    def __init__(self):
+        linear, relu = nn.Linear(8, 8), nn.ReLU()
+        super().__init__(relu, linear, relu, linear)
+
+
+class RepeatedNorm(Layers):
+    def __init__(self):
+        norm = nn.BatchNorm1d(8, affine=False)
+        super().__init__(norm, nn.Linear(8, 8), norm)
+
+
+class RepeatedDropout(Layers):
+    def __init__(self):
+        drop = nn.Dropout(0.3)
+        super().__init__(drop, nn.Linear(8, 8), drop)
+
+
+class Norm(Layers):
+    def __init__(self):
+        super().__init__(nn.BatchNorm1d(8), nn.ReLU())
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.middle.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
+
+
+class FrozenNorm(nn.Module):
+    """BatchNorm in evaluation mode, with statistics of its own, as in fine-tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(*SHAPE, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+        self.norm.running_mean.fill_(0.3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+class FrozenNormInAChain(Norm):
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class NormFrozenInForward(FrozenNorm):
+    train = nn.Module.train
+
+    def forward(self, x):
+        self.norm.eval()
+        return super().forward(x)
+
+
+class FrozenBody(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
+        self.body.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+class FrozenChain(Layers):
+    def __init__(self):
+        super().__init__(nn.BatchNorm1d(8), nn.ReLU())
+        self[0].requires_grad_(False)
+
+
+class Unused(FrozenBody):
+    def __init__(self):
+        super().__init__()
+        self.body.requires_grad_(True)
+        self.unused = nn.Linear(3, 3)
+
+
+class Experts(nn.Module):
+    """Samples choose one of many experts, so in most batches some experts get no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(*SHAPE, CLASSES) for _ in range(6))
+
+    def forward(self, x):
+        chosen, outputs = x[:, : len(self.experts)].argmax(1), x.new_zeros(len(x), CLASSES)
+        for number, expert in enumerate(self.experts):
+            if (mine := chosen == number).any():
+                outputs[mine] = expert(x[mine])
+        return outputs
+
+
+class Integers(FrozenBody):
+    """Has a parameter of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Parameter(torch.tensor([3, 4]), requires_grad=False)
+
+
+class Scalar(FrozenBody):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class WeightNorm(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+
+
+class Masked(nn.Module):
+    """Has a buffer with infinite numbers, as a causal mask has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
+        self.register_buffer("mask", torch.tensor([0.0] * 7 + [float("-inf")]))
+
+    def forward(self, x):
+        return self.last(torch.softmax(self.first(x) + self.mask, 1))
+
+
+class Average(FrozenBody):
+    """Keeps a running mean of its inputs in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(*SHAPE))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+class ReplacedAverage(Average):
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return FrozenBody.forward(self, x - self.mean)
+
+
+class OwnForward(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU())
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Hooked(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU())
+        self.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+class Detached(nn.Module):
+    """The chain of its children in the forward pass, and not in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.body(x).detach())
+
+
+class Probabilities(Detached):
+    """The chain of its children in training, and not in evaluation."""
+
+    def forward(self, x):
+        scores = self.head(self.body(x))
+        return scores if self.training else scores.softmax(1)
+
+
+class Functional(FrozenBody):
+    def forward(self, x):
+        return dropout(super().forward(x), 0.3, self.training)
+
+
+class Noise(FrozenBody):
+    """Draws in the forward pass, as a variational autoencoder does."""
+
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Attention(nn.Module):
+    """torch's encoder layer, whose attention drops weights from torch's global generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.2, batch_first=True)
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.encoder(x[:, None])[:, 0])
+
+
+class Double(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU())
+        self.double()
+
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+class Mixed(FrozenBody):
+    def __init__(self):
+        super().__init__()
+        self.body.requires_grad_(True)
+        self.head.double()
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)).double())
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(*SHAPE, 8, dtype=torch.complex64), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.first(x.to(torch.complex64)).abs().to(self.last.weight.dtype))
+
+
+class Half(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU())
+        self.to(torch.bfloat16)
+
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(5, 8, sparse=True), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.words((x[:, 0].abs() * 2).long().clamp(max=4)))
+
+
+class Tuple(FrozenBody):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Listed(Layers):
+    """Shows some of its parameters to an optimizer."""
+
+    def __init__(self):
+        super().__init__(nn.ReLU())
+
+    def parameters(self, recurse=True):
+        return self[-1].parameters(recurse)
+
+
+class Views(nn.Module):
+    """Takes a contiguous activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(144, CLASSES)
+
+    def forward(self, x):
+        x = torch.relu(self.convolution(x))
+        return self.last(x.view(x.size(0), -1))
+
+
+class ChannelsLast(nn.Module):
+    """Asks for a memory format itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, CLASSES)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        x = x.contiguous(memory_format=torch.channels_last)
+        return self.last(torch.relu(self.convolution(x)).permute(0, 2, 3, 1).view(len(x), 36, 4).mean(1))
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self):
+        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        super().__init__(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, CLASSES)
+        )
+
+
+def two_rates(weights, lr):
+    first, *others = weights
+    groups = [{"params": [first], "lr": lr}, {"params": others, "lr": lr / 10, "momentum": 0.5}]
+    return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+
+
+def by_dimensions(weights, lr):
+    """Decays matrices alone, as most training code of transformers does."""
+    matrices, others = [w for w in weights if w.dim() > 1], [w for w in weights if w.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr)
+
+
+def decays(weights, lr):
+    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.5)
+
+
+def only_the_last(weights, lr):
+    return torch.optim.SGD(weights[-2:], lr=lr)
+
+
+class Sign(torch.optim.Optimizer):
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight -= group["lr"] * weight.grad.sign()
+
+
+class Rateless(torch.optim.Optimizer):
+    """Keeps its rate where no schedule finds it."""
+
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, {})
+        self.rate = lr
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight -= self.rate * weight.grad
+
+
+class Closure(torch.optim.LBFGS):
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, lr)
+
+
+CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+
+
+def plain(output, target):
+    return cross_entropy(output, target)
+
+
+def weighted(output, target):
+    return cross_entropy(output, target, weight=CLASS_WEIGHTS.to(output.dtype))
+
+
+def weight_of_class(target):
+    return CLASS_WEIGHTS[target]
+
+
+def ignoring(output, target):
+    return cross_entropy(output, target, ignore_index=1)
+
+
+def counts(target):
+    return (target != 1).double()
+
+
+class WeightedModule(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__(weight=CLASS_WEIGHTS.to(torch.get_default_dtype()))
+
+
+def added(output, target):
+    return nll_loss(output.log_softmax(1), target, reduction="sum")
+
+
+def contrast(output, target):
+    """Depends on pairs of samples."""
+    return cross_entropy(output, target) + torch.pdist(output).mean()
