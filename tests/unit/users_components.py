@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import dropout, log_softmax, nll_loss
+from torch.nn.functional import log_softmax, nll_loss
 from torch.utils.data import Dataset, IterableDataset
 
 from shardyard import Dataset as OwnDataset
@@ -195,11 +195,6 @@ class Tree(nn.Module):
 
     def forward(self, x):
         return log_softmax(self.left(x) + self.right(x), 1)
-
-
-class GlobalDropout(Tree):
-    def forward(self, x):
-        return log_softmax(dropout(self.left(x), 0.5), 1)
 
 
 class GlobalWeights(Tree):
