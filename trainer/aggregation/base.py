@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -33,6 +33,9 @@ class Aggregation(Component):
     on samples count. If fewer than `least` of them count, the aggregation changes nothing: the weights stay
     those of the last one, and a gradient is 0.
     """
+
+    # Whether it orders vectors by sums over slices, so that equal sums must be equal in every bit.
+    breaks_ties: ClassVar[bool] = False
 
     @property
     def least(self) -> int:

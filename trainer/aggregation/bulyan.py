@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.aggregation.base import Aggregation, ByzantineVectors, Total, whole
 from trainer.aggregation.krum import krum_scores, squared_distances
@@ -25,6 +25,8 @@ class Bulyan(Aggregation):
     Source: El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", Bulyan
     with Krum.
     """
+
+    breaks_ties: ClassVar[bool] = True
 
     f: ByzantineVectors = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.aggregation.base import Aggregation, ByzantineVectors, Total, whole
 
@@ -24,6 +24,8 @@ class Krum(Aggregation):
     Sec. 4.
     """
 
+    breaks_ties: ClassVar[bool] = True
+
     f: ByzantineVectors = 1
 
     @property
@@ -41,15 +43,17 @@ def squared_distances(rows: Tensor, total: Total) -> Tensor:
     """‖x_i − x_j‖² of all pairs of vectors, shape (n, n). Arguments are those of `combine`."""
     import torch
 
-    # Without the matrix product: it cancels between vectors whose differences are small.
-    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    # In float64, and without roots or products of vectors: equal distances are equal in every bit.
+    squares = [(rows - row).square().sum(dim=1) for row in rows.double()]
     # Symmetric in every bit, unlike sums over slices: two vectors that are nearest to each other tie.
-    above = total(distances.square()).triu(diagonal=1)
+    above = total(torch.stack(squares).float()).triu(diagonal=1)
     return above + above.T
 
 
 def krum_scores(distances: Tensor, f: int) -> Tensor:
-    """s(i) of each vector, shape (n,), from squared distances of shape (n, n)."""
+    """s(i) of each vector, float64 of shape (n,), from squared distances of shape (n, n)."""
+    import torch
+
     nearest = max(len(distances) - f - 2, 1)
     # The smallest of a row is the 0 of the vector itself.
-    return distances.sort(dim=1).values[:, 1 : nearest + 1].sum(dim=1)
+    return distances.sort(dim=1).values[:, 1 : nearest + 1].sum(dim=1, dtype=torch.float64)

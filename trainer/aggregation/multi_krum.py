@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ class MultiKrum(Aggregation):
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
     Multi-Krum.
     """
+
+    breaks_ties: ClassVar[bool] = True
 
     f: ByzantineVectors = 1
     m: int | None = Field(None, ge=1, le=1024, description="vectors in the mean; null: n − f − 2")

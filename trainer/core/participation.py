@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from math import ceil
 from typing import Annotated, Literal, Self
 
@@ -61,7 +62,9 @@ class Participation(BaseModel):
         return None
 
     def _drawn(self, ranks: int) -> int:
-        return int((self.fraction or 0) * ranks + 0.5)
+        # The decimal number that the file has: 0.145 of 100 ranks are 14.5, and the float product is below.
+        share = Decimal(str(self.fraction or 0)) * ranks
+        return int(share.quantize(Decimal(1), ROUND_HALF_UP))
 
     def fewest(self, ranks: int) -> int:
         """The fewest of so many ranks that take part in a round."""

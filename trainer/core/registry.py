@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import isclass
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     JsonValue,
     SerializationInfo,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -31,6 +32,23 @@ class Component(BaseModel):
     """A named part of a run. Frozen; unknown, mistyped, nan and infinite parameters are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Parameters that change nothing beside the others, and beside which, such as `experts: 0`."""
+        return {}
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        for parameter, beside in self.without_effect.items():
+            value, default = getattr(self, parameter), type(self).model_fields[parameter].default
+            if value != default:
+                raise PydanticCustomError(
+                    "without_effect",
+                    "{parameter}: {value} has no effect with {beside}; allowed: {default}, the default",
+                    {"parameter": parameter, "value": value, "beside": beside, "default": default},
+                )
+        return self
 
     def form(self, exclude_defaults: bool = False) -> dict[str, Any]:
         """The parameters as a sweep file has them."""

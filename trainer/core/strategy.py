@@ -124,6 +124,11 @@ class Strategy(Component):
     # Parameters of the layouts that `layout` compares: they differ in time and memory alone.
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
 
+    @property
+    def sent_per_counted(self) -> float:
+        """Bytes that its transport sends for one that is counted, if the library is known to send more."""
+        return 1.0
+
     @classmethod
     def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:
         """Return `layouts`. A strategy can let them depend on the number of ranks."""

@@ -59,6 +59,11 @@ class Gpt(Transformer):
         return self.experts > 0 and (self.capacity_factor is not None or self.balance > 0)
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        found = {0: ("top_k", "capacity_factor", "balance"), 1: ("balance",)}.get(self.experts, ())
+        return dict.fromkeys(found, f"experts: {self.experts}")
+
+    @property
     def per_batch(self) -> str:
         return "experts are limited and balanced"
 

@@ -21,7 +21,7 @@ from trainer.models.layers.experts import Experts, MixtureOfExperts
 from trainer.models.layers.transformer import Mlp
 from trainer.parallel.exchanged import all_to_all
 from trainer.parallel.tensor_layers import Sharding
-from trainer.training.replica import Replica, squared_norm_of_ranks
+from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 
 ThroughRanks = Callable[[Tensor, Sequence[int], Experts, Sharding, Communicator], Tensor]
@@ -89,8 +89,10 @@ class ExpertParallelReplica(Replica):
 
         super().__init__(task.build_model(comm.rank, device=comm.device, take=divided), task, clock)
         self._layers, self._comm = layers, comm
-        self._experts = {parameter for layer in layers for parameter in layer.parameters()}
-        self._copies = [parameter for parameter in self._parameters if parameter not in self._experts]
+        of_experts = {parameter for layer in layers for parameter in layer.parameters()}
+        # Lists, in the order of the model: sums over a set would differ from process to process.
+        self._experts = [parameter for parameter in self._parameters if parameter in of_experts]
+        self._copies = [parameter for parameter in self._parameters if parameter not in of_experts]
 
     def gradient_of_copies(self) -> Tensor:
         """The flat gradient of the weights that all ranks have."""
@@ -105,7 +107,7 @@ class ExpertParallelReplica(Replica):
 
     def squared_gradient_norm(self) -> Tensor:
         experts = [each.grad for each in self._experts if each.grad is not None]
-        return squared_norm_of_ranks(experts, self._comm, copied=self._gradients())
+        return sum_over_ranks(squares(experts), self._comm, copied=squares(self._gradients()))
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._copies if parameter.grad is not None]

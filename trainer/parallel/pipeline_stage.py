@@ -20,11 +20,7 @@ from trainer.parallel.schedules import Pass
 from trainer.parallel.split_backward import SplitLayers, WeightPass
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
-from trainer.training.replica import (
-    Replica,
-    join_stages,
-    squared_norm_of_ranks,
-)
+from trainer.training.replica import Replica, join_stages
 from trainer.training.task import Task
 from trainer.training.trained import statistics, trained_parameters
 
@@ -252,7 +248,24 @@ class PipelineStage(Replica):
         return {**super().state(), "split_points": self._split_points}
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
+        return self._of_whole_model(self._squares()).sum().reshape(1)
+
+    def _of_whole_model(self, own: Tensor) -> Tensor:
+        """A number for each parameter of the model, in its order, from those of each rank's parameters.
+
+        Every rank calls it. A sum over it does not depend on where the model is cut, unlike a sum of the
+        sums over stages.
+
+        own: shape (…, parameters of this rank).
+        """
+        lengths = [stage.tensors for stage in self._state_sizes]
+        held = range(self.stage_index, len(lengths), self.num_stages)
+        whole = own.new_zeros(*own.shape[:-1], sum(lengths))
+        parts = whole.split(lengths, dim=-1)
+        for stage, part in zip(held, own.split([lengths[each] for each in held], dim=-1), strict=True):
+            parts[stage].copy_(part)
+        self._comm.all_reduce(whole.view(-1), "sum")  # each number and zeros
+        return whole
 
     def _balance_weight(self, of: Pass) -> float:
         """The weight of a micro-batch in the loss of the step."""
@@ -290,7 +303,8 @@ class PipelineStage(Replica):
         by_stage: dict[int, tuple[Tensor, Tensor]] = {}
         for rank in range(self.num_stages):
             stages = range(rank, len(self._state_sizes), self.num_stages)
-            sizes = [size for kind in range(2) for size in (self._state_sizes[at][kind] for at in stages)]
+            of_stages = [self._state_sizes[at] for at in stages]
+            sizes = [*(each.parameters for each in of_stages), *(each.buffers for each in of_stages)]
             if rank == 0:
                 state = own
             else:
@@ -307,8 +321,16 @@ class PipelineStage(Replica):
         return self.weights()
 
 
-def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the numbers of elements in the two parts of every stage's weights."""
+class StateSize(NamedTuple):
+    """The numbers of elements in the two parts of a stage's weights, and of its trained tensors."""
+
+    parameters: int
+    buffers: int
+    tensors: int
+
+
+def _state_sizes(task: Task, split_points: Sequence[str]) -> list[StateSize]:
+    """Return the size of every stage."""
     dataset, changing = task.spec.dataset, task.spec.model.statistics
     with torch.device("meta"):
         blocks = dict(task.spec.model.blocks(dataset.shape, dataset.outputs, torch.Generator("cpu")))
@@ -317,9 +339,10 @@ def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int
         for names in stage_blocks(task.spec.model.names, split_points)
     ]
     return [
-        (
+        StateSize(
             sum(each.numel() for each in trained_parameters(stage)),
             sum(each.numel() for each in statistics(stage, changing)),
+            len(trained_parameters(stage)),
         )
         for stage in stages
     ]

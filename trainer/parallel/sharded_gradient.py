@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer.comm.base import Communicator
 from trainer.parallel.exchanged import Exchange
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squared_norm_of_ranks
+from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 from trainer.training.trained import trained_parameters
 
@@ -74,7 +74,7 @@ class ShardedGradientReplica(Replica):
                 block.gather_weights()
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
+        return sum_over_ranks(squares(self._state_tensors()["gradient"]), self._comm)
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         state = super()._state_tensors()

@@ -64,10 +64,11 @@ class ShardedStage(PipelineStage):
         )
 
     def squared_gradient_norm(self) -> Tensor:
-        """As `Replica.squared_gradient_norm`: the sum over stages, in each of which replicas count once."""
-        of_stage = self._sharder.squared_gradient_norm(self._parameters)
-        self._comm.all_reduce(of_stage, "sum")
-        return of_stage
+        """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
+        own = self._squares()
+        sharded = self._sharder.sharded(self._parameters).to(own)
+        all_squares, all_sharded = self._of_whole_model(torch.stack([own, sharded]))
+        return self._sharder.squared_norm(all_squares, all_sharded.bool())
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """The output of the whole model, on the first rank of the last stage only. Every rank calls it."""

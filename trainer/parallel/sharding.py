@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.ddp_buckets import DdpReplica
-from trainer.training.replica import Replica, squared_norm_of_ranks
+from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 
 
@@ -45,7 +45,7 @@ class ShardedReplica(Replica):
         super().__init__(model, task, comm.clock)
 
     def squared_gradient_norm(self) -> Tensor:
-        return squared_norm_of_ranks(self._state_tensors()["gradient"], self._comm)
+        return sum_over_ranks(squares(self._state_tensors()["gradient"]), self._comm)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

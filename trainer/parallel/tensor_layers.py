@@ -5,7 +5,7 @@ The forward functions of column- and row-parallel layers are in trainer/strategi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -17,7 +17,7 @@ from trainer.comm.base import Communicator
 from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import Dropout
 from trainer.parallel.exchanged import exchanged
-from trainer.training.replica import squared_norm_of_ranks
+from trainer.training.replica import sum_over_ranks
 
 Layer = nn.Linear | nn.Conv2d
 LayerForward = Callable[[Tensor, Layer, Communicator], Tensor]
@@ -121,20 +121,21 @@ class ModelSharder:
                 setattr(layer, name, shard)
                 self.shardings[shard] = sharding, dim
 
-    def squared_gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """The squared norm of the gradient of the whole parameters: shards add up, replicas count once.
+    def sharded(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Which parameters are shards, shape (parameters,)."""
+        found = [each in self.shardings for each in parameters]
+        return torch.tensor(found, dtype=torch.bool, device=self._comm.device)
 
-        Every rank calls it. Returns a tensor of shape (1,).
+    def squared_norm(self, squares: Tensor, sharded: Tensor) -> Tensor:
+        """The squared norm of whole tensors, shape (1,): shards add up, replicas count once.
+
+        Every rank calls it.
+
+        Args:
+            squares: those of this rank's tensors, shape (tensors,).
+            sharded: which of them are shards.
         """
-        shards, replicated = (
-            [
-                each.grad
-                for each in parameters
-                if (each in self.shardings) == sharded and each.grad is not None
-            ]
-            for sharded in (True, False)
-        )
-        return squared_norm_of_ranks(shards, self._comm, copied=replicated)
+        return sum_over_ranks(squares[sharded], self._comm, copied=squares[~sharded])
 
     def full(self, tensors: Sequence[Tensor]) -> Tensor:
         """The whole tensors, flat: gathered shards, and this rank's replicas. Every rank calls it."""

@@ -34,7 +34,7 @@ class TensorParallelReplica(Replica):
 
     def squared_gradient_norm(self) -> Tensor:
         """As `Replica.squared_gradient_norm`: shards count on each rank, replicated layers once."""
-        return self._sharder.squared_gradient_norm(self._parameters)
+        return self._sharder.squared_norm(self._squares(), self._sharder.sharded(self._parameters))
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""

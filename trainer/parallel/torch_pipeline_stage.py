@@ -82,7 +82,7 @@ class TorchPipelineStage(PipelineStage):
 
     def _has_parameters(self, stages: int) -> bool:
         """Whether the output of the first `stages` stages needs a gradient: one of them has parameters."""
-        return any(parameters for parameters, _ in self._state_sizes[:stages])
+        return any(stage.parameters for stage in self._state_sizes[:stages])
 
 
 class ContiguousEnds(nn.Module):

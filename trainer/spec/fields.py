@@ -127,8 +127,8 @@ class RunFields(BaseModel):
         0,
         ge=0,
         le=10_000,
-        description="epochs of linear warm-up: from lr to the scaled rate, or from lr / P to lr with "
-        "lr_scaling none",
+        description="epochs k of linear warm-up: from lr to the scaled rate; from lr / P to lr with "
+        "lr_scaling none; from lr / (k + 1) to lr with P = 1",
     )
     batch_size: int = Field(
         32, ge=1, le=65536, description="samples per step, of each replica or of the run: see batch_per"

@@ -24,9 +24,6 @@ __all__ = ["NODE_LIMITS", "THREAD_VARIABLES", "RunSpec", "with_derived_defaults"
 # Fields that do not change what is computed, and so are not part of the run key.
 _NOT_IN_KEY = {"timeout_s", "restarts", "trace"}
 
-# Fields without effect while the global batch is one `batch_size`.
-_LARGE_BATCH_FIELDS = {"lr_scaling", "warm_up_epochs"}
-
 
 class RunSpec(RunFields):
     """One run with all of its fields. A component is a name or `{name: ..., parameter: ...}`."""
@@ -53,8 +50,8 @@ class RunSpec(RunFields):
             elif field == "threads":
                 if value != threads_per_rank(self.cpus, self.processes_per_node):
                     fields[field] = value
-            elif field in _LARGE_BATCH_FIELDS and self.batch_multiplier == 1:
-                continue
+            elif field == "lr_scaling" and self.batch_multiplier == 1:
+                continue  # without effect
             elif field == "link":
                 if self.link is not None and self.has_links:
                     fields[field] = self.link.canonical

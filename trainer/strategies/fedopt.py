@@ -66,6 +66,11 @@ class FedOpt(Strategy):
     uneven: Uneven = "join"
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        beside = {"momentum": ("beta2", "tau"), "adagrad": ("beta2",)}.get(self.server, ())
+        return dict.fromkeys(beside, f"server: {self.server}")
+
+    @property
     def rounds(self) -> Rounds | None:
         return Rounds.of(self.participation, self.local_steps)
 

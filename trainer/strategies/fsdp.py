@@ -22,7 +22,8 @@ class Fsdp(Strategy):
     its backward pass; a reduce-scatter averages the gradient. For n bytes of weights a rank sends 3n(P−1)/P
     bytes a step, half as much again as an all-reduce. Without `reshard` weights stay gathered from forward
     to backward pass, as in ZeRO stage 2: 2n(P−1)/P. Rows are padded with zeros to a multiple of P; the
-    padding is sent and held too.
+    padding is sent and held too. These bytes are counted. gloo's reduce-scatter is an all-reduce, and sends
+    n(P−1)/P bytes more.
 
     Over gloo torch waits for each collective, so all communication is exposed and timed. On GPUs it
     overlaps and would need another way to time it: `nccl` is not supported.
@@ -46,6 +47,11 @@ class Fsdp(Strategy):
         description="free a block's weights after the forward pass and gather them again",
     )
     uneven: Uneven = "join"
+
+    @property
+    def sent_per_counted(self) -> float:
+        gathers = 2 if self.reshard else 1
+        return (gathers + 2) / (gathers + 1)  # the reduce-scatter is counted once, and sent twice
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if model.shared_weights:

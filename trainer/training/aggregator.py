@@ -79,7 +79,8 @@ class Aggregator:
         slices = pad(sent, (0, -n % size)).view(size, -1)
         own = values.new_full((size, 1), weight if trained else 0)
         received = self._comm.all_to_all(torch.cat([slices, own], dim=1))
-        combined = self._combined(received[:, :-1], received[:, -1], rule, self._total)
+        total = self._total_in_order if rule.breaks_ties else self._total
+        combined = self._combined(received[:, :-1], received[:, -1], rule, total)
         return self._comm.all_gather(combined).view(-1)[:n]
 
     def gradient(self, own: Tensor, samples: int, steps: int) -> Tensor:
@@ -113,6 +114,19 @@ class Aggregator:
         flat = tensor.reshape(-1).clone()
         self._comm.all_reduce(flat, "sum")
         return flat.view(tensor.shape)
+
+    def _total_in_order(self, tensor: Tensor) -> Tensor:
+        """As `_total`: numbers that are equal in every slice have equal sums.
+
+        Each is summed in the order of ranks, which differs within an all-reduce by a ring. An all-to-all
+        and an all-gather send as many bytes.
+        """
+        size, n = self._comm.size, tensor.numel()
+        received = self._comm.all_to_all(pad(tensor.reshape(-1), (0, -n % size)).view(size, -1))
+        own = torch.zeros_like(received[0])
+        for part in received:
+            own += part
+        return self._comm.all_gather(own).view(-1)[:n].view(tensor.shape)
 
     def _sent(self, values: Tensor, weight: float, steps: int, start: Tensor | None) -> Tensor:
         """The values that leave this rank. One without samples sends its own, and so attacks nothing."""

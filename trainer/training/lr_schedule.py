@@ -18,7 +18,8 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
     trick for parallelizing convolutional neural networks", Sec. 3.2). Warm-up (Goyal et al., Sec. 2.2)
     raises the rate epoch by epoch, as torch's LinearLR: from lr, the serial rate, in the first epoch, in
     equal steps, to the scaled rate in epoch warm_up_epochs + 1. With none, where the two rates are the
-    same, it raises the rate from lr / P.
+    same, it raises the rate from lr / P. With P = 1, where these are the same, too, and Goyal et al. have
+    no warm-up, the rate of epoch e is lr · e / (warm_up_epochs + 1).
     """
     times = run.batch_multiplier
     factor = {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
@@ -26,6 +27,8 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
     if epoch > run.warm_up_epochs:
         return scaled
     rise = times if run.lr_scaling == "none" else factor  # of the rate during warm-up
+    if times == 1:
+        rise = run.warm_up_epochs + 1
     return scaled * (1 + (rise - 1) * (epoch - 1) / run.warm_up_epochs) / rise
 
 

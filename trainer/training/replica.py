@@ -221,7 +221,11 @@ class Replica:
 
     def squared_gradient_norm(self) -> Tensor:
         """The squared norm of the gradient of the whole model, shape (1,). Every rank calls it."""
-        return squared_norm(self._state_tensors()["gradient"])
+        return self._squares().sum().reshape(1)
+
+    def _squares(self) -> Tensor:
+        """`squares` of the gradient of each of this rank's parameters; 0 of those without gradient."""
+        return squares([p.new_zeros(1) if p.grad is None else p.grad for p in self._parameters])
 
     def scaled_step(self, scale: float) -> None:
         """Like `step`, with `scale` times the learning rate."""
@@ -380,24 +384,24 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the squares of all values, shape (1,)."""
-    squares = [each.square().sum().reshape(1) for each in tensors]
-    return torch.cat(squares).sum().reshape(1) if squares else torch.zeros(1)
+def squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the squares of each tensor's values, shape (tensors,).
+
+    The order of the tensors must be that of the model's parameters: a float sum depends on its order.
+    """
+    return torch.cat([each.square().sum().reshape(1) for each in tensors] or [torch.zeros(0)])
 
 
-def squared_norm_of_ranks(
-    divided: Sequence[Tensor], comm: Communicator, copied: Sequence[Tensor] = ()
-) -> Tensor:
-    """The sum of the squares of all values on all ranks, shape (1,). Every rank calls it.
+def sum_over_ranks(divided: Tensor, comm: Communicator, copied: Tensor | None = None) -> Tensor:
+    """The sum of the `squares` of all ranks, shape (1,). Every rank calls it.
 
     Args:
-        divided: the tensors that only this rank has.
-        copied: the tensors of which every rank has the same copy. They count once.
+        divided: those of the tensors that only this rank has.
+        copied: those of the tensors of which every rank has the same copy. They count once.
     """
-    of_ranks = squared_norm(divided)
+    of_ranks = divided.sum().reshape(1)
     comm.all_reduce(of_ranks, "sum")
-    return of_ranks + squared_norm(copied)
+    return of_ranks if copied is None else of_ranks + copied.sum()
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:

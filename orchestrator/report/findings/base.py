@@ -105,6 +105,7 @@ KINDS = {
     "thread_ranks": Kind("Ranks as threads", caution=True),
     "no_common_clock": Kind("Stragglers", caution=True),
     "strategy_caveat": Kind("Caveat", caution=True),
+    "sent_beyond_count": Kind("Bytes", caution=True),
     "conditions_differ": Kind("Conditions", caution=True),
 }
 

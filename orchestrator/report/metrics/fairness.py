@@ -133,12 +133,21 @@ def _lr_rule(group: Group) -> str | None:
     return f"{run.lr_scaling}{warm_up}"
 
 
+def _warm_up(group: Group) -> str | None:
+    """None where it is a part of the scaling."""
+    run = group.first.run
+    if run.warm_up_epochs and run.batch_multiplier > 1:
+        return None
+    return count(run.warm_up_epochs, "epoch") if run.warm_up_epochs else "none"
+
+
 # The conditions of a comparison, by name, with the value of a group. First those that matter most.
 CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "global batch": _global_batch,
     "updates of the model": _range_of(updates, whole),
     "learning rate": _lr,
     "learning-rate scaling": _lr_rule,
+    "warm-up": _warm_up,
     "samples per epoch": _range_of(samples_per_epoch, whole),
     "coverage": _range_of(COVERAGE_WHOLE_RUN.of, percent),
     "initial weights": _initial_weights,

@@ -10,7 +10,7 @@ from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.groups import Group, groups_of
-from orchestrator.report.model.labels import Workload, lr_schedule_labels
+from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
 from orchestrator.report.model.locations import location_names
 from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
 from orchestrator.results.records import RunResult
@@ -82,7 +82,7 @@ def _rows_on(
     runs = [run for _, _, run in results]
     rates = workload_rates(runs)
     schedules = [
-        " ".join(filter(None, [schedule, "" if rate == run.lr else f"lr={run.lr:g}"]))
+        " ".join(filter(None, [schedule, "" if rate.lr == run.lr else f"lr={run.lr:g}"]))
         for run, schedule, rate in zip(runs, lr_schedule_labels(runs), rates, strict=True)
     ]
     plain = [
@@ -113,20 +113,27 @@ def _rows_on(
     return [replace(row, baseline=_untimed(row.baseline)) if row.key in untimed else row for row in rows]
 
 
-def workload_rates(runs: Sequence[RunSpec]) -> list[float]:
+def workload_rates(runs: Sequence[RunSpec]) -> list[Rate]:
     """The learning rate of the workload of each run: that of its serial runs.
 
     A strategy may need a rate of its own, as signSGD does. If all serial runs of otherwise equal workloads
     have one rate, runs with other rates compare with them. If serial runs have several, a run compares with
-    those of its rate.
+    those of its rate. The same applies to the warm-up of serial runs.
     """
     others = [replace(Workload.of(run), lr=0.0, link="") for run in runs]
-    serial: dict[Workload, set[float]] = {}
+    serial: dict[Workload, set[Rate]] = {}
     for run, workload in zip(runs, others, strict=True):
         if run.name_of("strategy") == SERIAL:
-            serial.setdefault(workload, set()).add(run.lr)
-    rates = [serial.get(workload, set()) for workload in others]
-    return [min(known) if len(known) == 1 else run.lr for run, known in zip(runs, rates, strict=True)]
+            serial.setdefault(workload, set()).add(Rate(run.lr, run.warm_up_epochs))
+    rates = []
+    for run, workload in zip(runs, others, strict=True):
+        known = serial.get(workload, set())
+        lrs = {rate.lr for rate in known}
+        lr = min(lrs) if len(lrs) == 1 else run.lr
+        warm_ups = {rate.warm_up_epochs for rate in known if rate.lr == lr}
+        own = run.warm_up_epochs
+        rates.append(Rate(lr, own if own in warm_ups else min(warm_ups, default=0)))
+    return rates
 
 
 def _timed(group: Group) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
@@ -20,6 +20,13 @@ LIMIT_LABELS = {
     "shm_mb": "{} MiB /dev/shm",
 }
 EVERYTHING = tuple(RunSpec.model_fields["vary"].default)  # that a seed can vary
+
+
+class Rate(NamedTuple):
+    """The learning rate of a workload, and the epochs of its warm-up."""
+
+    lr: float
+    warm_up_epochs: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Workload:
     byzantine: str = ""  # the nodes that attack, and how
     clip_norm: float | None = None  # of gradients
     precision: str = "float32"  # in which layers compute
+    warm_up_epochs: int = 0  # of its serial runs
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
@@ -92,8 +100,9 @@ class Workload:
         batch = "in all" if self.batch_per == "run" else "per rank"
         clipped = "" if self.clip_norm is None else f", gradients clipped to norm {self.clip_norm:g}"
         precision = "" if self.precision == "float32" else f", in {self.precision}"
+        warm_up = f" after {count(self.warm_up_epochs, 'epoch')} of warm-up" if self.warm_up_epochs else ""
         return (
-            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
+            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}{warm_up}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{clipped}{precision}{augmentation}"
             f"{loss}{threads}{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}"
             f"{self._location}{self._faults}{self._byzantine}{self._vary}"
@@ -241,15 +250,17 @@ LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
 def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
     """The learning-rate schedule of each run: `lr_scaling=linear warm_up_epochs=2`.
 
-    Empty if all runs have the same one. Runs with one batch per step are ignored, since their rate is `lr`.
+    Empty if all runs have the same one. Those of runs with one batch per step, which nothing scales, and of
+    the others are not compared.
     """
     labels = [
         " ".join(f"{name}={getattr(run, name)}" for name in LR_SCHEDULE_FIELDS if name in fields)
         for run in runs
         for fields in [run.canonical()]
     ]
-    several = {label for label, run in zip(labels, runs, strict=True) if run.batch_multiplier > 1}
-    return labels if len(several) > 1 else [""] * len(runs)
+    scaled = [run.batch_multiplier > 1 for run in runs]
+    differ = len({*zip(scaled, labels, strict=True)}) > len({*scaled})
+    return labels if differ else [""] * len(runs)
 
 
 def parameters(run: RunSpec, field: str) -> dict[str, str]:

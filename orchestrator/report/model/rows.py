@@ -10,6 +10,7 @@ from typing import Any, Literal
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.report.model.labels import (
     ClusterShape,
+    Rate,
     Workload,
     component_label,
     faults_label,
@@ -58,7 +59,7 @@ class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
     location: where its nodes ran. lr_schedule: its learning-rate schedule, and its rate if that is not the
-    one of its workload. Both are named only if the runs of the directory differ in them. workload_lr: the
+    one of its workload. Both are named only if the runs of the directory differ in them. workload_rate: the
     learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
     an unfinished run compares with nothing.
 
@@ -73,7 +74,7 @@ class Row:
     baseline: Baseline | None
     location: str = ""
     lr_schedule: str = ""
-    workload_lr: float | None = None
+    workload_rate: Rate | None = None
     clock: Clock = "wall"
     twin: Row | None = None
     timed: bool = True
@@ -157,7 +158,7 @@ class Row:
     @cached_property
     def workload(self) -> Workload:
         found = Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
-        return found if self.workload_lr is None else replace(found, lr=self.workload_lr)
+        return replace(found, **self.workload_rate._asdict()) if self.workload_rate else found
 
     @cached_property
     def strategy(self) -> str:

@@ -7,7 +7,7 @@ from math import log
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.formats import first_few, listed, significant
+from orchestrator.report.formats import first_few, listed, significant, size
 from orchestrator.report.metrics.fairness import (
     compared_groups,
     described,
@@ -16,6 +16,7 @@ from orchestrator.report.metrics.fairness import (
 )
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import BYTES_SENT_PER_RANK
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import written
 
@@ -106,6 +107,23 @@ def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding
         yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
 
 
+def sent_beyond_count(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """Configurations whose transport is known to send more bytes than are counted."""
+    for group in comparison.groups:
+        factor = group.first.run.strategy.sent_per_counted
+        counted = BYTES_SENT_PER_RANK.over(group)
+        if factor > 1 and counted and counted.mean:
+            transport, sent = group.first.run.transport, factor * counted.mean
+            yield Finding(
+                "sent_beyond_count",
+                f"{group.strategy_label} on {group.shape.label}: a rank sends {size(sent)} over "
+                f"{transport}, and {size(counted.mean)} are counted. The reduce-scatter of {transport} is "
+                "an all-reduce, which sends twice as much.",
+                evidence([group]),
+                {"strategy": group.strategy_label, "counted": counted.mean, "sent": sent},
+            )
+
+
 def conditions_differ(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs of one report with different machines or software."""
     for name, values in differing_conditions(comparison).items():
@@ -148,5 +166,5 @@ def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:
 
 TOPIC = Topic(
     rules_with_faults=(accuracy_is, best_loss, conditions_unequal, scaled_beyond_the_rule),
-    sweep_rules=(strategy_caveats, conditions_differ),
+    sweep_rules=(strategy_caveats, sent_beyond_count, conditions_differ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from hashlib import sha256
-from math import log
+from math import log, perm
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -145,12 +145,24 @@ class TinyShakespeare(Text):
 
 
 class _Task(TokenDataset):
-    """Generated sequences. They depend on the parameters alone, not on the seed of the run."""
+    """Generated sequences. They depend on the parameters alone, not on the seed of the run.
+
+    No input of the test split is in the training split: a sequence whose input is gets drawn again.
+    """
 
     samples: int = Field(2048, ge=1, le=10**7, description="sequences in the training split")
     test_samples: int = Field(256, ge=1, le=10**7, description="sequences in the test split")
     tokens: int = Field(16, ge=3, le=65_536, description="different tokens")
     data_seed: int = Field(0, ge=0, description="seed of the sequences")
+
+    @model_validator(mode="after")
+    def _leaves_inputs_for_the_test(self) -> Self:
+        if 0 < (different := self.different_inputs) <= self.samples:
+            raise ValueError(
+                f"samples {self.samples} can have all {different} different inputs, and leave none for the "
+                f"test split; allowed: 1 to {different - 1}, or more tokens or length"
+            )
+        return self
 
     @property
     def vocabulary(self) -> int:
@@ -160,16 +172,21 @@ class _Task(TokenDataset):
     def train_samples(self) -> int:
         return self.samples
 
+    @property
+    @abstractmethod
+    def different_inputs(self) -> int:
+        """How many different inputs there are."""
+
     @abstractmethod
     def sequences(self, count: int, rng: np.random.Generator) -> Tokens:
         """So many sequences, each with one token more than a sample: shape (count, tokens)."""
 
     def load(self, data_dir: Path) -> Data:
         for_train, for_test = np.random.default_rng(self.data_seed).spawn(2)
-        train, test = (
-            self.sequences(count, rng)
-            for count, rng in ((self.samples, for_train), (self.test_samples, for_test))
-        )
+        train, test = self.sequences(self.samples, for_train), self.sequences(self.test_samples, for_test)
+        known = {sequence.tobytes() for sequence in train[:, :-1]}
+        while shared := [at for at, each in enumerate(test[:, :-1]) if each.tobytes() in known]:
+            test[shared] = self.sequences(len(shared), for_test)
         return Data(_next_tokens(train), _next_tokens(test), self.class_count, None)
 
 
@@ -194,6 +211,11 @@ class Copy(_Task):
     @property
     def best_loss(self) -> float:
         return (self.length - 1) * log(self.tokens) / (2 * self.length - 1)
+
+    @property
+    def different_inputs(self) -> int:
+        number: int = self.tokens**self.length
+        return number
 
     def sequences(self, count: int, rng: np.random.Generator) -> Tokens:
         half = rng.integers(self.tokens, size=(count, self.length))
@@ -227,6 +249,11 @@ class Induction(_Task):
     def best_loss(self) -> float:
         first = sum(log(self.tokens - known) for known in range(1, self.length))
         return (first + log(self.length - 1)) / (self.length + 1)
+
+    @property
+    def different_inputs(self) -> int:
+        ordered: int = perm(self.tokens, self.length)
+        return ordered * (self.length - 1)
 
     def sequences(self, count: int, rng: np.random.Generator) -> Tokens:
         # The first `length` of a random order of all tokens.

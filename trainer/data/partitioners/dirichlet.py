@@ -50,6 +50,10 @@ class Dirichlet(Partitioner):
         False, description="no further class for a node with more than samples / P samples"
     )
 
+    @property
+    def without_effect(self) -> dict[str, str]:
+        return {"min_samples": "equal_sizes: true"} if self.equal_sizes else {}
+
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         if parts <= samples < parts * self.min_samples:
             return (

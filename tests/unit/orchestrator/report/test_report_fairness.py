@@ -165,6 +165,13 @@ def test_the_scaling_of_a_learning_rate_that_has_no_effect_is_no_difference() ->
     assert [len(strategies) for strategies in found["learning-rate scaling"].values()] == [1, 1]
 
 
+def test_a_warm_up_that_others_do_not_have_is_a_difference() -> None:
+    warm = a_run(warm_up_epochs=2)
+    assert [*found_in(warm, a_run("ddp", nodes=2))["warm-up"]] == ["2\u00a0epochs", "none"]
+    both: dict[str, Any] = {"nodes": 2, "lr_scaling": "linear", "warm_up_epochs": 2}
+    assert set(found_in(warm, a_run("ddp", **both))) == {"global batch"}
+
+
 def test_global_batch_counts_the_replicas_that_train() -> None:
     def batch(strategy: str, **fields: Any) -> int:
         return global_batch(RunSpec(strategy=strategy, nodes=4, batch_size=32, **fields))

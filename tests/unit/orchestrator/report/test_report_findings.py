@@ -547,3 +547,17 @@ def test_a_report_without_enough_seeds_says_at_the_top_that_it_claims_nothing() 
     four, five = (a_comparison(*repeated("serial", around(8, seeds=seeds))) for seeds in (4, 5))
     assert "claims no differences" in seeds_line(four)
     assert "claims no differences" not in seeds_line(five)
+
+
+@pytest.mark.parametrize(("reshard", "sent"), [(True, 8e6), (False, 9e6)])
+def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, sent: float) -> None:
+    """Two all-gathers and a reduce-scatter with reshard, and one of each without it."""
+    fields: dict[str, Any] = {"nodes": 2, "transport": "gloo", "bytes_sent": 6e6}
+    fsdp = a_run({"name": "fsdp", "reshard": reshard}, **fields)
+    others = [a_run("serial", bytes_sent=0.0), a_run("zero2", **fields), a_run("all_reduce", **fields)]
+    finding = finding_of(a_comparison(*others, fsdp), "sent_beyond_count")
+    assert finding.data["counted"] == 6e6
+    assert finding.data["sent"] == pytest.approx(sent)
+    assert [row.key for row in finding.rows] == [fsdp.key]
+    assert finding.caution
+    assert not findings_of(a_comparison(*others), "sent_beyond_count")

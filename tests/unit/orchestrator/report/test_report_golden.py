@@ -192,8 +192,10 @@ def with_faults() -> list[RunResult]:
 
 def larger_model() -> list[RunResult]:
     run = a_run("all_reduce", nodes=3, transport="mpi", communicate_s=2.0, model="mlp", cores=2)
+    fsdp = a_run("fsdp", nodes=3, transport="gloo", model="mlp", cores=2)
     return [
-        run.model_copy(update={"ranks": [r.model_copy(update={"parameters": 9000}) for r in run.ranks]})
+        run.model_copy(update={"ranks": [r.model_copy(update={"parameters": 9000}) for r in run.ranks]}),
+        fsdp,
     ]
 
 

@@ -241,6 +241,19 @@ def test_all_lr_schedules_share_the_serial_run() -> None:
     assert data["accuracy"][1] == pytest.approx(0.8)
 
 
+def test_a_run_compares_with_the_serial_run_of_its_warm_up() -> None:
+    cold, warm = a_run("serial"), a_run("serial", warm_up_epochs=2)
+    runs = [a_run("all_reduce", nodes=2, transport="gloo", warm_up_epochs=each) for each in (0, 2, 1)]
+    first, second = a_comparison(cold, warm, *runs).workloads
+    assert (first.warm_up_epochs, second.warm_up_epochs) == (0, 2)
+    assert first.label != second.label
+    found = {row.key: row.baseline for row in a_comparison(cold, warm, *runs).rows}
+    baselines = [found[run.key] for run in runs]
+    assert [each and each.keys for each in baselines] == [(cold.key,), (warm.key,), (cold.key,)]
+    (alone,) = a_comparison(warm, *runs).workloads
+    assert alone.warm_up_epochs == 2
+
+
 def test_learning_rate_has_a_column_if_it_differs_from_the_spec() -> None:
     growing = a_comparison(learned("serial", [0.5, 0.6]), learned("serial", [0.5, 0.6], target=None))
     assert by_strategy(growing)["serial 1"]["lr_last_epoch"] == "0.1 | from 0.05"

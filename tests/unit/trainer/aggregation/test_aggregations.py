@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.threads import together
-from trainer.aggregation.base import Aggregation
+from trainer.aggregation.base import Aggregation, whole
+from trainer.aggregation.krum import squared_distances
 from trainer.comm.memory import MemoryCommunicator
 from trainer.spec.registries import AGGREGATIONS
 
@@ -92,6 +93,7 @@ REFERENCES: list[tuple[dict[str, Any], Callable[..., Matrix]]] = [
     ({"name": "bulyan", "f": 2}, bulyan),
 ]
 IDS = ["-".join(map(str, form.values())) for form, _ in REFERENCES]
+KRUM = ("krum", "multi_krum", "bulyan")
 
 
 def combined(rule: Aggregation, rows: Matrix, weights: Matrix) -> Matrix:
@@ -119,11 +121,36 @@ def test_a_rule_is_its_formula(
     rule = AGGREGATIONS.parse(form)
     rows, weights = data.draw(cases(max(rule.least, 3)))
     parameters = {name: value for name, value in form.items() if name != "name"}
-    # Scores of ties differ by rounding, so that either vector may be selected.
-    if form["name"] in ("krum", "multi_krum", "bulyan"):
+    # Of vectors whose decimals tie, the rounding of their numbers to float32 would decide.
+    if form["name"] in KRUM:
         rows = rows + np.random.default_rng(0).normal(size=rows.shape)
     expected = reference(rows.astype(np.float32).astype(float), weights, **parameters)
     np.testing.assert_allclose(combined(rule, rows, weights), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "reference"), [each for each in REFERENCES if each[0]["name"] in KRUM], ids=str
+)
+def test_ranks_decide_between_vectors_that_tie(
+    form: dict[str, Any], reference: Callable[..., Matrix]
+) -> None:
+    """On a coarse grid most scores tie, and a reference in float64 computes all of them exactly."""
+    rule = AGGREGATIONS.parse(form)
+    parameters = {name: value for name, value in form.items() if name != "name"}
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(-2, 3, size=(11, M)) / 4
+        expected = reference(rows, np.ones(11), **parameters)
+        np.testing.assert_allclose(combined(rule, rows, np.ones(11)), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 3e-4])
+def test_equal_distances_are_equal_in_every_bit(scale: float) -> None:
+    """Each other vector differs from the first one by the same numbers, in another order."""
+    steps = np.random.default_rng(0).normal(scale=scale, size=40).astype(np.float32)
+    rows = [np.zeros(40), *(np.random.default_rng(seed).permutation(steps) for seed in range(20))]
+    distances = squared_distances(torch.tensor(np.array(rows)).float(), whole)
+    assert len({*distances[0, 1:].tolist()}) == 1
 
 
 def test_krum_takes_the_first_of_equal_vectors_near_others() -> None:

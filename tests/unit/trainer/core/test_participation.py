@@ -31,7 +31,8 @@ def shares(rounds: list[frozenset[int]], size: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "size", "count"), [(0.5, 4, 2), (0.1, 100, 10), (0.125, 4, 1), (1, 3, 3)]
+    ("fraction", "size", "count"),
+    [(0.5, 4, 2), (0.1, 100, 10), (0.125, 4, 1), (1, 3, 3), (0.145, 100, 15), (0.0575, 200, 12)],
 )
 def test_a_round_has_the_fraction_of_the_ranks(fraction: float, size: int, count: int) -> None:
     rounds = drawn(Participation(fraction=fraction), [5] * size, 20)

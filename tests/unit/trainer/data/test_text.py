@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from trainer.data.base import DataError
 from trainer.data.datasets.text import ALPHABET, Copy, Induction, PydocText, TinyShakespeare, tokens_of
+from trainer.spec.registries import DATASETS
 
 
 @pytest.mark.parametrize("level", ["bytes", "characters"])
@@ -86,3 +89,40 @@ def test_another_file_than_the_published_one_is_refused(tmp_path: Path) -> None:
     file.write_text("First Citizen:\n" * 1000)
     with pytest.raises(DataError, match="md5"):
         TinyShakespeare().load(tmp_path)
+
+
+SMALL_TASKS = [
+    Copy(tokens=4, length=6, samples=2048),
+    Copy(tokens=3, length=5, samples=242),  # of 243
+    Induction(tokens=6, length=5, samples=2048),
+    Induction(tokens=3, length=3, samples=11, test_samples=50),  # of 12
+    Copy(),
+]
+
+
+@pytest.mark.parametrize("task", SMALL_TASKS, ids=str)
+def test_no_test_input_of_a_generated_task_is_in_the_training_split(task: Copy | Induction) -> None:
+    data = task.load(Path())
+    train, test = ({each.tobytes() for each in split.inputs} for split in (data.train, data.test))
+    assert not train & test
+    assert len(data.test.inputs) == task.test_samples
+    # The training split is the first draw, as if there were no test split.
+    first = task.sequences(task.samples, np.random.default_rng(task.data_seed).spawn(2)[0])
+    np.testing.assert_array_equal(data.train.inputs, first[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "inputs"),
+    [
+        ({"name": "copy", "tokens": 3, "length": 5}, 243),
+        ({"name": "induction", "tokens": 4, "length": 3}, 48),
+    ],
+)
+def test_samples_that_can_have_all_inputs_are_refused(dataset: dict[str, Any], inputs: int) -> None:
+    assert DATASETS.parse({**dataset, "samples": inputs - 1}).different_inputs == inputs
+    with pytest.raises(ValidationError, match=rf"samples {inputs} .*allowed: 1 to {inputs - 1}"):
+        DATASETS.parse({**dataset, "samples": inputs})
+    drawn = DATASETS.parse({**dataset, "samples": inputs - 1}).sequences(
+        20 * inputs, np.random.default_rng(0)
+    )
+    assert len({each[:-1].tobytes() for each in drawn}) == inputs

@@ -27,7 +27,9 @@ def test_a_run_counts_each_choice_of_training_once() -> None:
     assert counted(train("serial", 1, **RUN, recompute="full")) == (made, dropped)
     model = {**GPT, "capacity_factor": None, "top_k": 2}
     assert counted(train("serial", 1, **{**RUN, "model": model})) == (2 * CHOICES, 0)
-    without = train("serial", 1, **{**RUN, "model": {**GPT, "experts": 0}}).results[0]
+    without = train(
+        "serial", 1, **{**RUN, "model": {**GPT, "experts": 0, "capacity_factor": 1.25}}
+    ).results[0]
     assert (without.expert_choices, without.dropped_choices) == (None, None)
 
 

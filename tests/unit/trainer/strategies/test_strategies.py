@@ -438,7 +438,8 @@ def test_server_steps_are_those_of_the_paper() -> None:
     for server in ("adagrad", "yogi", "adam"):
         x, m, v = rng.normal(size=4), np.zeros(4), np.full(4, tau**2)
         state = [torch.from_numpy(each.copy()) for each in (x, m, v)]
-        strategy = FedOpt(server=server, server_lr=eta, beta1=beta1, beta2=beta2, tau=tau)
+        own = {} if server == "adagrad" else {"beta2": beta2}
+        strategy = FedOpt(server=server, server_lr=eta, beta1=beta1, tau=tau, **own)
         for mean in means:
             for i in range(4):
                 change = mean[i] - x[i]

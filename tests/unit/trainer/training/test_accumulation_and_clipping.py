@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
+from tests.unit.threads import together
 from tests.unit.trainer.parallel.test_partitioned_models import LENET, with_losses
 from tests.unit.training import ON_TOKENS, fields_for, train
+from trainer.comm.memory import MemoryCommunicator
+from trainer.data.cache import DatasetCache
+from trainer.parallel.expert_replica import ExpertParallelReplica
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.expert_parallel import through_ranks
 from trainer.strategies.serial import Serial
 from trainer.training.session import Session
+from trainer.training.task import Task
 
 # 121 samples: the last batch of a rank of three has 2 or 1, so that one of 3 micro-batches has none.
 RUN: dict[str, Any] = {**ON_TOKENS, "batch_size": 13, "epochs": 1, "lr": 0.5}
@@ -61,6 +69,52 @@ def test_the_norm_is_that_of_the_whole_gradient(strategy: Any, nodes: int) -> No
     unclipped = train(other, others, **{**run, "clip_norm": None})
     np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-12)
     assert np.abs(expected.weights - unclipped.weights).max() > 0.01
+
+
+DEEP: dict[str, Any] = {**RUN, "model": {**ON_TOKENS["model"], "layers": 3}, "clip_norm": 0.1}
+CUTS = (["block1", "head"], ["block2", "block3"], ["block1", "block2"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ({"name": "pipeline", "micro_batches": 2}, 3),
+        ({"name": "hybrid", "mesh": {"pipeline": 3, "tensor": 2}, "micro_batches": 2}, 6),
+        ({"name": "hybrid", "mesh": {"pipeline": 3, "data": 2}, "micro_batches": 2}, 6),
+    ],
+    ids=str,
+)
+def test_the_norm_does_not_depend_on_where_the_model_is_cut(strategy: dict[str, Any], ranks: int) -> None:
+    """The cuts follow measured times, and equal seeds give equal bits."""
+    found = [train({**strategy, "split_points": cut}, ranks, **DEEP).weights for cut in CUTS]
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+
+
+def test_the_norm_does_not_depend_on_where_ranks_with_several_stages_cut_the_model() -> None:
+    cuts = (["block1", "block2", "block3"], ["block1", "block3", "head"])
+    own = {"name": "pipeline", "schedule": "interleaved", "micro_batches": 2}
+    one, other = (train({**own, "split_points": cut}, 2, **DEEP).weights for cut in cuts)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_the_norm_does_not_depend_on_the_order_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of tensors are their addresses, which differ from process to process."""
+    run = {**RUN, **fields_for("expert_parallel"), "strategy": "expert_parallel", "transport": "memory"}
+    task = Task(RunSpec.model_validate({**run, "nodes": 2}), Path(), DatasetCache())
+
+    def norm(comm: MemoryCommunicator) -> float:
+        replica = ExpertParallelReplica(task, comm.clock, comm, through_ranks)
+        drawn = torch.Generator().manual_seed(0)
+        for parameter in replica.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=drawn)
+        return replica.squared_gradient_norm().item()
+
+    found = []
+    for seed in range(8):
+        monkeypatch.setattr(torch.Tensor, "__hash__", lambda each, seed=seed: hash((seed, id(each))))
+        found += together(2, norm)
+    assert len({*found}) == 1
 
 
 def test_a_step_is_as_long_as_the_clipped_gradient() -> None:

@@ -58,6 +58,33 @@ def test_all_ranks_get_the_same_bits_of_what_whole_vectors_give(name: str, ranks
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
 
 
+class RingCommunicator(MemoryCommunicator):
+    """Each part of a buffer is summed from another rank on, as in a ring (and so over gloo)."""
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        brought = [*self._all_gather(buffer)]
+        for first, part in enumerate(buffer.tensor_split(self.size)):
+            start = part.storage_offset() - buffer.storage_offset()
+            in_turn = [*brought[first:], *brought[:first]]
+            part.copy_(sum(each[start : start + len(part)] for each in in_turn))
+
+
+def test_vectors_at_equal_distances_tie_in_any_transport() -> None:
+    """Ranks 1 … 6 are as far from rank 0 as from each other: all scores are equal, and rank 0 is first."""
+    ranks = 7
+    run = spec("krum", ranks)
+    lengths = torch.rand(ranks, generator=torch.Generator().manual_seed(8))  # in each slice
+
+    def body(memory: MemoryCommunicator) -> Tensor:
+        comm = RingCommunicator(memory.rank, memory.size, memory.clock, memory._group)
+        row = torch.zeros(ranks, ranks)  # in each slice one number for each rank
+        row[:, comm.rank] = lengths
+        return aggregator(comm, run).weights(row.view(-1), 1, True, 0, AGGREGATIONS.parse("krum"))
+
+    for found in together(ranks, body):
+        assert torch.equal(found.view(ranks, ranks)[:, 0], lengths)
+
+
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "bulyan"])
 def test_bytes_are_those_of_an_all_reduce(name: str) -> None:
     ranks, plain = 7, aggregated(spec("mean", 7), [1] * 7)[0][2]

@@ -56,12 +56,21 @@ def test_rate_scales_with_the_global_batch(scaling: str, at_4: float) -> None:
     assert rates(nodes=8, strategy=hybrid, lr_scaling=scaling) == pytest.approx([at_4] * 3)
 
 
-@pytest.mark.parametrize(
-    "one", [{"batch_per": "run", "nodes": 4}, {"nodes": 1}, {"strategy": "pipeline", "nodes": 3}]
-)
+ONE_BATCH = [{"batch_per": "run", "nodes": 4}, {"nodes": 1}, {"strategy": "pipeline", "nodes": 3}]
+
+
+@pytest.mark.parametrize("one", ONE_BATCH)
 def test_rate_is_unchanged_with_one_batch_per_step(one: dict[str, Any]) -> None:
-    assert rates(**one, lr_scaling="linear", warm_up_epochs=2) == [0.1] * 3
-    assert spec(**one, lr_scaling="linear", warm_up_epochs=2).key == spec(**one).key
+    assert rates(**one, lr_scaling="linear") == [0.1] * 3
+    assert spec(**one, lr_scaling="linear").key == spec(**one).key
+
+
+@pytest.mark.parametrize("one", ONE_BATCH)
+@pytest.mark.parametrize("scaling", ["none", "linear"])
+def test_one_batch_per_step_has_a_warm_up_of_its_own(one: dict[str, Any], scaling: str) -> None:
+    fields = {**one, "lr_scaling": scaling, "warm_up_epochs": 3, "epochs": 5}
+    assert rates(**fields) == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    assert spec(**fields).key != spec(**{**fields, "warm_up_epochs": 0}).key
 
 
 def test_run_key_includes_the_schedule() -> None:
@@ -81,7 +90,7 @@ def test_warm_up_equals_torch_linear_lr(scaling: str, nodes: int, warm_up: int) 
     ours = rates(nodes=nodes, lr_scaling=scaling, warm_up_epochs=warm_up, epochs=8)
     (scaled,) = rates(nodes=nodes, lr_scaling=scaling, epochs=1)
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=scaled)
-    start = 1 / sqrt(nodes) if scaling == "sqrt" else 1 / nodes
+    start = 1 / (warm_up + 1) if nodes == 1 else 1 / sqrt(nodes) if scaling == "sqrt" else 1 / nodes
     scheduler = LinearLR(optimizer, start_factor=start, end_factor=1.0, total_iters=warm_up)
     theirs = []
     for _ in range(8):
@@ -116,7 +125,7 @@ def test_strategy_applies_the_rate_of_the_epoch(strategy: str, monkeypatch: pyte
     monkeypatch.setattr(Replica, "step", watched)
     ranks = {**TWO_AT_ONCE, **ONE_AT_ONCE}[strategy]
     done = train(strategy, ranks, epochs=3, lr=0.01, lr_scaling="linear", warm_up_epochs=2)
-    wanted = [0.01, 0.015, 0.02] if strategy in TWO_AT_ONCE else [0.01] * 3
+    wanted = [0.01, 0.015, 0.02] if strategy in TWO_AT_ONCE else [0.01 / 3, 0.02 / 3, 0.01]
     for rank in range(ranks):
         assert [event.fields["lr"] for event in done.of("epoch", rank)] == pytest.approx(wanted)
     assert sorted(seen) == pytest.approx(sorted(set(wanted)), abs=2e-4)
