@@ -121,6 +121,7 @@ SHARED_MODULES = (
     "core.regular_files",
     "core.result",
     "core.trace",
+    "core.whole_number",
     "course.protocol",
     "data.base",
     "torchrun_restarts.attempts",
