@@ -113,6 +113,7 @@ SHARED_MODULES = (
     "core.event_schema",
     "core.events",
     "core.frames",
+    "core.json_files",
     "core.membership",
     "core.position",
     "core.processes",
