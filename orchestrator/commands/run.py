@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InputError
 from orchestrator.report.model.rows import SERIAL
 from orchestrator.sweeps.imports import Imports
-from orchestrator.sweeps.load import Sweep, SweepSpec, configuration, load_sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec, check_not_set, configuration, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
@@ -63,6 +63,8 @@ def load_run(
         InputError: names the option, the value and what is allowed.
     """
     places = places or {"strategy": "STRATEGY", "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
+    given = {field: place for field, place in places.items() if field != "nodes" or nodes is not None}
+    check_not_set(sets, given)
     form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())
