@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.errors import InputError, output_error
+from orchestrator.errors import InputError, StorageError, is_full, output_error, storage_trouble
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
@@ -25,7 +26,7 @@ from trainer.core.cgroup import NodeUsage
 from trainer.core.json_files import JsonLimits, read_json_below
 from trainer.core.record import checked, first_error, parse_object
 from trainer.core.registry import IMPORTED
-from trainer.core.regular_files import RefusedFile
+from trainer.core.regular_files import RefusedFile, other_kind
 from trainer.core.trace import TraceError, read_trace, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -234,9 +235,9 @@ def write_atomic(path: Path, text: str) -> None:
 
     Raises OSError with the file's name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)  # of a process that was killed, or a link that leads elsewhere
         with open(draft, "x", encoding="utf-8") as file:
             file.write(text)
@@ -244,9 +245,36 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        # That of `write` has no name, and that of `replace` has the name of the draft.
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        # That of `write` has no name, and those of others have the name of the draft or of its directory.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_output(path: Path, option: str) -> None:
+    """Check that a file which a command writes after its work can be written.
+
+    `write_atomic` replaces what is there, which may be a device: only a regular file may be replaced.
+
+    Args:
+        option: where another file can be named.
+
+    Raises:
+        InputError: something else is there, or the directory cannot be written to.
+        StorageError: the disk is full.
+    """
+    try:
+        if kind := other_kind(path):
+            raise InputError(f"{path}: is {kind}, not a regular file; choose another {option}")
+        (existing, *_) = (each for each in path.absolute().parents if each.exists())
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        if is_full(error):
+            raise StorageError(path, storage_trouble(error)) from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); choose another {option}"
+        ) from error
 
 
 def make_private(directory: Path) -> None:

@@ -155,6 +155,24 @@ def test_a_record_may_be_as_deep_and_as_wide_as_the_limits() -> None:
         assert parse_object(text, "text")
 
 
+def test_speeds_of_nodes_that_no_run_has_are_refused(paths: SweepPaths) -> None:
+    for count, refused in ((2, False), (3, True), (500, True)):
+        done = invoke("replay", paths.directory, "--node-speed", ",".join(["1"] * count))
+        assert isinstance(done.exception, InputError) == refused
+        if refused:
+            assert str(done.exception).startswith(
+                f"--node-speed: {count} speeds, and no run has more than 2"
+            )
+
+
+def test_costs_of_no_transport_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    for text in ("", "{}", '{"runtime": "local", "nodes": "processes", "transports": {}}'):
+        file.write_text(text)
+        with pytest.raises(InputError, match=f"^--cluster {file}: "):
+            read_measured_cluster(file)
+
+
 @pytest.mark.parametrize("damage", [pipe, endless, directory, huge], ids=lambda each: each.__name__)
 def test_costs_of_a_cluster_are_read_from_a_regular_file(
     tmp_path: Path, outside: Path, damage: Damage

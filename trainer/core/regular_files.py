@@ -92,6 +92,15 @@ def own_directories(parent: Path, prefix: str) -> Iterator[Path]:
                     yield parent / entry.name
 
 
+def other_kind(path: Path) -> str | None:
+    """What is at the path if it is no regular file, in words; None for one, and if nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISREG(mode) else _kind(mode)
+
+
 def _content(opened: BufferedReader, path: Path | str, max_bytes: int | None) -> bytes:
     """Read a file and close it."""
     with opened as file:
