@@ -17,7 +17,9 @@ from orchestrator.errors import InputError
 from orchestrator.report.model.rows import SERIAL
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, SweepSpec, check_not_set, configuration, load_sweep
+from orchestrator.sweeps.validation import excerpt
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
@@ -65,6 +67,9 @@ def load_run(
     places = places or {"strategy": "STRATEGY", "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
     given = {field: place for field, place in places.items() if field != "nodes" or nodes is not None}
     check_not_set(sets, given)
+    if isinstance(nodes, int) and nodes > MAX_NODES:
+        wrong = f"{places['nodes']}: {excerpt(nodes)} is not allowed"
+        raise InputError(f"{wrong}; it must be less than or equal to {MAX_NODES}")
     form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())
