@@ -67,9 +67,8 @@ def load_run(
     places = places or {"strategy": "STRATEGY", "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
     given = {field: place for field, place in places.items() if field != "nodes" or nodes is not None}
     check_not_set(sets, given)
-    if isinstance(nodes, int) and nodes > MAX_NODES:
-        wrong = f"{places['nodes']}: {excerpt(nodes)} is not allowed"
-        raise InputError(f"{wrong}; it must be less than or equal to {MAX_NODES}")
+    if isinstance(nodes, int) and abs(nodes) > MAX_NODES:
+        raise InputError(f"{places['nodes']}: {excerpt(nodes)} is not allowed; it must be 1 to {MAX_NODES}")
     form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())
