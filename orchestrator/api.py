@@ -242,8 +242,8 @@ def sweep(
     loaded = load_sweep(
         path,
         _sets(fields or {}),
-        ",".join(map(str, nodes)) if nodes is not None else None,
-        repeat=repeat,
+        ",".join(_json("nodes", each) for each in nodes) if nodes is not None else None,
+        repeat=_number("repeat", repeat),
         cores=selection.shared_cores,
         text=text,
         imports=selection.imports(Path() if given else import_directory(path), _data_dir(data_dir)),
@@ -279,11 +279,18 @@ def run(
     """
     selected = select_runtime(_runtime(runtime))
     written = strategy if isinstance(strategy, str) else _json("strategy", strategy)
-    count = json.loads(_json("nodes", nodes))  # a number of numpy as one of Python
+    count = _number("nodes", nodes)
     imports = selected.imports(Path(), _data_dir(data_dir))
     places = {"strategy": "strategy", "nodes": "nodes"}
     loaded = load_run(
-        written, count, _sets(fields), repeat, compare, selected.shared_cores, imports, places
+        written,
+        count,
+        _sets(fields),
+        _number("repeat", repeat),
+        compare,
+        selected.shared_cores,
+        imports,
+        places,
     )
     directory = Path(out) if out is not None else directory_of(loaded)
     return _run(loaded, directory, selected, data_dir, progress, warm_up_run=compare)
@@ -323,6 +330,11 @@ def _sets(fields: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_json(key, value)}" for key, value in fields.items()]
 
 
+def _number(key: str, value: int | None) -> Any:
+    """A number of numpy as one of Python. Raises InputError, which names key and value."""
+    return json.loads(_json(key, value))
+
+
 def _json(key: str, value: Any) -> str:
     """A value as JSON. Raises InputError, which names key and value."""
     try:
@@ -332,6 +344,8 @@ def _json(key: str, value: Any) -> str:
         if not callable(value):
             advice = f": {error}; allowed: numbers, strings, booleans, None, lists, mappings"
         raise InputError(f"{key}: {excerpt(value)} is not allowed{advice}") from error
+    except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits, or a circle
+        raise InputError(f"{key}: cannot be written as JSON ({error})") from error
 
 
 def _of_numpy(value: Any) -> Any:

@@ -33,7 +33,7 @@ from orchestrator.commands.sweep import (
 )
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.export import EXPORTERS
-from orchestrator.results.store import SweepPaths, claimed, write_atomic
+from orchestrator.results.store import SweepPaths, check_output, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.imports import Imports
@@ -547,11 +547,14 @@ def calibrate(
     shared_network: SharedNetwork = False,
 ) -> None:
     """Measure in a few minutes what messages and exchanges cost on a runtime, for `predict --cluster`."""
-    from orchestrator.commands.calibrate import SWEEP, write_costs
+    from orchestrator.commands.calibrate import SWEEP, check_real, write_costs
 
+    check_output(file, "FILE")
     selection = RuntimeSelection(runtime, cold, shared_network)
     loaded = load_sweep(find_sweep(SWEEP), sets or ())
-    code = Command(selection.of(loaded.spec), data_dir, HowToRun()).execute(loaded, out)
+    selected = selection.of(loaded.spec)
+    check_real(selected)
+    code = Command(selected, data_dir, HowToRun()).execute(loaded, out)
     if code == INTERRUPTED:
         raise typer.Exit(code)
     for line in write_costs(SweepPaths(out), file):
@@ -664,8 +667,10 @@ def partitions(
     ] = None,
 ) -> None:
     """Show how partitioners divide a dataset over nodes, without training."""
-    from orchestrator.commands.partitions import preview, runs_of, tables, write_files
+    from orchestrator.commands.partitions import check_files, preview, runs_of, tables, write_files
 
+    if out:
+        check_files(out)
     console, imports = text_console(), Imports(Path(), data_dir)
     previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed, imports), data_dir))
     console.print(tables(previews, console.width))
@@ -958,6 +963,7 @@ def schema(
     from orchestrator.sweeps.schema import schema_files
 
     for name, text in schema_files().items():
+        check_output(directory / name, "DIRECTORY")
         try:
             write_atomic(directory / name, text)
         except OSError as error:

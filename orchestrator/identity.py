@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from trainer.core.whole_number import MAX_PID, whole_number
+
 # Set for all processes of this orchestrator: its PID, which ranks watch, and the rest of its identity.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
 
@@ -28,10 +30,11 @@ def is_gone(label: str) -> bool:
     """Whether the orchestrator with this label has ended; False if this process cannot know."""
     number, _, rest = label.partition(" ")
     since, _, namespace = rest.partition(" ")
-    if not number.isdigit() or namespace != _namespace():
+    pid = whole_number(number, MAX_PID)
+    if pid is None or namespace != _namespace():
         return False  # its PID means another process here
     try:
-        return _since(int(number)) != since or psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
+        return _since(pid) != since or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, OSError):
         return True
 
@@ -57,7 +60,8 @@ def labelled(
         except psutil.Error:
             continue  # ended, or another user's
         required = (wanted or {}).items()
-        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in required):
+        pid = whole_number(environment.get(LABEL, ""), MAX_PID)
+        if pid is not None and all(environment.get(k) == v for k, v in required):
             yield process, environment
 
 
@@ -67,9 +71,9 @@ def _since(pid: int) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no Linux
         return f"{psutil.Process(pid).create_time():.2f}"
-    # The command's name is in parentheses and may contain spaces; the 22nd field is the 20th after it.
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{ticks}/{boot}"
+    # The command's name is in parentheses and may contain any bytes; the 22nd field is the 20th after it.
+    ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
+    return f"{ticks.decode()}/{boot}"
 
 
 def _namespace() -> str:

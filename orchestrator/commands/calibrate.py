@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.commands.sweep import SelectedRuntime
 from orchestrator.errors import InputError, output_error
 from orchestrator.prediction.evidence import finished_runs
 from orchestrator.prediction.measured_cluster import measured_cluster
@@ -11,6 +12,12 @@ from orchestrator.replay.described import Costs
 from orchestrator.results.store import SweepPaths, write_atomic
 
 SWEEP = "calibrate"  # the shipped sweep that it runs
+
+
+def check_real(selected: SelectedRuntime) -> None:
+    """Raise InputError for a runtime whose nodes have no links that could be measured."""
+    if selected.runtime.info.simulates_time:
+        raise InputError(f"{selected.reason}: has no real nodes, whose messages are measured")
 
 
 def write_costs(paths: SweepPaths, file: Path) -> list[str]:
@@ -27,7 +34,7 @@ def write_costs(paths: SweepPaths, file: Path) -> list[str]:
     try:
         write_atomic(file, cluster.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        raise output_error(file, error, "--cluster") from error
+        raise output_error(file, error, "FILE") from error
     return [
         f"{name}: {each.message_s * 1e6:,.0f} µs for a small message, "
         f"{each.bytes_per_s * 8 / 1e6:,.0f} Mbit/s, costs of {len(each.exchanges)} kinds of exchange"

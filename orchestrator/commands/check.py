@@ -22,7 +22,7 @@ from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.imports import ImportName
 from orchestrator.sweeps.validation import detail_lines, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
+from trainer.conformance.report import EQUALS, KINDS, CheckRequest, Finding, Report, without_effect
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked
 from trainer.core.registry import is_import_path, suggestion
@@ -31,7 +31,6 @@ from trainer.user_components.source import CODE
 
 COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
 STATUS_WIDTH, LAW_WIDTH = 9, 12
-EQUALS = {"strategy": ("serial", "all_reduce"), "optimizer": ("sgd", "momentum", "adam", "adamw")}
 MAX_S = 86400  # that a check of one component may take
 MORE_S = 60.0  # for a process to end after its time limit, on a busy machine
 
@@ -55,14 +54,18 @@ def request_of(
     place = _registered(target, kind) or _file(target) or _imported(target)
     options = {"parameters": _parameters(sets), "limit_s": limit_s, "data_dir": str(data_dir.resolve())}
     found = CheckRequest(**{**({"kind": kind} if kind else {}), **place, **options})
-    if sets and not found.registered and not found.attribute:
-        raise InputError(f"--set needs one component; name it, as in {target}:NAME")
+    for option, given in (("--set", sets), ("--equals", equals)):
+        if given and not found.registered and not found.attribute:
+            raise InputError(f"{option} needs one component; name it, as in {target}:NAME")
     allowed = [name for names in EQUALS.values() for name in names]
     if equals is not None and equals not in allowed:
         hint = suggestion(equals, allowed)
         raise InputError(f"--equals {equals}: not a reference{hint}; allowed: {', '.join(allowed)}")
     form = None if dataset is None else _dataset_form(dataset)
-    return found.model_copy(update={"equals": equals or "", "dataset": form})
+    found = found.model_copy(update={"equals": equals or "", "dataset": form})
+    if found.kind and (reason := without_effect(found)):
+        raise InputError(reason)
+    return found
 
 
 def _registered(target: str, kind: str | None) -> dict[str, Any] | None:

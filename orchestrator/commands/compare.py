@@ -14,7 +14,7 @@ from orchestrator.report.directory_comparison.limits import Limits
 from orchestrator.report.directory_comparison.matches import Matches, read_matches
 from orchestrator.report.directory_comparison.pages import lines_of, markdown, page, remarks, summary
 from orchestrator.report.formats import ABSENT
-from orchestrator.results.store import write_atomic
+from orchestrator.results.store import check_output, write_atomic
 
 PAGES = {".html": page, ".md": markdown}
 COLOURS = {"worse": "red", "better": "green"}
@@ -24,6 +24,7 @@ def check_page(file: Path) -> None:
     """Raise InputError for a name that is not of a page."""
     if file.suffix not in PAGES:
         raise InputError(f"--out {file}: must end in {' or '.join(PAGES)}")
+    check_output(file, "--out")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from orchestrator.course.grading import Grade, Grader, MakeSandbox, submissions_
 from orchestrator.course.local import local_sandbox
 from orchestrator.course.table import gradebook, reasons, table
 from orchestrator.errors import InputError
-from orchestrator.results.store import write_atomic
+from orchestrator.results.store import check_output, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.sandbox.base import Limits
 from trainer.core.registry import suggestion
@@ -43,8 +43,8 @@ def grade(
     own: the submissions are one's own. What they print is shown, and lost points are exit code 1.
     csv_file: where the gradebook is written.
     """
-    if csv_file and (csv_file.is_dir() or not csv_file.parent.is_dir()):
-        raise InputError(f"--csv {csv_file}: must be a file in a directory that exists")
+    if csv_file:
+        check_output(csv_file, "--csv")
     submissions, checks = submissions_of(paths), load_checks(tests)
     if runtime not in RUNTIME_NAMES:
         raise InputError(

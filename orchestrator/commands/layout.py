@@ -41,7 +41,8 @@ REAL = 3  # layouts that run for real, if each node can have a core
 TRANSPORTS = ("gloo", "mpi", "rpc")  # that virtual nodes can play
 # Fields that the command sets.
 FIXED = ("strategy", "nodes", "model", "dataset", "epochs", "batch_size", "batch_per", "threads", "trace")
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)")
+_MEMORY = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]i?b)")
+MAX_TIB = 1024
 _BYTES = {
     f"{prefix}{binary}b": (1024 if binary else 1000) ** power
     for power, prefix in enumerate("kmgt", start=1)
@@ -85,12 +86,13 @@ def asked(
 def parse_memory(text: str) -> float:
     """`4gb` in bytes. Raises InputError."""
     found = _MEMORY.fullmatch(text.strip().lower())
-    if found is None or not float(found[1]):
+    size = 0.0 if found is None else float(found[1]) * _BYTES[found[2]]
+    if not 0 < size <= MAX_TIB * 2**40:
         raise InputError(
-            f"--memory {text}: must be a size above 0, such as 4gb; units are {', '.join(_BYTES)}"
+            f"--memory {text}: must be a size above 0, at most {MAX_TIB}tib, such as 4gb; units are "
+            f"{', '.join(_BYTES)}"
         )
-    unit: int = _BYTES[found[2]]
-    return float(found[1]) * unit
+    return size
 
 
 def serial_run(model: str, dataset: str | None, batch_size: int, sets: Sequence[str]) -> RunSpec:

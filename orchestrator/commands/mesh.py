@@ -7,7 +7,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
+from trainer.core.whole_number import whole_number
 from trainer.models.split_points import stage_blocks
+from trainer.spec.node_speed import MAX_NODES
 
 if TYPE_CHECKING:
     from trainer.spec.run_spec import RunSpec
@@ -36,12 +38,13 @@ def degrees(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for word in text.split(","):
         name, _, degree = word.strip().partition("=")
-        if not name or not degree.isdecimal() or int(degree) < 1 or name in found:
+        number = whole_number(degree, MAX_NODES)
+        if not name or not number or name in found:
             raise InputError(
                 f"--mesh {text}: {word.strip()!r} is not allowed; allowed: each dimension once, with the "
                 "number of ranks in it, e.g. data=2,pipeline=2,tensor=2"
             )
-        found[name] = int(degree)
+        found[name] = number
     return found
 
 

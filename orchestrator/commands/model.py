@@ -17,7 +17,9 @@ from orchestrator.sweeps.expand import BlockFields, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.core.registry import ImportedComponent
+from trainer.core.whole_number import whole_number
 from trainer.models.split_points import balanced_split_points, validation_error
+from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.hybrid import Hybrid, shared_pairs
 
@@ -151,7 +153,8 @@ def stage_counts(text: str | None, run: RunSpec) -> list[int]:
     option = f"--parts {text}"
     numbers = []
     for word in text.split(","):
-        if not word.strip().isdecimal() or (parts := int(word)) < 2:
+        parts = whole_number(word.strip(), MAX_NODES)
+        if parts is None or parts < 2:
             wrong = word.strip()
             raise InputError(f"{option}: {wrong!r} is not allowed; allowed: whole numbers from 2, e.g. 2,3")
         if reason := validation_error(names, None, parts):

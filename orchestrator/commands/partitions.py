@@ -13,7 +13,7 @@ from orchestrator.errors import InputError, data_error, output_error
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.csv_text import csv_text
-from orchestrator.results.store import write_atomic
+from orchestrator.results.store import check_output, write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
@@ -29,6 +29,7 @@ _ANY_RUN = {"strategy": "fault_injection", "model": "mlp"}
 _PARTITIONED = REGISTRIES["strategy"].parse("one_shot")
 
 
+SUMMARY, LABELS, FIGURE = FILES = ("partitions.csv", "labels.csv", "labels.svg")  # that can be written
 MOST_NODES = 16  # rows of a table of labels
 _NONE = "·"  # no sample of a label, so that skew is easy to see
 _HEADING = "partitioner"
@@ -203,14 +204,20 @@ def label_lines(item: PartitionPreview, width: int) -> list[str]:
     return [*wrap(f"{item.label}: samples per node and label", width), *lines]
 
 
+def check_files(directory: Path) -> None:
+    """Raise InputError, or StorageError if the disk is full, unless the files can be written."""
+    for name in FILES:
+        check_output(directory / name, "--out")
+
+
 def write_files(previews: Sequence[PartitionPreview], directory: Path) -> list[Path]:
     """Write partitions.csv, labels.csv and, if any partition exists, labels.svg.
 
     Raises InputError, or StorageError if the disk is full.
     """
-    texts = {"partitions.csv": summary_csv(previews), "labels.csv": labels_csv(previews)}
+    texts = {SUMMARY: summary_csv(previews), LABELS: labels_csv(previews)}
     if any(item.summary for item in previews):
-        texts["labels.svg"] = _figure(previews)
+        texts[FIGURE] = _figure(previews)
     try:
         for name, text in texts.items():
             write_atomic(directory / name, text)

@@ -29,6 +29,7 @@ from orchestrator.results.predictions import (
     stops_paying,
 )
 from orchestrator.results.store import SweepPaths
+from trainer.core.whole_number import whole_number
 from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.run_spec import RunSpec
 
@@ -64,12 +65,12 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     """`8,64,1024` as numbers of nodes, in ascending order. Raises InputError."""
     found = set()
     for each in text.split(","):
-        if not (each.strip().isdecimal() and 1 <= int(each) <= MAX_NODES):
+        if not (number := whole_number(each.strip(), MAX_NODES)):
             raise InputError(
                 f"--nodes {text}: {each.strip() or 'an empty number'} is no number of nodes; each is 1 to "
                 f"{MAX_NODES:,}"
             )
-        found.add(int(each))
+        found.add(number)
     return tuple(sorted(found))
 
 

@@ -114,6 +114,12 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
     runs of real nodes cannot be used.
     """
     results, unusable = finished_runs(paths)
+    most = max((result.run.nodes for _, result in results), default=0)
+    if len(options.speeds) > max(most, 1):
+        raise InputError(
+            f"--node-speed: {len(options.speeds)} speeds, and no run has more than {most} nodes; "
+            "give one speed for all nodes, or one for each"
+        )
     yield from (Row(key, None, NoClusterTime(str(error))) for key, error in unusable.items())
     costs = Costs.of([(run.directory, result) for run, result in results])
     real = read_real_runs(paths)

@@ -16,8 +16,10 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InputError
 from orchestrator.report.model.rows import SERIAL
 from orchestrator.sweeps.imports import Imports
-from orchestrator.sweeps.load import Sweep, SweepSpec, configuration, load_sweep
+from orchestrator.sweeps.load import Sweep, SweepSpec, check_not_set, configuration, load_sweep
+from orchestrator.sweeps.validation import excerpt
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
@@ -63,6 +65,10 @@ def load_run(
         InputError: names the option, the value and what is allowed.
     """
     places = places or {"strategy": "STRATEGY", "nodes": "nodes" if nodes is None else f"--nodes {nodes}"}
+    given = {field: place for field, place in places.items() if field != "nodes" or nodes is not None}
+    check_not_set(sets, given)
+    if isinstance(nodes, int) and abs(nodes) > MAX_NODES:
+        raise InputError(f"{places['nodes']}: {excerpt(nodes)} is not allowed; it must be 1 to {MAX_NODES}")
     form = parse_yaml(strategy, places["strategy"])
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
     imports = imports or Imports(Path())

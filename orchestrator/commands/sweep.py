@@ -292,6 +292,8 @@ def print_plan(
 
     selected.configure(loaded.spec)
     runtime = selected.runtime
+    if options := runtime.options.model_dump(mode="json", exclude_defaults=True):
+        print(f"{selected.name}: {json.dumps(options)}")
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, runtime):
@@ -315,6 +317,12 @@ def print_plan(
             else:
                 _print_commands(plan.cluster.processes, plan.cluster.script)
             _print_commands(plan.processes, plan.script)
+    refused: dict[str, list[str]] = {}
+    for run in loaded.runs:
+        if reason := runtime.refusal(run):
+            refused.setdefault(reason, []).append(run.key)
+    for reason, keys in refused.items():
+        print(f"{counted(len(keys), 'run')} cannot be executed here, {keys[0]} first: {reason}")
     print(f"{counted(len(loaded.runs), 'run')} planned; nothing was started")
 
 

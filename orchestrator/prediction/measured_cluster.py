@@ -12,11 +12,13 @@ from orchestrator.errors import InputError
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.replay.described import Costs
 from orchestrator.results.records import RunResult
+from trainer.core.json_files import JsonLimits, read_json
 from trainer.core.record import first_error
+from trainer.core.regular_files import RefusedFile
 from trainer.time_model.cluster import Cluster, Description, Link, Seconds, SoftwareCost
 
 VERSION: Literal[1] = 1
-MOST_BYTES = 2**22  # of a file
+LIMITS = JsonLimits(bytes=2**22, values=2**17)  # of a file
 
 
 class TransportCosts(Description):
@@ -43,7 +45,7 @@ class MeasuredCluster(Description):
     version: Literal[1] = VERSION
     runtime: str
     nodes: str
-    transports: dict[str, TransportCosts]
+    transports: Annotated[dict[str, TransportCosts], Field(min_length=1)]
 
     def costs_on(self, cluster: Cluster, transport: str) -> Cluster:
         """A cluster with the costs of a transport here. Raises NoPrediction if it was not measured."""
@@ -87,12 +89,11 @@ def measured_cluster(results: Sequence[RunResult], costs: Costs) -> MeasuredClus
 def read_measured_cluster(path: Path) -> MeasuredCluster:
     """Read a file that `calibrate` has written. Raises InputError."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_json(path, LIMITS)
+    except RefusedFile as error:
+        raise InputError(f"--cluster {error}") from None
     except OSError as error:
         raise InputError(f"--cluster {path}: cannot be read ({error.strerror})") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(f"--cluster {path}: is larger than {MOST_BYTES:,} bytes")
     try:
         return MeasuredCluster.model_validate_json(content)
     except ValidationError as error:

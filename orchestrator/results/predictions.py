@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from orchestrator.results.store import SweepPaths, read_stored, write_atomic
+from trainer.core.json_files import JsonLimits, read_json_below
 from trainer.core.record import Amount, Count, Record, Share, Text
-from trainer.core.regular_files import read_below
 
 VERSION: Literal[1] = 1
-MOST_BYTES = 2**26  # of the file
+LIMITS = JsonLimits(bytes=2**26, values=2**21)  # of the file
 LEAST_GAIN = 0.05  # of time, for which more nodes pay
 Nodes = Annotated[int, Field(ge=1, le=2**16)]
 Positive = Annotated[float, Field(gt=0, le=1e15)]
@@ -126,7 +126,7 @@ def read_predictions(paths: SweepPaths) -> Predictions | None:
     return read_stored(
         Predictions,
         paths.predictions,
-        lambda path: read_below(path.parent, path.name, MOST_BYTES),
+        lambda path: read_json_below(path.parent, path.name, LIMITS),
     )
 
 

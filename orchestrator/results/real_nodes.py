@@ -20,10 +20,10 @@ from orchestrator.results.store import (
     read_stored,
     write_atomic,
 )
+from trainer.core.json_files import JsonLimits, read_json_below
 from trainer.core.record import Record, printable
-from trainer.core.regular_files import read_below
 
-MOST_BYTES = 2**13  # of the file
+LIMITS = JsonLimits(bytes=2**13, values=2**10)  # of the file
 
 
 class RealNodes(Record):
@@ -92,7 +92,7 @@ def calibrate_virtual_nodes(paths: SweepPaths, directory: Path) -> None:
 def read_real_runs(paths: SweepPaths) -> RealRuns | None:
     """The runs of real nodes for a results directory; None if none were given. Raises UnusableFile."""
     stored = read_stored(
-        RealNodes, paths.real_nodes, lambda path: read_below(path.parent, path.name, MOST_BYTES)
+        RealNodes, paths.real_nodes, lambda path: read_json_below(path.parent, path.name, LIMITS)
     )
     if stored is None:
         return None

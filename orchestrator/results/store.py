@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.errors import InputError, output_error
+from orchestrator.errors import InputError, StorageError, is_full, output_error, storage_trouble
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
@@ -22,9 +23,10 @@ from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.stages import Stages
 from orchestrator.sweeps.tolerance import DEFAULT, Tolerances
 from trainer.core.cgroup import NodeUsage
+from trainer.core.json_files import JsonLimits, read_json_below
 from trainer.core.record import checked, first_error, parse_object
 from trainer.core.registry import IMPORTED
-from trainer.core.regular_files import RefusedFile, read_below
+from trainer.core.regular_files import RefusedFile, other_kind
 from trainer.core.trace import TraceError, read_trace, trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -33,8 +35,11 @@ from trainer.spec.traces import untraced_reason
 T = TypeVar("T", bound=BaseModel)
 
 LOOK_S = 0.2  # `is_claimed` may hold the lock for a moment
-MAX_USAGE_BYTES = 2**20  # about 300 bytes of each of at most 1024 nodes
-MAX_STORED_BYTES = 2**30  # of a file that is read as a whole; the largest results have 30 MB
+# A result of 16,384 ranks has 20 MB, and 8 MB for each epoch.
+RESULT = JsonLimits(bytes=2**28, values=2**23)
+QUICK = JsonLimits(bytes=2**22, values=2**17)  # of a result that pydantic reads by itself
+USAGE = JsonLimits(bytes=2**20, values=2**15)  # about 300 bytes of each of at most 1024 nodes
+STORED = JsonLimits(bytes=2**25, values=2**19)  # of any other file that is read as a whole
 
 
 class SweepRecord(BaseModel):
@@ -230,9 +235,9 @@ def write_atomic(path: Path, text: str) -> None:
 
     Raises OSError with the file's name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)  # of a process that was killed, or a link that leads elsewhere
         with open(draft, "x", encoding="utf-8") as file:
             file.write(text)
@@ -240,9 +245,36 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        # That of `write` has no name, and that of `replace` has the name of the draft.
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        # That of `write` has no name, and those of others have the name of the draft or of its directory.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_output(path: Path, option: str) -> None:
+    """Check that a file which a command writes after its work can be written.
+
+    `write_atomic` replaces what is there, which may be a device: only a regular file may be replaced.
+
+    Args:
+        option: where another file can be named.
+
+    Raises:
+        InputError: something else is there, or the directory cannot be written to.
+        StorageError: the disk is full.
+    """
+    try:
+        if kind := other_kind(path):
+            raise InputError(f"{path}: is {kind}, not a regular file; choose another {option}")
+        (existing, *_) = (each for each in path.absolute().parents if each.exists())
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        if is_full(error):
+            raise StorageError(path, storage_trouble(error)) from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); choose another {option}"
+        ) from error
 
 
 def make_private(directory: Path) -> None:
@@ -280,17 +312,21 @@ class UnusableFile(InputError):
         self.reason = reason
 
 
-def read_of_run(path: Path, max_bytes: int = MAX_STORED_BYTES) -> bytes:
+def read_of_run(path: Path, limits: JsonLimits = STORED) -> bytes:
     """The content of a file in a run's directory, through no link below the results directory.
 
     Ranks, and whoever has sent the directory, may have put anything there. Raises OSError as `read_below`.
     """
-    return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", max_bytes)
+    return read_json_below(path.parent.parent, f"{path.parent.name}/{path.name}", limits)
+
+
+def _result_of_run(path: Path) -> bytes:
+    return read_of_run(path, RESULT)
 
 
 def read_result(path: Path) -> RunResult | None:
     """The result in the file; None if there is no file. Raises UnusableFile."""
-    result = _read_quickly(path) or read_stored(RunResult, path, read_of_run)
+    result = _read_quickly(path) or read_stored(RunResult, path, _result_of_run)
     if result is not None:
         try:
             spec = result.run
@@ -304,10 +340,11 @@ def read_result(path: Path) -> RunResult | None:
 def _read_quickly(path: Path) -> RunResult | None:
     """The result in the file; None if it is not what pydantic reads by itself, whose messages are longer.
 
-    A large sweep has 100 MB of results. `_read` takes twice the time, since it makes Python objects first.
+    A large sweep has 100 MB of results. `read_stored` takes twice the time, since it makes Python objects
+    first. In a large file, each error of pydantic would make the Python objects of the whole file.
     """
     with suppress(OSError, ValueError):  # which pydantic's error is, too
-        result = RunResult.model_validate_json(read_of_run(path))
+        result = RunResult.model_validate_json(read_of_run(path, QUICK))
         json.dumps([result.spec, result.environment], allow_nan=False)  # the fields without a type
         return result
     return None
@@ -382,7 +419,7 @@ def finished_runs(
 def read_usage(path: Path) -> list[NodeUsage]:
     """Usage of a run's containers; empty if none was recorded. Raises ValueError for an invalid file."""
     try:
-        data = read_of_run(path, MAX_USAGE_BYTES)
+        data = read_of_run(path, USAGE)
     except FileNotFoundError:
         return []
     except RefusedFile as error:
@@ -427,7 +464,7 @@ def read_record(paths: SweepPaths) -> SweepRecord:
 def _read_record(paths: SweepPaths) -> SweepRecord | None:
     """The sweep of the directory, which may itself be reached through a link."""
     return read_stored(
-        SweepRecord, paths.record, lambda path: read_below(path.parent, path.name, MAX_STORED_BYTES)
+        SweepRecord, paths.record, lambda path: read_json_below(path.parent, path.name, STORED)
     )
 
 

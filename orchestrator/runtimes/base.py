@@ -176,10 +176,14 @@ class Runtime(ABC):
             return None
         return f"nodes is {spec.nodes:,}; allowed: at most {MAX_REAL_NODES:,}, or --runtime virtual"
 
+    def refusal(self, spec: RunSpec) -> str | None:
+        """Why the run cannot be executed here with the runtime's options; None if it can."""
+        return self._too_many_nodes(spec) or self.unsupported_reason(spec)
+
     def check(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         """Check that the runs can be executed. Raises InputError."""
         for run in runs:
-            if reason := self._too_many_nodes(run) or self.unsupported_reason(run):
+            if reason := self.refusal(run):
                 raise InputError(f"{run.key}: {reason}")
         self.check_together(runs, data_dir)
 

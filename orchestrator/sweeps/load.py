@@ -27,6 +27,7 @@ from orchestrator.sweeps.tolerance import DEFAULT, Tolerances, parse_tolerances
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.core.registry import Registry
+from trainer.core.whole_number import whole_number
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -34,6 +35,7 @@ Values = dict[str, Any]
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 EPOCHS = "epochs"
+MAX_COUNT = 10**9  # of nodes in an option; what a run may have is checked with the run
 MAX_COMBINATIONS = 10_000  # of the axes' values, in all blocks; expanding them takes seconds
 
 
@@ -225,6 +227,7 @@ def load_sweep(
         overrides.insert(0, "--quick")
     base_epochs = (quick and spec.quick.get(EPOCHS)) or spec.base.get(EPOCHS)
     multiples = [_epochs_of_base(block_fields, base_epochs) for block_fields in all_fields]
+    check_not_set(sets, {} if nodes is None else {"nodes": f"--nodes {nodes}"})
     for assignment in sets:
         _set(all_fields, assignment, multiples)
     if nodes is not None:
@@ -477,6 +480,13 @@ def _make_quick(all_fields: Sequence[BlockFields], spec: SweepSpec, path: Path) 
                 block_fields.override(field, values, f"{place}.{field}")
 
 
+def check_not_set(sets: Sequence[str], elsewhere: Mapping[str, str]) -> None:
+    """Raise InputError if `--set` names a field that another option sets. elsewhere: these, by field."""
+    for assignment in sets:
+        if other := elsewhere.get(field := assignment.partition("=")[0]):
+            raise InputError(f"--set {assignment}: {other} sets {field}, too; allowed: one of the two")
+
+
 def _set(all_fields: Sequence[BlockFields], assignment: str, multiples: Sequence[Fraction]) -> None:
     """Apply `key=value`, which overrides base and axes.
 
@@ -533,12 +543,9 @@ def _set_repeat(all_fields: Sequence[BlockFields], count: int) -> str:
 def _set_nodes(all_fields: Sequence[BlockFields], blocks: Sequence[Block], text: str, path: Path) -> None:
     """Replace the node counts of the blocks that vary them."""
     option = f"--nodes {text}"
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"{option}: must be whole numbers separated by commas, e.g. --nodes 1,2,4"
-        ) from None
+    counts = [whole_number(part.strip(), MAX_COUNT) for part in text.split(",")]
+    if None in counts:
+        raise InputError(f"{option}: must be whole numbers separated by commas, e.g. --nodes 1,2,4")
     varied = [
         block_fields
         for block_fields, block in zip(all_fields, blocks, strict=True)

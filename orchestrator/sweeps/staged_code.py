@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from trainer.core.regular_files import RefusedFile, open_below
+from trainer.core.regular_files import RefusedFile, open_below, own_directories
+from trainer.core.whole_number import MAX_PID, whole_number
 
 MOST_BYTES = 2**30  # of the files of a component
 PREFIX = "shardyard-code-"
@@ -128,7 +129,7 @@ def digest(files: Mapping[str, str], more: str = "") -> str:
 
 def _remove_stale() -> None:
     """Remove the directories of this user's processes that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        pid = path.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+    for path in own_directories(Path(tempfile.gettempdir()), PREFIX):
+        pid = whole_number(path.name.removeprefix(PREFIX).partition("-")[0], MAX_PID)
+        if pid is not None and not psutil.pid_exists(pid):
             shutil.rmtree(path, ignore_errors=True)

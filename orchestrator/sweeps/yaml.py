@@ -15,6 +15,8 @@ MAX_BYTES = 2**20  # of a file; the largest shipped one has 6 kB
 MAX_VALUES = (
     10_000  # keys, values, lists and mappings of a file, with every alias replaced by what it names
 )
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MAX_NUMBER = 100  # characters of a number, in any base
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -33,9 +35,22 @@ class _Loader(yaml.SafeLoader):
                 problem="half of a surrogate pair, which is no character", problem_mark=node.start_mark
             ) from None
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Refuse very long numbers, which Python cannot write, and values that do not fit their tag."""
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        if node.tag in NUMBERS and len(node.value) > MAX_NUMBER:
+            problem = f"a number of {len(node.value):,} characters; allowed: at most {MAX_NUMBER}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            problem = f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue  # `<<: *base`, whose keys may be overridden
             key = str(self.construct_object(key_node, deep=True))
@@ -69,7 +84,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{source}{where}: {error.problem or 'invalid YAML'}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
+    except yaml.YAMLError as error:
         raise InputError(f"{source}: invalid YAML ({error})") from error
     except RecursionError as error:
         raise InputError(f"{source}: nested too deeply") from error

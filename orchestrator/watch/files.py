@@ -31,12 +31,12 @@ def log_names(directory: Path) -> list[str]:
     logs = [
         name.removesuffix(".log") for name in names if name.endswith(".log") and printable(name) == name
     ]
-    return sorted(logs, key=lambda name: [int(part) if part.isdecimal() else part for part in _parts(name)])
+    return sorted(logs, key=_parts)
 
 
-def _parts(name: str) -> list[str]:
+def _parts(name: str) -> list[str | int]:
     """Text and numbers in turn, so that each is compared with its like."""
-    return re.split(r"([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 @dataclass(frozen=True)

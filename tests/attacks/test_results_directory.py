@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli import app
 from orchestrator.errors import InputError, StorageError
+from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.comparison import read_comparison
-from orchestrator.results.store import RunPaths, SweepPaths, is_claimed, write_atomic
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RESULT, RunPaths, SweepPaths, is_claimed, write_atomic
 from orchestrator.runtimes.live_files import collect_live
 from orchestrator.sweeps.load import load_sweep
 from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import unrendered_figures
+from trainer.core.record import MAX_DEPTH, MAX_KEYS, parse_object
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
@@ -115,6 +119,67 @@ def test_a_result_that_is_no_file_is_the_cause_of_its_run_alone(
     for written in [*paths.directory.glob("report.*"), *paths.directory.glob("*.csv")]:
         assert SECRET not in written.read_text()
     assert first.name in paths.markdown.read_text()
+
+
+LARGE = {
+    "lists": ('{"ranks": [' + "[]," * (RESULT.values // 2 + 1) + "[]]}", "values"),
+    "keys": ("{" + ",".join(f'"{number}": 0' for number in range(MAX_KEYS + 1)) + "}", "keys"),
+    "depth": ('{"environment": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}", "nested"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_result_with_too_many_values_is_the_cause_of_its_run(paths: SweepPaths, kind: str) -> None:
+    """A parser makes 5 GB of 100 MB of empty lists."""
+    text, named = LARGE[kind]
+    key = read_comparison(paths).record.keys[0]
+    paths.run(key).result.write_text(text)
+    assert named in read_comparison(paths).unusable[key]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"ranks": [[]] * 1000}, {"ranks": [{"seconds": dict.fromkeys(map(str, range(1000)), "")}]}],
+)
+def test_the_first_wrong_value_of_a_list_is_the_only_error(fields: dict[str, object]) -> None:
+    """An error of pydantic takes hundreds of times the bytes of a value in a file."""
+    with pytest.raises(ValidationError) as raised:
+        RunResult.model_validate(fields)
+    assert raised.value.error_count() < 100
+
+
+def test_a_record_may_be_as_deep_and_as_wide_as_the_limits() -> None:
+    deep = '{"a": ' * MAX_DEPTH + "1" + "}" * MAX_DEPTH
+    wide = "{" + ",".join(f'"{number}": 0' for number in range(MAX_KEYS)) + "}"
+    for text in (deep, wide):
+        assert parse_object(text, "text")
+
+
+def test_speeds_of_nodes_that_no_run_has_are_refused(paths: SweepPaths) -> None:
+    for count, refused in ((2, False), (3, True), (500, True)):
+        done = invoke("replay", paths.directory, "--node-speed", ",".join(["1"] * count))
+        assert isinstance(done.exception, InputError) == refused
+        if refused:
+            assert str(done.exception).startswith(
+                f"--node-speed: {count} speeds, and no run has more than 2"
+            )
+
+
+def test_costs_of_no_transport_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    for text in ("", "{}", '{"runtime": "local", "nodes": "processes", "transports": {}}'):
+        file.write_text(text)
+        with pytest.raises(InputError, match=f"^--cluster {file}: "):
+            read_measured_cluster(file)
+
+
+@pytest.mark.parametrize("damage", [pipe, endless, directory, huge], ids=lambda each: each.__name__)
+def test_costs_of_a_cluster_are_read_from_a_regular_file(
+    tmp_path: Path, outside: Path, damage: Damage
+) -> None:
+    damage(tmp_path / "cluster.json", outside)
+    with pytest.raises(InputError, match=f"{tmp_path}/cluster.json: is "):
+        read_measured_cluster(tmp_path / "cluster.json")
 
 
 @damages

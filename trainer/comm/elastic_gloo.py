@@ -16,6 +16,7 @@ from trainer.comm.base import CommunicationError, communication_errors
 from trainer.comm.elastic import Group, Groups
 from trainer.comm.rendezvous import rendezvous, wait_for_listener
 from trainer.comm.sockets import end_connection, open_sockets
+from trainer.comm.tcp_store import tcp_store
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class GlooGroups(Groups):
 
     def _store(self, name: str, address: str, serves: bool, give_up: Callable[[], bool]) -> Store:
         """The store of this name, which the rank at `address` serves."""
-        from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         if self._context.rendezvous.startswith("/"):
             return FileStore(f"{self._context.rendezvous}-{name}")
@@ -203,4 +204,4 @@ class GlooGroups(Groups):
             except OSError as error:
                 raise CommunicationError(f"{address}:{port}: {error}") from None
         timeout = timedelta(seconds=self._context.timeout_s)
-        return TCPStore(address, port, None, serves, timeout, wait_for_workers=False)
+        return tcp_store(address, port, timeout, serves)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from trainer.comm.base import CommunicationError, communication_errors
+from trainer.comm.tcp_store import listener_at, tcp_store
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -42,7 +43,7 @@ def rendezvous(context: NodeContext) -> Store:
         CommunicationError: The rendezvous is neither, or ranks did not join within `context.timeout_s`, or
             one cannot reach another. The error names them.
     """
-    from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
     address, timeout = context.rendezvous, timedelta(seconds=context.timeout_s)
     size, rank = context.size, context.rank
@@ -56,10 +57,10 @@ def rendezvous(context: NodeContext) -> Store:
         elif url.scheme == "tcp" and url.hostname and url.port:
             if rank != 0:
                 _wait_for_store("node 0", url.hostname, url.port, context)
-            store = TCPStore(url.hostname, url.port, size, rank == 0, timeout, wait_for_workers=False)
+            store = tcp_store(url.hostname, url.port, timeout, serves=rank == 0, size=size)
         elif url.scheme == "store" and url.hostname and url.port:
             _wait_for_store("the launcher's store", url.hostname, url.port, context)
-            served = TCPStore(url.hostname, url.port, is_master=False, timeout=timeout)
+            served = tcp_store(url.hostname, url.port, timeout, serves=False)
             store = PrefixStore(url.path, served)  # an earlier attempt has left keys
         else:
             forms = "/path or tcp://host:port, or store://host:port/prefix of a launcher"
@@ -114,8 +115,9 @@ def _check_peers(store: Store, context: NodeContext) -> None:
         CommunicationError: one does not reach another. It is the same error on all ranks.
     """
     rank, ranks = context.rank, range(context.size)
-    with _listener(context.size) as listener:
-        store.set(f"at/{rank}", json.dumps([_own_address(), listener.getsockname()[1]]))
+    own = _own_address()
+    with listener_at(own, 0, context.size) as listener:
+        store.set(f"at/{rank}", json.dumps([own, listener.getsockname()[1]]))
         at = [json.loads(each) for each in store.multi_get([f"at/{each}" for each in ranks])]
         store.set(f"misses/{rank}", _missed(context, at))
         missed = store.multi_get([f"misses/{each}" for each in ranks])
@@ -139,13 +141,6 @@ def _own_address() -> str:
         if each.family == family and not ip_address(each.address.partition("%")[0]).is_link_local
     )
     return next(of_families, "")
-
-
-def _listener(backlog: int) -> socket.socket:
-    """Listens on all interfaces. Connections need not be accepted."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=backlog)
 
 
 def _missed(context: NodeContext, at: Sequence[tuple[str, int]]) -> str:

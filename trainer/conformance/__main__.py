@@ -24,7 +24,7 @@ from trainer.conformance.check import (
 )
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
-from trainer.conformance.report import CheckRequest, Finding, Report
+from trainer.conformance.report import CheckRequest, Finding, Report, without_effect
 from trainer.core.frames import HEADER, frame, length
 from trainer.core.frames import message as message_in
 from trainer.core.processes import end_with_parent
@@ -130,6 +130,8 @@ def _try(request: CheckRequest, send: Send, alone: bool) -> None:
 
     directory = Path(request.directory)
     try:
+        if alone and (reason := without_effect(request)):
+            raise RequestError(reason)
         if not alone and (reason := left_out(request)):
             send(json.dumps({"finding": _skipped(reason)}))
             return

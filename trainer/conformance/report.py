@@ -17,6 +17,8 @@ Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]
 
 # The kinds of components that have laws: fields of a run.
 KINDS = ("partitioner", "strategy", "model", "dataset", "optimizer", "loss", "augmentation")
+EQUALS = {"strategy": ("serial", "all_reduce"), "optimizer": ("sgd", "momentum", "adam", "adamw")}
+TAKE_SAMPLES = ("model", "augmentation")  # of a dataset that can be chosen
 
 
 class CheckRequest(Record):
@@ -40,6 +42,17 @@ class CheckRequest(Record):
     equals: str = ""
     data_dir: str = "data"
     limit_s: float = 60.0
+
+
+def without_effect(request: CheckRequest) -> str | None:
+    """Why an option has no effect on the component of a request, whose kind is known."""
+    references = EQUALS.get(request.kind, ())
+    if request.equals and request.equals not in references:
+        allowed = ", ".join(references) or "only for a strategy or an optimizer"
+        return f"--equals {request.equals}: no reference of kind {request.kind}; allowed: {allowed}"
+    if request.dataset and request.kind not in TAKE_SAMPLES:
+        return f"--dataset has no effect on kind {request.kind}; allowed: only for model and augmentation"
+    return None
 
 
 class Finding(Record):

@@ -193,7 +193,7 @@ class EventReader:
         events: list[tuple[float, Event]] = []
         removed = {*self._positions}
         for path in sorted(self._directory.glob("rank-*.jsonl")):
-            name = re.fullmatch(r"rank-(0|[1-9]\d{0,4})\.jsonl", path.name)
+            name = re.fullmatch(r"rank-(0|[1-9][0-9]{0,4})\.jsonl", path.name)
             if name and (self._ranks is None or int(name[1]) < self._ranks):
                 rank = int(name[1])
                 position = self._positions.setdefault(rank, _Position())

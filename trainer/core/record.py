@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
+from pydantic_core import CoreSchema
 
 MAX_EXCERPT = 60  # characters of a rejected value in an error message
+MAX_DEPTH = 100  # of lists and objects in each other
+MAX_KEYS = 2**16  # of an object; an error of each unknown one takes 1 KB
+
+
+def _stop_at_first(schema: Any) -> None:
+    """Stop at the first wrong value of each list and mapping: an error has 200 times its bytes."""
+    if isinstance(schema, list):
+        for each in schema:
+            _stop_at_first(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for name, each in schema.items():
+            if name != "metadata":
+                _stop_at_first(each)
 
 
 class Record(BaseModel):
     """A frozen, checked record. An unknown, missing or mistyped field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first(handler.resolve_ref_schema(schema))
+        return schema
 
 
 def printable(text: str) -> str:
@@ -52,6 +82,8 @@ def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
         raise ValueError(f"{what}: nested too deeply: {_excerpt(text)}") from None
     except ValueError as error:
         raise ValueError(f"{what}: not JSON ({error}): {_excerpt(text)}") from None
+    if wrong := _wrong_shape(value):
+        raise ValueError(f"{what}: {wrong}: {_excerpt(text)}")
     if not isinstance(value, dict):
         raise ValueError(f"{what}: not a JSON object: {_excerpt(value)}")
     return value
@@ -74,6 +106,20 @@ def first_error(error: ValidationError) -> str:
     field = printable(".".join(str(part)[:MAX_EXCERPT] for part in first["loc"]))
     wrong = "" if first["type"] == "missing" else f", not {_excerpt(first['input'])}"
     return f"{field}: {first['msg']}{wrong}"
+
+
+def _wrong_shape(value: Any) -> str:
+    """Why a value has a shape that no record has; empty if it may have."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        objects = [each for each in level if isinstance(each, dict)]
+        if any(len(each) > MAX_KEYS for each in objects):
+            return f"an object with more than {MAX_KEYS:,} keys"
+        lists = [each for each in level if isinstance(each, list)]
+        inner = chain.from_iterable((*lists, *(each.values() for each in objects)))
+        if not (level := [each for each in inner if isinstance(each, list | dict)]):
+            return ""
+    return "nested too deeply"
 
 
 def _finite(number: str) -> float:

@@ -2,14 +2,15 @@
 
 `open_below` and `read_below` are for files that others may have written: nodes, users' components, and
 whoever made a results directory. `open_regular` and `read_regular` are for paths that the user gives, where
-links are fine.
+links are fine. `own_directories` is for places where other users can create files, such as /tmp.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def read_below(directory: Path | int, relative: str, max_bytes: int | None = Non
 def read_regular(path: Path, max_bytes: int | None = None) -> bytes:
     """The content of a file, opened as by `open_regular`. Raises RefusedFile also if it is too large."""
     return _content(open_regular(path), path, max_bytes)
+
+
+def own_directories(parent: Path, prefix: str) -> Iterator[Path]:
+    """The directories in `parent` whose names begin so and that belong to this user; no links."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it has just been removed
+                status = entry.stat(follow_symlinks=False)
+                if (
+                    entry.name.startswith(prefix)
+                    and stat.S_ISDIR(status.st_mode)
+                    and status.st_uid == os.geteuid()
+                ):
+                    yield parent / entry.name
+
+
+def other_kind(path: Path) -> str | None:
+    """What is at the path if it is no regular file, in words; None for one, and if nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISREG(mode) else _kind(mode)
 
 
 def _content(opened: BufferedReader, path: Path | str, max_bytes: int | None) -> bytes:

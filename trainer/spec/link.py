@@ -14,8 +14,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-NODE_PATTERN = r"^(0|[1-9]\d*)$"
-PAIR_PATTERN = r"^(0|[1-9]\d*)[->](0|[1-9]\d*)$"
+NODE_PATTERN = r"^(0|[1-9][0-9]{0,4})$"
+PAIR_PATTERN = r"^(0|[1-9][0-9]{0,4})[->](0|[1-9][0-9]{0,4})$"
 
 
 class Link(BaseModel):

@@ -155,7 +155,7 @@ class CheckpointStore:
         found = []
         try:
             for directory in self.directory.iterdir():
-                match = re.fullmatch(r"epoch-(\d+)-step-(\d+)", directory.name)
+                match = re.fullmatch(r"epoch-([0-9]+)-step-([0-9]+)", directory.name)
                 if match and (directory / self._name).exists():
                     found.append(Position(int(match[1]), int(match[2])))
         except FileNotFoundError:  # the directory does not exist yet

@@ -11,7 +11,7 @@ from orchestrator.report.directory_comparison.differences import Difference
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
-_LIMIT = re.compile(r"(slower)=(\d+(?:\.\d+)?)%|(accuracy)=(\d+(?:\.\d+)?)pt")
+_LIMIT = re.compile(r"(slower)=([0-9]{1,6}(?:\.[0-9]{1,6})?)%|(accuracy)=([0-9]{1,3}(?:\.[0-9]{1,6})?)pt")
 
 
 @dataclass(frozen=True)

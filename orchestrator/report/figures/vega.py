@@ -23,8 +23,10 @@ from orchestrator.report.figures.chart import Spec
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.results.store import make_private, write_atomic
+from trainer.core.regular_files import read_below
 
 VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite, which is that of Altair
+MAX_BYTES = 2**24  # of the packed scripts, which have 0.4 MB
 
 
 def svg_of(spec: Spec) -> str:
@@ -66,9 +68,10 @@ def library() -> str:
         return packed(scripts())
     kept = home / "shardyard" / f"vega-{version('vl-convert-python')}-{VERSION}.txt"
     with suppress(OSError, UnicodeDecodeError):
-        digest, _, text = kept.read_text().partition("\n")
-        if _is_own(kept.parent) and _is_own(kept) and digest == sha256(text.encode()).hexdigest():
-            return text
+        if _is_own(kept.parent) and _is_own(kept):
+            digest, _, text = read_below(kept.parent, kept.name, MAX_BYTES).decode().partition("\n")
+            if digest == sha256(text.encode()).hexdigest():
+                return text
     text = packed(scripts())
     with suppress(OSError):  # a home that cannot be written to: they are built for each report
         make_private(kept.parent)

@@ -22,12 +22,14 @@ from orchestrator.identity import identity, is_gone, labelled, own_label
 from orchestrator.shipped import IMPORT_ROOT, python_path
 from trainer.core.events import how_ended
 from trainer.core.record import Count, Record, Text, checked, parse_object
+from trainer.core.regular_files import own_directories, read_below
 
 CONNECT_S = 60.0  # to start a local cluster, or to reach another one
 ANSWER_S = 150.0  # more than the driver's limits
 HEAD_S = 10.0  # of a cluster's head; without it, Ray waits for a minute, and so do its calls
 CLOSE_S = 20.0
 OWNER = "owner"  # file with the identity of the orchestrator
+MAX_OWNER_BYTES = 4096
 SESSIONS = Path("/tmp")  # a longer path would exceed that of a Unix socket, 107 bytes
 PREFIX = "shardyard-ray-"
 SESSION = "SHARDYARD_RAY_SESSION"  # in the environment of the driver, and of local raylets and nodes
@@ -187,9 +189,9 @@ def _local(session: Path) -> dict[str, str]:
 def remove_sessions() -> int:
     """Remove the session directories of orchestrators that have ended. Returns their number."""
     removed = 0
-    for directory in SESSIONS.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if is_gone((directory / OWNER).read_text()):
+    for directory in own_directories(SESSIONS, PREFIX):
+        with suppress(OSError, UnicodeDecodeError):
+            if is_gone(read_below(directory, OWNER, MAX_OWNER_BYTES).decode()):
                 shutil.rmtree(directory)
                 removed += 1
     return removed

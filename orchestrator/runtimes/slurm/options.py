@@ -15,7 +15,7 @@ from orchestrator.sweeps.validation import dotted, error_lines
 from orchestrator.sweeps.yaml import read_yaml
 
 SITE_FILE = Path("shardyard") / "slurm.yml"  # in the user's directory of configuration files
-TIME = r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$"
+TIME = r"^([0-9]{1,9}(:[0-9]{2}){0,2}|[0-9]{1,9}-[0-9]{1,9}(:[0-9]{2}){0,2})$"
 # sbatch reads these variables, and they take precedence over the options in a script.
 VARIABLES = {
     "partition": "SBATCH_PARTITION",

@@ -357,6 +357,19 @@ def test_dry_run_prints_the_order_of_execution(monkeypatch: pytest.MonkeyPatch, 
     assert planned == [(str(number), run.key) for number, run in enumerate(expected, start=1)]
 
 
+def test_dry_run_shows_options_of_the_runtime_and_what_they_exclude(tmp_path: Path) -> None:
+    file = tmp_path / "s.yml"
+    block = "{base: {strategy: all_reduce, transport: gloo}, axes: {nodes: [2, 4]}}"
+    file.write_text(f"name: s\nruntime: virtual\nvirtual: {{workers: 9999}}\nblocks: [{block}]")
+    done = CliRunner().invoke(cli.app, ["sweep", str(file), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    first, *_, refused, planned = done.output.splitlines()
+    assert first == 'virtual: {"workers": 9999}'
+    assert refused.startswith("2 runs cannot be executed here, all_reduce-gloo-n2")
+    assert "virtual.workers is 9999; allowed: 1 to " in refused
+    assert planned == "2 runs planned; nothing was started"
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
 def test_the_name_of_a_shipped_sweep_is_no_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None]

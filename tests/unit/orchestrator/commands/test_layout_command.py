@@ -36,6 +36,8 @@ def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
     [
         ({"memory": "4"}, "--memory 4"),
         ({"memory": "0gb"}, "--memory 0gb"),
+        ({"memory": f"{'9' * 400}gb"}, "--memory 9+gb: .*at most 1024tib"),
+        ({"memory": "1025tib"}, "--memory 1025tib"),
         ({"link": "fast"}, "--link fast"),
         ({"transport": "memory"}, "--transport memory"),
         ({"model": "nosuch"}, "model nosuch"),

@@ -156,6 +156,8 @@ def test_stages_of_a_mesh_do_not_divide_pairs() -> None:
         ("data=2,data=2", "--mesh data=2,data=2: 'data=2' .*each dimension once"),
         ("data=0,tensor=2", "'data=0' .*allowed: "),
         ("tensor", "'tensor' .*allowed: "),
+        (f"tensor={'9' * 5000}", "'tensor=9+' .*allowed: "),
+        ("tensor=٣", "'tensor=٣' .*allowed: "),
         ("expert=2", "mesh.expert: unknown key.*allowed: data, pipeline, tensor"),
         ("tensor=11", "--mesh tensor=11: .*1 to 10 ranks"),
     ],
@@ -193,6 +195,7 @@ def test_stage_counts() -> None:
         ({"parts": "1"}, "--parts 1: '1' .*allowed: whole numbers from 2"),
         ({"parts": "2,"}, "--parts 2,: '' "),
         ({"parts": "two"}, "--parts two: 'two' "),
+        ({"parts": "9" * 5000}, "--parts 9+: '9+' .*allowed: whole numbers from 2"),
         ({"parts": "8"}, "--parts 8: .*7 blocks: flatten, fc1"),
     ],
 )

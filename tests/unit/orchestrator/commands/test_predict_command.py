@@ -17,7 +17,7 @@ def test_nodes_are_sorted_numbers() -> None:
     assert parse_nodes("64, 8,8") == (8, 64)
 
 
-@pytest.mark.parametrize("text", ["", "8,", "0", "x", "1.5", "20000", "-1"])
+@pytest.mark.parametrize("text", ["", "8,", "0", "x", "1.5", "20000", "-1", "٣", "9" * 5000])
 def test_other_nodes_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--nodes"):
         parse_nodes(text)

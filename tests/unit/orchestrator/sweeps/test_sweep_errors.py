@@ -454,7 +454,23 @@ def test_set_with_invalid_yaml(path: Path) -> None:
     assert load_error(path, "name: s\nblocks: [{base: {strategy: ddp}}]", "lr=[1").startswith("--set lr=[1")
 
 
-@pytest.mark.parametrize("nodes", ["", "2,", "two", "1.5", "2 3", "[1]"])
+def test_two_options_do_not_set_the_number_of_nodes(path: Path) -> None:
+    text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
+    message = load_error(path, text, "lr=1", "nodes=3", nodes="2")
+    assert message == "--set nodes=3: --nodes 2 sets nodes, too; allowed: one of the two"
+
+
+@pytest.mark.parametrize("key", ["nodes: {NODE: {}}", "pairs: {0-NODE: {}}"])
+@pytest.mark.parametrize("node", ["1" * 5000, "1٣"])
+def test_nodes_of_links_are_short_numbers(path: Path, key: str, node: str) -> None:
+    link = key.replace("0-NODE", f"? '0-{node}' ").replace("NODE", f"? '{node}' ")
+    text = f"name: s\nblocks: [{{base: {{strategy: ddp, nodes: 2, link: {{{link}}}}}}}]"
+    message = load_error(path, text)
+    assert message.startswith(f"{path}: blocks[0].base.link")
+    assert "should match pattern" in message
+
+
+@pytest.mark.parametrize("nodes", ["", "2,", "two", "1.5", "2 3", "[1]", "-1", "٣", "0x2", "9" * 5000])
 def test_nodes_option_needs_whole_numbers(path: Path, nodes: str) -> None:
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
     assert load_error(path, text, nodes=nodes).startswith(f"--nodes {nodes}: must be whole numbers")

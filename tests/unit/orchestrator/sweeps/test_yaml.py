@@ -80,10 +80,32 @@ def test_forbidden_characters() -> None:
         parse_yaml("a: \x00", "s.yml")
 
 
-@pytest.mark.parametrize("text", ["2026-02-30", "a: 2024-13-45", "!!int x", "a: !!float x"])
-def test_invalid_values(text: str) -> None:
-    with pytest.raises(InputError, match=r"^s\.yml"):
-        parse_yaml(text, "s.yml")
+@pytest.mark.parametrize(
+    "value",
+    [
+        *["2026-02-30", "2024-13-45", "0000-01-01", "2001-01-01T00:00:00+99:99", "!!timestamp x"],
+        *["!!int x", "!!int ''", "!!int =", "!!int 0x", "!!float x", "!!float ''", "!!bool x", "!!set [x]"],
+    ],
+)
+def test_invalid_values(value: str) -> None:
+    with pytest.raises(InputError, match=r"^s\.yml:2: \S"):
+        parse_yaml(f"a: 1\nb: {value}", "s.yml")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *["9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "0b" + "1" * 20_000, "0" + "7" * 5000],
+        *["1" + ":0" * 2500, "1" + ":0" * 2500 + ":0.5", "1." + "0" * 5000, "!!int " + "9" * 5000],
+    ],
+    ids=lambda number: number[:8],
+)
+def test_a_number_has_at_most_100_characters(number: str) -> None:
+    for text in (f"a: 1\nb: {number}", f"a: 1\n? {number}\n: b", f"# a\n- {number}"):
+        with pytest.raises(InputError, match=r"^s\.yml:2: a number of [0-9,]+ characters") as raised:
+            parse_yaml(text, "s.yml")
+        assert len(str(raised.value)) < 100
+    assert parse_yaml("9" * 100, "s.yml") == 10**100 - 1
 
 
 def test_merge_keys() -> None:

@@ -156,3 +156,45 @@ def test_the_address_of_a_rank_is_that_of_the_interface_that_gloo_uses(
         assert module._own_address() == expected
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert module._own_address() == ""
+
+
+def listening(port: int) -> list[str]:
+    """The addresses at which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return [
+        each.laddr.ip for each in found if each.laddr.port == port and each.status == psutil.CONN_LISTEN
+    ]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.1.1"])
+def test_the_store_of_a_loopback_address_listens_on_loopback(free: str, host: str) -> None:
+    """Whoever reaches the store can end the run, and other machines reach all other interfaces."""
+    port = int(free.rpartition(":")[2])
+    store = rendezvous(context(f"tcp://{host}:{port}", rank=0, size=1))
+    assert len(found := listening(port)) == 1
+    assert found[0].startswith("127.")
+    del store
+
+
+def test_the_store_of_another_address_listens_on_all_interfaces(free: str) -> None:
+    port = int(free.rpartition(":")[2])
+    store = rendezvous(context(f"tcp://0.0.0.0:{port}", rank=0, size=1))
+    assert listening(port) in (["::"], ["0.0.0.0"])
+    del store
+
+
+@pytest.mark.parametrize(("address", "ranges"), [("127.0.0.1", ["127.0.0.1"]), ("", ["::", "0.0.0.0"])])
+def test_ranks_check_that_they_reach_each_other_on_loopback_where_they_are(
+    address: str, ranges: list[str]
+) -> None:
+    with module.listener_at(address, 0, 1) as listener:
+        assert listener.getsockname()[0] in ranges
+
+
+def test_a_port_in_use_is_named(free: str) -> None:
+    port = int(free.rpartition(":")[2])
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CommunicationError, match=f"port {port} of 127.0.0.1 cannot be used"),
+    ):
+        rendezvous(context(free, rank=0, size=1))

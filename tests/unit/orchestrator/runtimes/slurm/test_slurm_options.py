@@ -35,6 +35,8 @@ def test_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{partion: debug}", ["partion", "partition"]),
         ("{time: 30}", ["slurm.time", "30"]),
         ("{time: soon}", ["slurm.time", "soon"]),
+        (f"{{time: '{'9' * 5000}'}}", ["slurm.time"]),
+        ("{time: '٣'}", ["slurm.time"]),
         ("{partition: 'a b'}", ["slurm.partition", "a b"]),
         ('{account: "a\\nb"}', ["slurm.account"]),
         ("{allocation: job}", ["slurm.allocation", "job", "run", "sweep"]),
