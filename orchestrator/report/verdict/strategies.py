@@ -46,7 +46,7 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     serial = next((each.group for each in found if each.group.serial), None)
     if len(found) == 1:
         only = wording.numbered(found[0].group)
-        headline = wording.ranked(f"There is nothing to choose between: only {only} was compared.")
+        headline = wording.ranked(f"There is nothing to choose between: only {only} can be chosen.")
         rows = options(view, found, found, serial, claims)
         return Verdict(view.workload, headline, left_out, False, rows)
     few = max(each.seeds for each in found) < MIN_SEEDS
@@ -70,7 +70,7 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
 
 def _nothing(view: WorkloadView) -> str:
     if not view.candidates:
-        return "There is nothing to choose from: only serial has results."
+        return "There is nothing to choose from: only serial has finished runs."
     if any(group.first.is_sampled for group in view.candidates):
         return "There is nothing to choose from: nothing was trained, so there is no accuracy."
     return (
