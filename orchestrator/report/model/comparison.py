@@ -208,6 +208,10 @@ class Comparison:
             self.real,
         )
 
+    def name_on(self, group: Group) -> str:
+        """`ddp over gloo on 2 nodes`, `serial`: a configuration, outside of the view of its workload."""
+        return self.view(group.workload).name_on(group)
+
     def over_links(self) -> dict[Workload, list[WorkloadView]]:
         """The views that differ only in their links, by their workload without links."""
         found: dict[Workload, list[WorkloadView]] = {}
