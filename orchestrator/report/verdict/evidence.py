@@ -167,7 +167,7 @@ def _seeds(comparison: Comparison, kinds: _Kinds, tally: Tally) -> Evidence | No
         parts[0] += f", added until {stages.ended}"
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
-    enough = (high if comparison.record.stages else low) >= MIN_SEEDS
+    enough = (high if stages else low) >= MIN_SEEDS and not (stages and stages.out_of_budget)
     if tally.undecided:
         enough = enough and tally.undecided <= tally.shown + tally.likely
         parts.append(

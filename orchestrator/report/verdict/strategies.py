@@ -33,7 +33,6 @@ from orchestrator.report.verdict.candidates import (
 from orchestrator.report.verdict.options import options
 
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
-TOO_FEW = f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with --repeat {MIN_SEEDS}."
 
 
 def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
@@ -53,12 +52,13 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     named = in_question(found, few)
     first = named[0]
     sure = not few and first.speed.probability >= PROBABLE
-    certainty = [TOO_FEW if few else wording.chance(first)]
+    certainty = [wording.too_few() if few else wording.chance(first)]
     if sure:
         headline = wording.choice(first, serial)
         certainty += [wording.seeds_won(first.group, serial), wording.as_good(found), wording.surer(first)]
     else:
         headline = wording.toss_up(named, serial, few)
+    certainty.append(wording.out_of_budget(first))
     certainty.append(wording.sooner(first.group))
     if not few:
         certainty.append(wording.other_goals(found, first))
@@ -156,6 +156,19 @@ class Wording:
         if speed.loses >= LEAST_POINTS:
             worst.append(f"is {points(speed.loses)[1:]} less accurate than the most accurate")
         return f"{text} At worst, it {listed(worst)} (95%)." if worst else text
+
+    def too_few(self) -> str:
+        """That nothing is chosen, and what would add seeds."""
+        budget = self._view.stages is not None and self._view.stages.out_of_budget
+        advice = "a larger --budget" if budget else f"--repeat {MIN_SEEDS}"
+        return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with {advice}."
+
+    def out_of_budget(self, first: Candidate) -> str:
+        """That the sweep stopped for its budget before the choice was decided."""
+        stages = self._view.stages
+        if stages is None or not stages.out_of_budget or first.sure:
+            return ""
+        return "The sweep stopped for its budget, so this choice is undecided."
 
     def surer(self, chosen: Candidate) -> str:
         """What would make a probable choice surer."""
