@@ -156,7 +156,7 @@ class Results:
         """A line per configuration, with means over seeds, as in summary.csv."""
         from orchestrator.report.render.csv_tables import summary_lines
 
-        return _table(*summary_lines(self._comparison))
+        return _table(*summary_lines(self._comparison, self._claims))
 
     @cached_property
     def epochs(self) -> Table:

@@ -36,5 +36,5 @@ def _of_workload(comparison: Comparison, workload: Workload, claims: Claims) -> 
     if workload.faults:
         return under_faults(view, comparison, claims)
     if workload.target_accuracy is not None:
-        return to_target(view)
+        return to_target(view, claims)
     return among_strategies(view, claims)

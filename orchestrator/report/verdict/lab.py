@@ -100,7 +100,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
         return None
     view = comparison.view(workload)
     options = tuple(
-        option(view, group, difference=measured_difference(view.serial, group))
+        option(view, group, claims, difference=measured_difference(view.serial, group))
         for group in _distinct(groups)[:MOST]
     )
     return Verdict(workload, headline, _causes(largest, claims), decided, options)
