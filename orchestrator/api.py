@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,9 +68,14 @@ class Table(Sequence[Line]):
         return len(self.lines)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table as a data frame. Raises ImportError without pandas."""
-        import pandas
-
+        """The table as a data frame. Raises ImportError, which says how to install pandas, without it."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            reason = (
+                f"to_pandas() needs the package {error.name}; run: {sys.executable} -m pip install pandas"
+            )
+            raise ImportError(reason, name=error.name) from None
         return pandas.DataFrame([*self.lines], columns=[*self.columns])
 
     def _repr_html_(self) -> str:
@@ -150,7 +156,7 @@ class Results:
         """A line per configuration, with means over seeds, as in summary.csv."""
         from orchestrator.report.render.csv_tables import summary_lines
 
-        return _table(*summary_lines(self._comparison))
+        return _table(*summary_lines(self._comparison, self._claims))
 
     @cached_property
     def epochs(self) -> Table:

@@ -179,7 +179,8 @@ def sweep(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Time after which --until-decided starts no run: 90s, 10m or 2h."
+            metavar="TIME",
+            help="Time for the runs of --until-decided; one seed of each runs anyway. 90s, 10m or 2h.",
         ),
     ] = None,
     tolerance: Annotated[

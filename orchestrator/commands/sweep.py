@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TextIO
 
@@ -19,13 +21,13 @@ from orchestrator.errors import InputError, StorageError
 from orchestrator.results.environment import memory_free, ranks_fitting
 from orchestrator.results.limits import counted
 from orchestrator.results.store import SweepPaths
-from orchestrator.results.times import time_line
+from orchestrator.results.times import duration, time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, Process
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, SweepSpec
-from orchestrator.sweeps.stages import Standing
+from orchestrator.sweeps.stages import Standing, configurations
 
 INTERRUPTED = 130  # the exit code
 MOST_VERDICTS = 3  # that are printed
@@ -139,6 +141,11 @@ def run_sweep(
     total = len(loaded.runs)
     most = "at most " if loaded.until_decided else ""
     console.print(f"{loaded.spec.name}: {most}{counted(total, 'run')}, results in {paths.directory}/")
+    if loaded.budget_s:
+        console.print(
+            f"budget: {duration(loaded.budget_s)} from the first run on; whatever it is, each of "
+            f"{counted(len(configurations(loaded.runs)), 'configuration')} runs with one seed"
+        )
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
@@ -148,15 +155,22 @@ def run_sweep(
         results = []
         try:
             with (
-                progress_on(console, total) as display,
+                progress_on(console, total, loaded.until_decided) as display,
                 Clusters(selected.runtime) as clusters,
             ):
                 runner = SweepRunner(clusters, selected.name, paths, data_dir, display)
                 runner.prepare(loaded)
+                ends_at = time.monotonic() + (loaded.budget_s or inf)
                 if how.warm_up_run:
                     runner.warm_up(loaded)
                 staged = (
-                    results_until_decided(runner, loaded, display, lambda: _standing(paths))
+                    results_until_decided(
+                        runner,
+                        loaded,
+                        display,
+                        lambda: _standing(paths),
+                        lambda: ends_at - time.monotonic(),
+                    )
                     if loaded.until_decided
                     else None
                 )

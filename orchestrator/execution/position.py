@@ -6,15 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from orchestrator.results.times import duration
 from trainer.core.events import Event
 
 
 @dataclass
 class TimeLeft:
-    """Estimates the remaining time from the runs so far."""
+    """Estimates the remaining time from the runs so far.
+
+    staged: whether `total` counts the runs of a stage, of which a budget may leave out some.
+    """
 
     total: int
     seconds: list[float] = field(default_factory=list)
+    staged: bool = False
 
     def estimate(self, number: int, done: float = 0.0, elapsed_s: float = 0.0) -> str:
         """Time left in run `number` (from 1); empty if nothing is known yet.
@@ -30,13 +35,8 @@ class TimeLeft:
             return ""
         # A run that takes longer than others has no time left, rather than less than none.
         running = (1 - done) * of_run if done else max(of_run - elapsed_s, 0.0)
-        return f"about {clock_time(running + (self.total - number) * of_run)} left"
-
-
-def clock_time(seconds: float) -> str:
-    """Minutes and seconds: `1:15` for 75."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+        left = f"about {duration(running + (self.total - number) * of_run)} left"
+        return f"at most {left} of this stage" if self.staged else left
 
 
 @dataclass(frozen=True)

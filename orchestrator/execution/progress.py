@@ -16,11 +16,11 @@ from orchestrator.execution.position import (
     STARTING,
     Position,
     TimeLeft,
-    clock_time,
     position,
     share_done,
 )
 from orchestrator.results.records import RunResult
+from orchestrator.results.times import duration
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
@@ -47,8 +47,8 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
 class PlainProgress:
     """One line when a run starts, one every 10 s for each of a few ranks, one when it ends."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._time_left = console, TimeLeft(total)
+    def __init__(self, console: Console, total: int, staged: bool = False) -> None:
+        self._console, self._time_left = console, TimeLeft(total, staged=staged)
         self._printed_at, self._per_node = 0.0, 1
 
     def __enter__(self) -> PlainProgress:
@@ -100,8 +100,8 @@ class PlainProgress:
 class LiveProgress(PlainProgress):
     """The same lines for ended runs, above a table of the running one with a row per rank."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        super().__init__(console, total)
+    def __init__(self, console: Console, total: int, staged: bool = False) -> None:
+        super().__init__(console, total, staged)
         self._head, self._number, self._total = "", 0, total
         self._ranks: dict[int, Position] = {}
         self._started_at = time.monotonic()
@@ -121,7 +121,7 @@ class LiveProgress(PlainProgress):
         self._show(f"warm-up run  {run.key}", run)
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        self._number = number
+        self._number, self._time_left.total = number, total
         self._show(f"run {number} of {total}  {run.key}", run)
 
     def _show(self, head: str, run: RunSpec) -> None:
@@ -148,10 +148,10 @@ class LiveProgress(PlainProgress):
         left = self._time_left.estimate(self._number, done, elapsed_s) if self._number else ""
         progress = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self._total, completed=max(0, self._number - 1) + done, width=40)
-        progress.add_row(bar, Text(", ".join(filter(None, [clock_time(elapsed_s), left])), style="dim"))
+        progress.add_row(bar, Text(", ".join(filter(None, [duration(elapsed_s), left])), style="dim"))
         return Group(Text(self._head, style="bold", overflow="ellipsis"), progress, table)
 
 
-def progress_on(console: Console, total: int) -> PlainProgress:
-    """The live table on a terminal, plain lines elsewhere."""
-    return LiveProgress(console, total) if console.is_terminal else PlainProgress(console, total)
+def progress_on(console: Console, total: int, staged: bool = False) -> PlainProgress:
+    """The live table on a terminal, plain lines elsewhere. staged: whether seeds are added in stages."""
+    return (LiveProgress if console.is_terminal else PlainProgress)(console, total, staged)

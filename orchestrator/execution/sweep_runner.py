@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,7 +134,7 @@ class SweepRunner:
         first run reports its cause.
         """
         run = warm_up_run(sweep.runs)
-        if run is None or all(self._is_done(each) for each in sweep.runs):
+        if run is None or all(self.is_done(each) for each in sweep.runs):
             return
         self.progress.warm_up(run)
         try:
@@ -143,11 +143,14 @@ class SweepRunner:
         finally:
             _remove(self.paths.warm_up_run)
 
-    def results(self, sweep: Sweep, earlier: int = 0) -> Iterator[RunResult]:
+    def results(
+        self, sweep: Sweep, earlier: int = 0, may_start: Callable[[RunSpec], bool] | None = None
+    ) -> Iterator[RunResult]:
         """Execute the runs that are not done yet; yields one result per run, in the order of execution.
 
         Args:
             earlier: number of the runs of earlier stages.
+            may_start: whether a run that is not done yet is executed; None: all are. Others have no result.
 
         Raises:
             StorageError: Results cannot be written. The run in progress has a row if there is room for it.
@@ -157,6 +160,8 @@ class SweepRunner:
         unremoved = []
         executed = earlier
         for number, run in enumerate(in_order(sweep, self.runtime), start=earlier + 1):
+            if may_start and not self.is_done(run) and not may_start(run):
+                continue
             paths = self.paths.run(run.key)
             done = self._result_of(paths)
             skipped = _is_ok(done)
@@ -181,11 +186,13 @@ class SweepRunner:
         if unremoved:
             raise InputError("\n".join(unremoved))
 
-    def _is_done(self, run: RunSpec) -> bool:
+    def is_done(self, run: RunSpec) -> bool:
+        """Whether the directory has a result of the run that is ok and can be used."""
         try:
-            return _is_ok(read_result(self.paths.run(run.key).result))
+            found = read_result(self.paths.run(run.key).result)
         except UnusableFile:
             return False
+        return found is not None and _is_ok(found) and self.runtime.can_reuse(found)
 
     def _result_of(self, paths: RunPaths) -> RunResult | None:
         """The result of an earlier sweep. One that cannot be used is renamed, and the run repeated."""

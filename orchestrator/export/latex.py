@@ -120,7 +120,9 @@ def _caption(lines: Sequence[Line], workload: str) -> str:
     shared = [f"{name} {values[0]}" for name in SHARED if len(values := _values(lines, name)) == 1]
     seeds = _values(lines, "seeds")
     over = formats.count(int(str(seeds[0])), "seed") if len(seeds) == 1 else "seeds"
-    return "; ".join([workload, *shared, f"mean over {over} with 95 % interval"])
+    return "; ".join(
+        [workload, *shared, f"mean over {over} with 95 % interval, of speedups as compared with serial"]
+    )
 
 
 def _values(lines: Sequence[Line], name: str) -> list[Value]:

@@ -57,7 +57,7 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     claims = asked_by(comparison).decided()
     findings = find(comparison, claims)
     page = page_of(comparison, findings, claims, plots)
-    write_atomic(paths.summary, summary_csv(comparison))
+    write_atomic(paths.summary, summary_csv(comparison, claims))
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
     write_atomic(paths.columns, columns_csv())

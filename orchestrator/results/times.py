@@ -1,4 +1,4 @@
-"""Where the wall time of runs went."""
+"""Where the wall time of runs went, and times as text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ PURPOSES = (
     "waiting for the engine",
     "runs without training",
 )
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `1 min 15 s`, `1 h 2 min`: a time with its units."""
+    whole = round(seconds)
+    if whole >= 3600:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        parts = [(hours, "h"), (minutes, "min")]
+    else:
+        parts = [(whole // 60, "min"), (whole % 60, "s")]
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
 
 
 def time_shares(results: Iterable[RunResult]) -> dict[str, float]:

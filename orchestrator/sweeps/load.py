@@ -96,7 +96,8 @@ class SweepSpec(BaseModel):
     )
     budget: str | None = Field(
         None,
-        description="the time of all runs after which `until_decided` adds no more, as 90s, 10m or 2h",
+        description="the time in which `until_decided` starts runs, beside one seed of each configuration, "
+        "as 90s, 10m or 2h",
         json_schema_extra={"pattern": BUDGET_PATTERN},
     )
     tolerance: Tolerances = Field(
@@ -167,7 +168,7 @@ class Sweep:
     equal_cpus: EqualShare | None = None  # what `cpus: equal` was replaced by
     imports: Imports | None = None  # holds the files of users' components
     until_decided: bool = False  # whether it adds seeds in stages
-    budget_s: float | None = None  # of all its runs, if it adds seeds in stages
+    budget_s: float | None = None  # in which it starts runs, if it adds seeds in stages
     tolerance: Tolerances = DEFAULT
 
 

@@ -23,12 +23,14 @@ class Stages(BaseModel):
 
     Attributes:
         ended: why no more seeds were added.
+        out_of_budget: whether that was because the budget left no time for another run.
         dropped: why configurations got fewer seeds than others, by the key of their first run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ended: str = "the sweep is not finished"
+    out_of_budget: bool = False
     dropped: dict[str, str] = {}
 
 

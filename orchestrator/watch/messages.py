@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.execution.position import clock_time
+from orchestrator.results.times import duration
 from orchestrator.runtimes.launch_plan import rank_name
 from orchestrator.watch.files import LogPart, LogTail, log_names
 from orchestrator.watch.follower import ENDED_BADLY, Follower, Run, View
@@ -142,7 +142,7 @@ def _head(view: View, report: Path) -> dict[str, Any]:
         "counts": counts,
         "failed": worst,
         "done": round(view.done, 4),
-        "elapsed": clock_time(view.elapsed_s),
+        "elapsed": duration(view.elapsed_s),
         "left": view.left,
         "report": time.strftime("%H:%M:%S", time.localtime(view.report_at)) if view.report_at else "",
         "file": printable(str(report)),
@@ -159,5 +159,5 @@ def _row(run: Run) -> dict[str, str]:
         "epoch": run.epoch,
         "loss": run.loss,
         "accuracy": run.accuracy,
-        "time": "" if run.seconds is None else clock_time(run.seconds),
+        "time": "" if run.seconds is None else duration(run.seconds),
     }

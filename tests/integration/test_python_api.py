@@ -6,9 +6,11 @@ import ast
 import json
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,22 @@ def test_the_notebook_runs_and_displays(folder: Path) -> None:
     assert shown[1]
     assert shown[2]._repr_svg_().startswith("<svg")
     assert len(shown[3]) == 4
+
+
+def test_both_documents_make_a_data_frame_in_one_way(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [(DOCS / name).read_text() for name in ("python.md", "notebook.ipynb")]
+    (form,) = {form for text in documents for form in re.findall(r"results[.\w]*\.to_pandas\(\)", text)}
+    assert all(form in text for text in documents)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pandas", None)
+        with pytest.raises(ImportError, match="pip install pandas") as caught:
+            eval(form, {"results": results})
+    assert caught.value.__suppress_context__
+    frame = SimpleNamespace(DataFrame=lambda lines, columns: (lines, columns))
+    monkeypatch.setitem(sys.modules, "pandas", frame)
+    assert eval(form, {"results": results}) == ([*results.runs], [*results.runs.columns])
 
 
 def test_cells_of_the_notebook_have_the_ids_that_its_version_of_the_format_requires() -> None:

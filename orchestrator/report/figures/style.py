@@ -1,18 +1,23 @@
-"""Style of figures: one colour per strategy, one shape per transport, one line style per partitioner.
+"""Style of figures: the colour and mark of each strategy, and one line style per partitioner.
 
-A strategy that was run with several numbers of ranks per node has a colour for each. Records of figures
-have the fields `series` (`series_name`) and, where lines differ in it, `partitioner`.
+A strategy has the same colour and mark in every report. If a report has it with several parameters or
+numbers of ranks per node, one of them has that colour, and the others have colours of their own. Over
+further transports, the colour stays and the mark differs. Records of figures have the fields `series`
+(`series_name`) and, where lines differ in it, `partitioner`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.theme import OTHER_SHAPE, SERIES_COLOURS, TRANSPORT_SHAPES, colour
+from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, colour
 from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import SERIAL
 from orchestrator.report.model.split_points import one_per_split
+from trainer.spec.registries import STRATEGIES
 
 DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (2, 3), (8, 3, 2, 3), (10, 4), (8, 3, 2, 3, 2, 3))
 
@@ -30,16 +35,19 @@ class Look:
         return colour(self.token)
 
 
+Variant = tuple[str, str, int]  # of a strategy: its name, its label and the ranks per node
+ColourAndMark = tuple[int, int]  # their positions in s0, s1, … and in MARKS
+
+
 class Style:
     """The style of each of a report's groups, the same in every figure."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
         # Most figures show one of several split points: it gets one of the first colours.
-        coloured = [group for group in [*one_per_split(groups), *groups] if not group.serial]
-        strategies = dict.fromkeys(map(_strategy, coloured))
+        drawn = [group for group in [*one_per_split(groups), *groups] if not group.serial]
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
-        self._tokens = {strategy: f"s{at % SERIES_COLOURS}" for at, strategy in enumerate(strategies)}
+        self._drawn = _colours_and_marks(drawn)
         self._partitioners = [*partitioners]
         self._order = list(
             dict.fromkeys(map(series_name, sorted(groups, key=lambda group: not group.serial)))
@@ -48,11 +56,11 @@ class Style:
     def look(self, group: Group) -> Look:
         label = group.partitioner_label
         at = self._partitioners.index(label) if label in self._partitioners else 0
-        return Look(
-            self._tokens.get(_strategy(group), "serial"),
-            TRANSPORT_SHAPES.get(group.transport, OTHER_SHAPE),
-            DASHES[at % len(DASHES)],
-        )
+        dash = DASHES[at % len(DASHES)]
+        if group.serial:
+            return Look("serial", MARKS[0], dash)
+        colour_at, mark_at = self._drawn[_variant(group), group.transport]
+        return Look(f"s{colour_at}", MARKS[mark_at], dash)
 
     def order(self, groups: Sequence[Group]) -> list[str]:
         """The series of these groups: serial, then the order of the sweep, as in every figure."""
@@ -79,8 +87,61 @@ class Style:
         return {name: looks[name] for name in self.order(groups)}
 
 
-def _strategy(group: Group) -> tuple[str, int]:
-    return group.strategy_label, group.shape.processes_per_node
+def _variant(group: Group) -> Variant:
+    return group.strategy, group.strategy_label, group.shape.processes_per_node
+
+
+def _colours_and_marks(groups: Sequence[Group]) -> dict[tuple[Variant, str], ColourAndMark]:
+    """The colour and mark of each variant of a strategy over each transport."""
+    transports: dict[Variant, dict[str, None]] = {}
+    for group in groups:
+        transports.setdefault(_variant(group), {}).setdefault(group.transport)
+    first = _first_variants([*transports])
+    own = _of_strategies([*first])
+    taken = {*own.values()}
+    found: dict[tuple[Variant, str], ColourAndMark] = {}
+    for variant, over in transports.items():
+        colour_at, mark_at = own[variant[0]]
+        if variant != first[variant[0]]:
+            unused = sorted(range(SERIES_COLOURS), key=lambda at: any(at == used for used, _ in taken))
+            colour_at, mark_at = _free([(at, mark) for mark in _marks(mark_at) for at in unused], taken)
+        for number, transport in enumerate(over):
+            look = (colour_at, mark_at)
+            if number:
+                look = _free([(colour_at, mark) for mark in _marks(mark_at)], taken)
+            taken.add(look)
+            found[variant, transport] = look
+    return found
+
+
+def _first_variants(variants: Sequence[Variant]) -> dict[str, Variant]:
+    """The variant of each strategy that has its colour: the one without parameters, else the first."""
+    found: dict[str, Variant] = {}
+    for name, label, ranks in variants:
+        if name not in found or (label == name != found[name][1]):
+            found[name] = name, label, ranks
+    return found
+
+
+def _of_strategies(names: Sequence[str]) -> dict[str, ColourAndMark]:
+    """The colours and marks of strategies, by their place in the registry. Those of users follow."""
+    registered = [name for name in STRATEGIES.entries if name != SERIAL]
+    places = [*registered, *(name for name in names if name not in registered)]
+    return {
+        name: (place % SERIES_COLOURS, place // SERIES_COLOURS % len(MARKS))
+        for place, name in enumerate(places)
+        if name in names
+    }
+
+
+def _marks(first: int) -> list[int]:
+    """All marks, from this one on."""
+    return [*range(first, len(MARKS)), *range(first)]
+
+
+def _free(looks: Sequence[ColourAndMark], taken: AbstractSet[ColourAndMark]) -> ColourAndMark:
+    """The first that is not taken; if all are, the first."""
+    return next((look for look in looks if look not in taken), looks[0])
 
 
 def short_name(group: Group) -> str:

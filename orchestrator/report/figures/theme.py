@@ -1,4 +1,4 @@
-"""Colours and text of figures: one colour per strategy, one marker per transport.
+"""Colours, marks and text of figures.
 
 Figures name their colours as CSS variables with the light colour as a fallback. The page sets the
 variables, so that a figure follows the reader's light or dark mode. Files get the light colours.
@@ -41,15 +41,8 @@ TOKENS = {
     "activations": ("#E08A2E", "#E9A04E"),
     "wait_map": ("#D9730D", "#F0A050"),
 }
-SERIES_COLOURS = 8  # s0, s1, …; further strategies repeat them
-TRANSPORT_SHAPES = {
-    "mpi": "circle",
-    "gloo": "square",
-    "memory": "triangle-up",
-    "nccl": "diamond",
-    "rpc": "cross",
-}
-OTHER_SHAPE = "triangle-down"
+SERIES_COLOURS = 8  # s0, s1, …; further strategies repeat them with another mark
+MARKS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 _VARIABLE = re.compile(r"var\(--[\w-]+, (#[0-9A-Fa-f]{6})\)")

@@ -14,6 +14,8 @@ from orchestrator.report.model.rows import Row, quotient
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.lab import BlockRecord, Published, Values
 
+_IN_THE_NAME = {"strategy", "transport", "nodes"}  # the fields that the name of a configuration states
+
 
 @dataclass(frozen=True)
 class PublishedLine:
@@ -86,6 +88,12 @@ def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[PublishedL
         one = next((other for other in block.published if other.runs == {**entry.runs, "nodes": 1}), None)
         one_node = (one, matching_group(comparison, block, one.runs)) if one else None
         yield PublishedLine(block.name, entry, measured, None if entry is one else one_node, changed)
+
+
+def name_of_runs(block: str, configuration: str, runs: Values) -> str:
+    """`“corrected” (ddp over gloo on 2 nodes, random_partition)`: some runs of a block."""
+    which = [as_written(value) for field, value in runs.items() if field not in _IN_THE_NAME]
+    return f"“{block}” ({', '.join([configuration, *which])})"
 
 
 def matching_group(comparison: Comparison, block: BlockRecord, entry: Values) -> Group | None:

@@ -23,6 +23,7 @@ from orchestrator.results.predictions import Predictions, read_predictions
 from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
+from orchestrator.sweeps.stages import Stages
 
 REFERENCE_PARTITIONER = "random_partition"  # others are compared with it, if it was run
 
@@ -34,18 +35,22 @@ class WorkloadView:
     """The ok groups of one workload.
 
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
-    workloads, so that this one must be named. staged: whether seeds were added until the choice was
-    decided, so that configurations have different numbers of them. tolerance: differences that do not
-    matter. real: what runs of real nodes show of virtual ones.
+    workloads, so that this one must be named. stages: how adding seeds until the choice was decided ended,
+    so that configurations have different numbers of them; None if all have as many. tolerance: differences
+    that do not matter. real: what runs of real nodes show of virtual ones.
     """
 
     workload: Workload
     groups: list[Group]
     shape: ClusterShape
     one_of_many: bool
-    staged: bool = False
+    stages: Stages | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     real: Calibrated | None = None
+
+    @property
+    def staged(self) -> bool:
+        return self.stages is not None
 
     @property
     def serial(self) -> Group | None:
@@ -203,10 +208,14 @@ class Comparison:
             [group for group in planned if group.ok],
             _busiest(planned),
             len(self.workloads) > 1,
-            self.record.stages is not None,
+            self.record.stages,
             self.tolerance,
             self.real,
         )
+
+    def name_on(self, group: Group) -> str:
+        """`ddp over gloo on 2 nodes`, `serial`: a configuration, outside of the view of its workload."""
+        return self.view(group.workload).name_on(group)
 
     def over_links(self) -> dict[Workload, list[WorkloadView]]:
         """The views that differ only in their links, by their workload without links."""

@@ -13,6 +13,8 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.moderated import Sample
 from orchestrator.report.statistics.spread import Spread
 
+Bounds = tuple[float, float]
+
 MOST_WRITTEN = 1000  # the ratio beyond which a bound says nothing more
 MOST_LOG = 700.0  # of a float
 
@@ -66,7 +68,7 @@ class Quantity:
     lower_is_better: bool = True
     resolution: Callable[[Row], float] = lambda row: 0.0
     within: Callable[[Group], tuple[float, float]] = lambda reference: (-inf, inf)
-    interval: Callable[[Group], tuple[float, float] | None] = lambda group: None
+    interval: Callable[[Group], Bounds | None] = lambda group: None
     timed: bool = False
     of_failed: bool = False
     name: str = ""

@@ -26,14 +26,6 @@ def _interval_of_time(group: Group) -> tuple[float, float] | None:
     return ratio_interval([row.train_s for row in group.ok_rows if row.train_s])
 
 
-def _interval_of_speedup(group: Group) -> tuple[float, float] | None:
-    """None if the runs of several seeds were compared with the same serial runs, whose error they share."""
-    compared = [row for row in group.ok_rows if row.speedup is not None]
-    own = all(row.baseline and row.baseline.same_seed for row in compared)
-    known = [row.speedup for row in compared if row.speedup is not None]
-    return ratio_interval(known) if own and not group.serial else None
-
-
 def exchange_s(row: Row) -> float:
     """Communication and waiting, mean over ranks."""
     return row.seconds.get("communicate", 0.0) + row.seconds.get("wait", 0.0)
@@ -75,7 +67,6 @@ TIMES = named(
         "time of the serial run / time of this run",
         NO_SPEEDUP,
         ratio=True,
-        interval=_interval_of_speedup,
     ),
     efficiency=Quantity(
         Unit("", formats.percent),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
@@ -15,10 +17,10 @@ from orchestrator.report.render.columns import (
     CERTIFICATES,
     CONTAINERS,
     FAULTS,
-    GROUPS,
     MODEL_PARTITION,
     Cell,
     Column,
+    with_speedup_intervals,
 )
 from orchestrator.report.render.tables import Table, table_of, table_of_groups
 from orchestrator.report.render.workloads import workload_names
@@ -49,8 +51,9 @@ class FirstOfKind:
         return finding.anchor if new else ""
 
 
-def chapters_of(comparison: Comparison) -> list[Chapter]:
+def chapters_of(comparison: Comparison, claims: Claims) -> list[Chapter]:
     """The tables of each workload; one for all if each has a single configuration."""
+    columns = with_speedup_intervals(speedup_intervals(comparison, claims))
     parts = [(workload, comparison.groups_in(workload)) for workload in comparison.workloads]
     if len(parts) > 1 and all(len(groups) == 1 for _, groups in parts):
         names = workload_names(comparison.workloads)
@@ -58,26 +61,30 @@ def chapters_of(comparison: Comparison) -> list[Chapter]:
             "workload", "Workload", lambda group: Cell(names.of(group.workload)), number=False
         )
         together = [group for _, groups in parts for group in groups]
-        return [_chapter(names.shared or "all workloads", together, "", [column])]
+        return [_chapter(names.shared or "all workloads", together, "", columns, [column])]
     return [
-        _chapter(workload.label, groups, stated_conditions(comparison.view(workload)))
+        _chapter(workload.label, groups, stated_conditions(comparison.view(workload)), columns)
         for workload, groups in parts
     ]
 
 
 def _chapter(
-    label: str, groups: Sequence[Group], conditions: str, before: Sequence[Column[Group]] = ()
+    label: str,
+    groups: Sequence[Group],
+    conditions: str,
+    columns: Sequence[Column[Group]],
+    before: Sequence[Column[Group]] = (),
 ) -> Chapter:
-    """before: columns that come first."""
+    """columns: of the results. before: columns that come first in every table."""
     ok = [group for group in groups if group.ok]
 
-    def table(title: str, columns: Sequence[Column[Group]], of: Sequence[Group]) -> Table | None:
-        return table_of_groups(f"{title}, {label}", [*before, *columns], of) if of else None
+    def table(title: str, shown: Sequence[Column[Group]], of: Sequence[Group]) -> Table | None:
+        return table_of_groups(f"{title}, {label}", [*before, *shown], of) if of else None
 
     return Chapter(
         heading=label,
         conditions=conditions,
-        results=table_of_groups(f"Results, {label}", [*before, *GROUPS], groups),
+        results=table_of_groups(f"Results, {label}", [*before, *columns], groups),
         partitioned=table(
             "Model and memory per rank", MODEL_PARTITION, ok if is_partitioned(groups) else []
         ),

@@ -40,7 +40,7 @@ from orchestrator.report.quantities.learning import (
 )
 from orchestrator.report.quantities.links import requested_bandwidth, requested_latency
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
-from orchestrator.report.quantities.quantity import COUNT, Quantity
+from orchestrator.report.quantities.quantity import COUNT, Bounds, Quantity
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.limits import counted
@@ -120,9 +120,11 @@ def _over_seeds(
     return Column(name, quantity.title, cell, shown_for=shown_for)
 
 
-def _interval(quantity: Quantity) -> Column[Group]:
+def _interval(quantity: Quantity, of: Callable[[Group], Bounds | None] | None = None) -> Column[Group]:
+    """of: finds the interval of a group; default: that of the quantity."""
+
     def cell(group: Group) -> Cell:
-        interval = quantity.interval(group)
+        interval = (of or quantity.interval)(group)
         return Cell(span(*interval, quantity.write), value=interval[0]) if interval else Cell(ABSENT)
 
     title = quantity.title.removeprefix("Test ").capitalize()
@@ -283,7 +285,6 @@ GROUPS: tuple[Column[Group], ...] = (
     *map(_over_seeds, ("cluster_s", "wall_s")),
     Column("wall_by_cluster", "Wall / cluster time", _wall_by_cluster),
     _over_seeds("speedup"),
-    _interval(SPEEDUP),
     _over_seeds("efficiency"),
     _over_seeds("cpu_time_speedup", shown_for=_on_wall_clock),
     _over_seeds("cpu_s_per_sample_of_serial", only=lambda group: not group.serial),
@@ -300,6 +301,13 @@ GROUPS: tuple[Column[Group], ...] = (
     _over_seeds("samples_per_s"),
     _over_seeds(STALENESS.name, _most_stale),
 )
+
+
+def with_speedup_intervals(of: Callable[[Group], Bounds | None]) -> tuple[Column[Group], ...]:
+    """GROUPS, with the interval of a speedup beside it."""
+    at = [column.key for column in GROUPS].index(SPEEDUP.name) + 1
+    return (*GROUPS[:at], _interval(SPEEDUP, of), *GROUPS[at:])
+
 
 CERTIFICATES: tuple[Column[Group], ...] = (
     *IDENTITY,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
 from orchestrator.report.render.csv_columns import (
@@ -17,7 +19,8 @@ from orchestrator.report.render.csv_columns import (
     Value,
     epochs_of,
 )
-from orchestrator.report.render.summary_columns import SUMMARY_COLUMNS
+from orchestrator.report.render.summary_columns import summary_columns
+from orchestrator.report.topics import asked_by
 from orchestrator.results.csv_text import csv_text
 
 T = TypeVar("T")
@@ -25,7 +28,7 @@ Lines = tuple[Sequence[str], Iterator[dict[str, Value]]]
 
 # The files with their columns: the data dictionary.
 DICTIONARY: dict[str, Sequence[CsvColumn[Any]]] = {
-    "summary.csv": SUMMARY_COLUMNS,
+    "summary.csv": summary_columns(),
     "results.csv": RESULT_COLUMNS,
     "epochs.csv": EPOCH_COLUMNS,
 }
@@ -37,9 +40,12 @@ def results_csv(comparison: Comparison) -> str:
     return csv_text(*result_lines(comparison))
 
 
-def summary_csv(comparison: Comparison) -> str:
-    """summary.csv: one line per configuration with a result, in the order of the sweep."""
-    return csv_text(*summary_lines(comparison))
+def summary_csv(comparison: Comparison, claims: Claims | None = None) -> str:
+    """summary.csv: one line per configuration with a result, in the order of the sweep.
+
+    claims: the decided comparisons, if they are known already.
+    """
+    return csv_text(*summary_lines(comparison, claims))
 
 
 def epochs_csv(comparison: Comparison) -> str:
@@ -52,9 +58,10 @@ def result_lines(comparison: Comparison) -> Lines:
     return _names(RESULT_COLUMNS), _results(comparison)
 
 
-def summary_lines(comparison: Comparison) -> Lines:
-    """The columns and lines of summary.csv."""
-    return _names(SUMMARY_COLUMNS), (_line(SUMMARY_COLUMNS, group) for group in comparison.groups)
+def summary_lines(comparison: Comparison, claims: Claims | None = None) -> Lines:
+    """The columns and lines of summary.csv. claims: the decided comparisons, if they are known already."""
+    columns = summary_columns(speedup_intervals(comparison, claims or asked_by(comparison).decided()))
+    return _names(columns), (_line(columns, group) for group in comparison.groups)
 
 
 def epoch_lines(comparison: Comparison) -> Lines:

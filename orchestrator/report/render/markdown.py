@@ -96,7 +96,7 @@ def _evidence(found: Sequence[Evidence]) -> Iterator[str]:
     if found:
         yield "## What it rests on"
         yield "\n".join(
-            f"- {'✓' if line.ok else '**!**'} **{plain(line.topic)}** {plain(line.text)}"
+            f"- {line.mark if line.ok is not False else '**!**'} **{plain(line.topic)}** {plain(line.text)}"
             + (f" ([more](#{line.anchor}))" if line.anchor else "")
             for line in found
         )

@@ -77,7 +77,7 @@ def page_of(
         predicted_for=_assumed(predictions.asked) if predictions else "",
         published=table_of("Published and measured", PUBLISHED, published) if published else None,
         differences=differences(comparison),
-        chapters=chapters_of(comparison),
+        chapters=chapters_of(comparison, claims),
         fault_costs=fault_table(costs) if costs else None,
         legend=legend(comparison.groups),
         times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",

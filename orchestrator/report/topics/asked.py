@@ -8,7 +8,6 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group
 from orchestrator.report.topics.published import MEASURES
 from orchestrator.report.topics.topic import Topic
 from orchestrator.sweeps.expand import matches
@@ -39,15 +38,11 @@ def questions(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         left, right = map(quantity.write, compared.values)
         yield Finding(
             "asked",
-            f"{_named(comparison, one)} {verb} {left}, {_named(comparison, other)} {right}"
+            f"{comparison.name_on(one)} {verb} {left}, {comparison.name_on(other)} {right}"
             f"{compared.aside}.",
             evidence(groups),
             {"measure": question.measure, "compared": compared_data([compared])},
         )
-
-
-def _named(comparison: Comparison, group: Group) -> str:
-    return comparison.view(group.workload).name_on(group)
 
 
 def _written(selection: dict[str, object]) -> str:

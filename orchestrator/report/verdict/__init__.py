@@ -31,8 +31,10 @@ def verdicts(comparison: Comparison, claims: Claims) -> list[Verdict]:
 
 def _of_workload(comparison: Comparison, workload: Workload, claims: Claims) -> Verdict:
     view = comparison.view(workload)
+    if not view.groups:
+        return Verdict(workload, "There is nothing to choose from: no run has finished.", "", decided=False)
     if workload.faults:
         return under_faults(view, comparison, claims)
     if workload.target_accuracy is not None:
-        return to_target(view)
+        return to_target(view, claims)
     return among_strategies(view, claims)

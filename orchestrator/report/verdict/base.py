@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.labels import Workload
 
+MARKS = {"ok": "✓", "limited": "!", "inapplicable": "–"}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -51,11 +53,20 @@ class Verdict:
 class Evidence:
     """One line on what the report rests on.
 
-    topic: a word or two. ok: False if it limits what may be concluded. anchor: that of the finding with the
-    full text; empty if there is none.
+    topic: a word or two. ok: False if it limits what may be concluded; None if there is nothing to check.
+    anchor: that of the finding with the full text; empty if there is none.
     """
 
     topic: str
     text: str
-    ok: bool
+    ok: bool | None
     anchor: str = ""
+
+    @property
+    def state(self) -> str:
+        """`ok`, `limited` or `inapplicable`."""
+        return "inapplicable" if self.ok is None else "ok" if self.ok else "limited"
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.state]

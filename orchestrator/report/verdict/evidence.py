@@ -9,7 +9,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent
 from orchestrator.report.metrics.clock import clock_error
-from orchestrator.report.metrics.fairness import differences
+from orchestrator.report.metrics.fairness import compared_groups, differences
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
@@ -81,6 +81,8 @@ def _conditions(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None
         parts.append(f"{count(len(names), 'condition')} {verb}: {first_few(names, MOST_NAMED)}")
     if kinds.of("scaled_beyond_the_rule"):
         parts.append("learning rates are scaled beyond the rule")
+    if not parts and all(len(compared_groups(view)) < 2 for view in views):
+        return Evidence("Fairness", "not applicable: there are no two configurations to compare", ok=None)
     if not parts:
         return Evidence("Fairness", "compared configurations have equal conditions", ok=True)
     return Evidence(
@@ -89,9 +91,9 @@ def _conditions(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None
 
 
 def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
-    clocks = {view.clock for view in views}
+    clocks = {view.clock for view in views if view.groups}
     if not clocks:
-        return None
+        return Evidence("Clock", "not applicable: no run has finished", ok=None) if views else None
     parts, ok = [], True
     if "cluster" in clocks:
         rows_of = [
@@ -165,7 +167,7 @@ def _seeds(comparison: Comparison, kinds: _Kinds, tally: Tally) -> Evidence | No
         parts[0] += f", added until {stages.ended}"
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
-    enough = (high if comparison.record.stages else low) >= MIN_SEEDS
+    enough = (high if stages else low) >= MIN_SEEDS and not (stages and stages.out_of_budget)
     if tally.undecided:
         enough = enough and tally.undecided <= tally.shown + tally.likely
         parts.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
-from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
+from orchestrator.report.metrics.published import PublishedLine, name_of_runs, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, BUBBLE, ROUNDS_TO_TARGET
@@ -25,9 +25,12 @@ REPRODUCED = 0.01  # how far an accuracy may be off the published one
 
 @dataclass(frozen=True)
 class _Reproduced:
-    """A published accuracy, or its change from one node, beside ours. interval: that of ours, if known."""
+    """A published accuracy, or its change from one node, beside ours.
 
-    line: PublishedLine
+    name: of the runs. interval: that of ours, if known.
+    """
+
+    name: str
     published: float
     measured: float
     interval: tuple[float, float] | None
@@ -44,10 +47,9 @@ class _Reproduced:
 
     @property
     def text(self) -> str:
-        """`as published, 2 nodes: 35.6% published, 31.6% here`."""
-        write = points if self.change else percent
-        what = ", ".join(filter(None, [self.line.block, self.line.runs]))
-        return f"{what}: {write(self.published)} published, {write(self.measured)} here"
+        """`“as published” (ddp over gloo on 2 nodes): 35.6% published, 31.6% here`."""
+        write, beside = (points, " (from one node)") if self.change else (percent, "")
+        return f"{self.name}: {write(self.published)} published, {write(self.measured)} here{beside}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     complete = [each for each in ablated(comparison) if not each.lacking]
     largest = max(complete, key=lambda each: each.nodes, default=None)  # the first of equals
     lines = [line for line in published_lines(comparison) if line.measured]
-    known = [found for line in lines if (found := _beside(line))]
+    known = [found for line in lines if (found := _beside(comparison, line))]
     groups = [line.measured for line in lines if line.measured]
     workload = groups[0].workload if groups else comparison.workloads[0]
     workload = workload if workload in comparison.workloads else comparison.workloads[0]
@@ -98,24 +100,25 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
         return None
     view = comparison.view(workload)
     options = tuple(
-        option(view, group, difference=measured_difference(view.serial, group))
+        option(view, group, claims, difference=measured_difference(view.serial, group))
         for group in _distinct(groups)[:MOST]
     )
     return Verdict(workload, headline, _causes(largest, claims), decided, options)
 
 
-def _beside(line: PublishedLine) -> _Reproduced | None:
+def _beside(comparison: Comparison, line: PublishedLine) -> _Reproduced | None:
     """None if no accuracy was published or measured."""
     published, measured = line.published, line.mean(lambda row: row.accuracy)
     if line.measured is None or measured is None:
         return None
+    name = name_of_runs(line.block, comparison.name_on(line.measured), published.runs)
     if published.accuracy is not None:
         interval = ACCURACY.interval(line.measured)
-        return _Reproduced(line, published.accuracy, measured, interval, change=False)
+        return _Reproduced(name, published.accuracy, measured, interval, change=False)
     change = line.accuracy_change
     if published.accuracy_change is None or change is None:
         return None
-    return _Reproduced(line, published.accuracy_change, change, None, change=True)
+    return _Reproduced(name, published.accuracy_change, change, None, change=True)
 
 
 def _reproduction(known: Sequence[_Reproduced]) -> str:

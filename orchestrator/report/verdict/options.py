@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.speedups import speedup_interval
 from orchestrator.report.formats import ABSENT, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, SPEEDUP, TRAIN_S
-from orchestrator.report.quantities.quantity import Quantity
+from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
@@ -34,7 +35,7 @@ def options(
         option(
             view,
             each.group,
-            speedup=_compared_speedup(each.group, serial, claims),
+            claims,
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
@@ -59,12 +60,6 @@ def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) 
     return ACCURACY.write_difference(*found.values) + (f" ({interval})" if interval else "")
 
 
-def _compared_speedup(group: Group, serial: Group | None, claims: Claims) -> tuple[float, float] | None:
-    """The interval of the comparison with serial in findings; None without one."""
-    found = None if serial is None else claims.between(TRAIN_S, serial, group)
-    return found.interval if found else None
-
-
 def measured_difference(serial: Group | None, group: Group) -> str:
     """`−8.8 points`: of the mean accuracy from serial's."""
     if serial is None or group.serial or not (ACCURACY.sample(serial) and ACCURACY.sample(group)):
@@ -75,8 +70,8 @@ def measured_difference(serial: Group | None, group: Group) -> str:
 def option(
     view: WorkloadView,
     group: Group,
+    claims: Claims,
     time: Quantity = TRAIN_S,
-    speedup: tuple[float, float] | None = None,
     difference: str = ABSENT,
     chance: str = ABSENT,
 ) -> Option:
@@ -84,7 +79,6 @@ def option(
 
     Args:
         time: the quantity that is shown as its time.
-        speedup: the interval to show; otherwise that of the configuration alone.
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
     """
@@ -95,13 +89,13 @@ def option(
         _mean(group, ACCURACY, ACCURACY.interval(group)),
         difference,
         _mean(group, time, ratio_interval(times)),
-        ABSENT if group.serial else _mean(group, SPEEDUP, speedup or SPEEDUP.interval(group)),
+        ABSENT if group.serial else _mean(group, SPEEDUP, speedup_interval(claims, view.serial, group)),
         _mean(group, BYTES_SENT_PER_RANK),
         chance,
     )
 
 
-def _mean(group: Group, quantity: Quantity, interval: tuple[float, float] | None = None) -> str:
+def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None) -> str:
     spread = quantity.over(group)
     if spread is None:
         return ABSENT

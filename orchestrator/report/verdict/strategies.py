@@ -33,7 +33,6 @@ from orchestrator.report.verdict.candidates import (
 from orchestrator.report.verdict.options import options
 
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
-TOO_FEW = f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with --repeat {MIN_SEEDS}."
 
 
 def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
@@ -46,19 +45,20 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     serial = next((each.group for each in found if each.group.serial), None)
     if len(found) == 1:
         only = wording.numbered(found[0].group)
-        headline = wording.ranked(f"There is nothing to choose between: only {only} was compared.")
+        headline = wording.ranked(f"There is nothing to choose between: only {only} can be chosen.")
         rows = options(view, found, found, serial, claims)
         return Verdict(view.workload, headline, left_out, False, rows)
     few = max(each.seeds for each in found) < MIN_SEEDS
     named = in_question(found, few)
     first = named[0]
     sure = not few and first.speed.probability >= PROBABLE
-    certainty = [TOO_FEW if few else wording.chance(first)]
+    certainty = [wording.too_few() if few else wording.chance(first)]
     if sure:
         headline = wording.choice(first, serial)
         certainty += [wording.seeds_won(first.group, serial), wording.as_good(found), wording.surer(first)]
     else:
         headline = wording.toss_up(named, serial, few)
+    certainty.append(wording.out_of_budget(first))
     certainty.append(wording.sooner(first.group))
     if not few:
         certainty.append(wording.other_goals(found, first))
@@ -70,7 +70,7 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
 
 def _nothing(view: WorkloadView) -> str:
     if not view.candidates:
-        return "There is nothing to choose from: only serial has results."
+        return "There is nothing to choose from: only serial has finished runs."
     if any(group.first.is_sampled for group in view.candidates):
         return "There is nothing to choose from: nothing was trained, so there is no accuracy."
     return (
@@ -156,6 +156,19 @@ class Wording:
         if speed.loses >= LEAST_POINTS:
             worst.append(f"is {points(speed.loses)[1:]} less accurate than the most accurate")
         return f"{text} At worst, it {listed(worst)} (95%)." if worst else text
+
+    def too_few(self) -> str:
+        """That nothing is chosen, and what would add seeds."""
+        budget = self._view.stages is not None and self._view.stages.out_of_budget
+        advice = "a larger --budget" if budget else f"--repeat {MIN_SEEDS}"
+        return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with {advice}."
+
+    def out_of_budget(self, first: Candidate) -> str:
+        """That the sweep stopped for its budget before the choice was decided."""
+        stages = self._view.stages
+        if stages is None or not stages.out_of_budget or first.sure:
+            return ""
+        return "The sweep stopped for its budget, so this choice is undecided."
 
     def surer(self, chosen: Candidate) -> str:
         """What would make a probable choice surer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import (
     ABSENT,
     count,
@@ -30,7 +31,7 @@ from orchestrator.report.verdict.candidates import (
 from orchestrator.report.verdict.options import option, shown
 
 
-def to_target(view: WorkloadView) -> Verdict:
+def to_target(view: WorkloadView, claims: Claims) -> Verdict:
     """Which configuration reaches the target first, on any number of nodes, among those that always do."""
     found = at_target(view)
     target = f"{percent(view.workload.target_accuracy)} accuracy"
@@ -62,6 +63,7 @@ def to_target(view: WorkloadView) -> Verdict:
         option(
             view,
             each.group,
+            claims,
             TIME_TO_TARGET_S,
             chance=probability(each.speed.probability) if chances else ABSENT,
         )

@@ -45,7 +45,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> 
         "Each configuration is compared with its own runs without faults. Those with faults are not "
         "compared with each other, so no choice is claimed."
     )
-    options = tuple(option(view, group, ELAPSED_S) for _, group, _ in costs[:MOST])
+    options = tuple(option(view, group, claims, ELAPSED_S) for _, group, _ in costs[:MOST])
     return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
 
 

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from orchestrator.execution import progress as display
-from orchestrator.execution.position import TimeLeft, clock_time
+from orchestrator.execution.position import TimeLeft
 from orchestrator.execution.progress import LiveProgress, PlainProgress, progress_on, result_line
+from orchestrator.results.times import duration
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
@@ -33,36 +34,51 @@ def epoch(rank: int = 0) -> Event:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0:00"),
-        (0.6, "0:01"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (75, "1:15"),
-        (3599.7, "60:00"),
-        (7322, "122:02"),
+        (0, "0 s"),
+        (0.6, "1 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (75, "1 min 15 s"),
+        (3599.7, "1 h"),
+        (7322, "2 h 2 min"),
     ],
 )
-def test_clock_time(seconds: float, text: str) -> None:
-    assert clock_time(seconds) == text
+def test_durations_have_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_time_left_is_estimated_from_finished_runs() -> None:
     time_left = TimeLeft(total=4)
     assert time_left.estimate(1) == ""  # no run has ended yet
     time_left.seconds.append(60.0)
-    assert time_left.estimate(2) == "about 3:00 left"
+    assert time_left.estimate(2) == "about 3 min left"
     time_left.seconds += [30.0, 30.0]
-    assert time_left.estimate(4) == "about 0:40 left"
+    assert time_left.estimate(4) == "about 40 s left"
+
+
+def test_the_time_left_of_a_stage_is_not_that_of_the_sweep() -> None:
+    assert TimeLeft(2, [30.0], staged=True).estimate(2) == "at most about 30 s left of this stage"
+
+
+def test_a_live_table_counts_the_runs_of_a_stage() -> None:
+    shown = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=120), 60, staged=True)
+    shown.end(1, 2, run_result(wall_s=30.0), False)
+    shown.begin(2, 2, RUN)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(shown._view())
+    assert "about 30 s left of this stage" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_time_left_moves_within_a_run() -> None:
     time_left = TimeLeft(total=3)
     assert time_left.estimate(1, elapsed_s=5.0) == ""
-    assert time_left.estimate(1, done=0.25, elapsed_s=10.0) == "about 1:50 left"  # 30 s, and two of 40 s
+    assert (
+        time_left.estimate(1, done=0.25, elapsed_s=10.0) == "about 1 min 50 s left"
+    )  # 30 s, and two of 40 s
     time_left.seconds.append(20.0)
-    assert time_left.estimate(2, elapsed_s=5.0) == "about 0:35 left"
-    assert time_left.estimate(2, elapsed_s=50.0) == "about 0:20 left"
-    assert time_left.estimate(2, done=0.5, elapsed_s=12.0) == "about 0:30 left"
+    assert time_left.estimate(2, elapsed_s=5.0) == "about 35 s left"
+    assert time_left.estimate(2, elapsed_s=50.0) == "about 20 s left"
+    assert time_left.estimate(2, done=0.5, elapsed_s=12.0) == "about 30 s left"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +141,7 @@ def test_plain_lines_of_a_sweep(screen: Screen) -> None:
         shown.end(1, 3, run_result(wall_s=60.0), skipped=False)
         assert len(screen.lines()) == 1
         shown.begin(2, 3, RUN)
-        assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2:00 left"]
+        assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2 min left"]
 
 
 def test_time_left_ignores_skipped_runs(screen: Screen) -> None:
@@ -251,19 +267,19 @@ def test_live_table_shows_the_time_left() -> None:
     shown, view = live()
     assert "left" not in view()
     shown.end(1, 3, run_result(wall_s=30.0), skipped=False)
-    assert "about 1:00 left" in view()
+    assert "about 1 min left" in view()
 
 
 def test_live_table_shows_the_time_since_nodes_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(display.time, "monotonic", clock)
     shown, view = live()
-    assert "0:00" in view()
+    assert "0 s" in view()
     clock.pass_(7.0)
-    assert "0:07" in view()
+    assert "7 s" in view()
     assert "starting" in view()
     shown.begin(3, 3, RUN)
-    assert "0:00" in view()
+    assert "0 s" in view()
 
 
 def test_live_display_is_a_context_manager() -> None:

@@ -167,6 +167,9 @@ def test_latex_table_has_means_and_intervals(tmp_path: Path) -> None:
         mean, low, high = (float(line[name]) for name in ("time_s", "time_s_low", "time_s_high"))
         assert row[2] == f"{mean:.2f} [{low:.2f}, {high:.2f}]"
     assert rows[0][3] == "1.00"
+    (fastest,) = [each for each in json.loads(paths.findings.read_text()) if each["kind"] == "fastest"]
+    low, high = fastest["data"]["speedup_interval"]
+    assert rows[1][3] == f"{fastest['data']['speedup']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 @pytest.mark.slow

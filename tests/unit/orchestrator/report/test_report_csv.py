@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from io import StringIO
+from math import exp, sqrt
 from typing import Any
 
 import pytest
 
+from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import columns
@@ -20,13 +23,17 @@ from orchestrator.report.render.csv_tables import (
     results_csv,
     summary_csv,
 )
+from orchestrator.report.topics import asked_by
 from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import (
     a_comparison,
     a_run,
     around,
+    cells,
+    findings_of,
     in_cluster_time,
     repeated,
+    verdicts_of,
 )
 
 WRITERS = {"summary.csv": summary_csv, "results.csv": results_csv, "epochs.csv": epochs_csv}
@@ -113,6 +120,36 @@ def test_summary_has_a_line_per_configuration() -> None:
     assert {name for name, value in third.items() if value} == {
         *("workload", "strategy", "transport", "partitioner", "nodes", "ranks", "seeds", "clock", "state")
     }
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_speedup_has_one_interval(nodes: int) -> None:
+    """That of the comparison with serial: in the findings, the verdict, the table and summary.csv."""
+    runs = [
+        *repeated("serial", around(8.0, 0.4)),
+        *repeated("all_reduce", around(5.0, 0.2), nodes=2),
+        *repeated("all_reduce", around(4.0, 0.2), nodes=4),
+        *repeated("ddp", around(4.5, 0.2), nodes=4),
+    ]
+    comparison = a_comparison(*runs)
+    claims = asked_by(comparison).decided()
+    (group,) = [
+        each for each in comparison.groups if (each.strategy, each.shape.nodes) == ("all_reduce", nodes)
+    ]
+    line = lines(summary_csv(comparison, claims))[comparison.groups.index(group)]
+    low, high = float(line["speedup_low"]), float(line["speedup_high"])
+    if nodes == 4:  # the only number of nodes at which findings compare with serial
+        (found,) = findings_of(comparison, "fastest")
+        assert found.data["speedup_interval"] == pytest.approx((low, high))
+    # No narrower than what sessions alone make of it.
+    assert high / low > exp(2 * 1.96 * sqrt(2) * BETWEEN_SESSIONS)
+    shown = cells(columns.with_speedup_intervals(speedup_intervals(comparison, claims)), [group])
+    assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
+    (verdict,) = verdicts_of(comparison)
+    (option,) = [
+        each for each in verdict.options if each.shape.split()[0] == f"{nodes}" and "all" in each.name
+    ]
+    assert f"({low:.2f}–{high:.2f})" in option.speedup
 
 
 def test_summary_has_no_intervals_of_few_seeds() -> None:

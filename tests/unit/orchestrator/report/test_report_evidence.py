@@ -12,7 +12,7 @@ from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, evidence
 from orchestrator.results.records import RunResult
 from tests.unit.orchestrator.report.test_report_golden import golden_comparison
-from tests.unit.report_support import a_comparison, a_run, around, repeated
+from tests.unit.report_support import a_comparison, a_run, around, in_cluster_time, repeated, verdicts_of
 
 
 def lines(comparison: Comparison) -> dict[str, Evidence]:
@@ -62,6 +62,37 @@ def test_what_limits_conclusions_links_to_its_finding(
     other = a_run("ddp", nodes=2, batch_size=32, batch_per="run", train_s=5.0, **changed)
     line = lines(a_comparison(*sound(), other))[topic]
     assert (line.ok, line.anchor) == (False, anchor)
+
+
+FAILED: dict[str, Any] = {"status": "failed", "cause": "it crashed"}
+
+
+@pytest.mark.parametrize("more", [{}, {"target_accuracy": 0.8}], ids=["no target", "target"])
+def test_nothing_is_checked_over_runs_that_did_not_finish(more: dict[str, Any]) -> None:
+    comparison = a_comparison(a_run(**FAILED, **more), a_run("all_reduce", nodes=2, **FAILED, **more))
+    found = lines(comparison)
+    assert {topic: line.state for topic, line in found.items()} == {
+        "Fairness": "inapplicable",
+        "Clock": "inapplicable",
+        "Runs": "limited",
+    }
+    (verdict,) = verdicts_of(comparison)
+    assert "serial" not in verdict.headline
+    assert not verdict.decided
+
+
+def test_one_configuration_has_no_equal_conditions() -> None:
+    for finished in (a_run(), a_run("all_reduce", nodes=2)):
+        failed = a_run("ddp", nodes=2, **FAILED)
+        found = lines(a_comparison(finished, failed))
+        assert (found["Fairness"].state, found["Clock"].state) == ("inapplicable", "ok")
+
+
+def test_the_clock_is_that_of_workloads_with_a_time() -> None:
+    cluster = a_run("all_reduce", nodes=2, cores=1)
+    failed = a_run("all_reduce", nodes=2, lr=0.01, **FAILED)
+    found = lines(a_comparison(cluster, failed, clusters=[in_cluster_time(cluster, 4.0)]))
+    assert "wall time;" not in found["Clock"].text
 
 
 def test_pending_runs_and_few_seeds() -> None:

@@ -15,7 +15,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.tables import AT_FIRST
-from orchestrator.report.topics import find
+from orchestrator.report.topics import asked_by, find
 from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import FAST, SERIAL, a_run, text_of, unrendered_figures, write_page
 
@@ -95,7 +95,7 @@ def test_every_table_is_parsed_and_narrow(text: str) -> None:
 def test_columns_beyond_the_first_are_folded_and_none_is_lost(comparison: Comparison, text: str) -> None:
     shown = re.findall(r"(?m)^\| (.+) \|\n\| [-:| ]+\|$", text)
     titles = {title for line in shown for title in line.split(" | ")}
-    for chapter in chapters_of(comparison):
+    for chapter in chapters_of(comparison, asked_by(comparison).decided()):
         for table in filter(
             None, [chapter.results, chapter.partitioned, chapter.certified, chapter.contained]
         ):

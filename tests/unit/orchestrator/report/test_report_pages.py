@@ -30,6 +30,7 @@ from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.tables import AT_FIRST, table_of_groups
 from orchestrator.report.render.terms import TERMS, SectionTerms
+from orchestrator.report.topics import asked_by
 from orchestrator.report.topics.speed import TIMES
 from orchestrator.results.records import (
     RunResult,
@@ -479,7 +480,7 @@ def test_importing_the_report_is_fast() -> None:
 
 def test_workloads_of_one_configuration_share_a_table() -> None:
     comparison = a_comparison(*(a_run(lr=lr, seed=seed) for lr in (0.1, 0.2, 0.4) for seed in range(2)))
-    (chapter,) = chapters_of(comparison)
+    (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
     assert [head.title for head in chapter.results.heads][:2] == ["Workload", "Strategy"]
     assert len({line.cells[0].text for line in chapter.results.lines}) == 3
     assert chapter.certified is not None

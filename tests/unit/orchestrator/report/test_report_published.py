@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.report.formats import JOIN
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.plots import draw
@@ -156,6 +157,11 @@ def test_an_ablation_has_the_difference_of_each_step() -> None:
         "first": 0.3,
         "last": 0.9,
     }
+    assert [name.replace(JOIN, " ") for name in finding.data["names"]] == [
+        "one_shot init=independent over mpi on 2 nodes",
+        "serial",
+    ]
+    assert all(name in finding.text for name in (*finding.data["names"], "accuracy"))
     assert finding.data["steps"] == [
         {
             "fixes": "2 different initial weights",

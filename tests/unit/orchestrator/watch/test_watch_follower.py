@@ -146,10 +146,10 @@ def test_time_left_counts_the_runs_that_wait(sweep: SweepInProgress) -> None:
     sweep.start(sweep.runs[0])
     assert sweep.poll().left == ""
     sweep.end(sweep.runs[0])
-    assert sweep.poll().left == "about 2:00 left"
+    assert sweep.poll().left == "about 2 min left"
     sweep.start(sweep.runs[1])
     sweep.report(sweep.runs[1], "epoch", **epoch(1, 0.5))
-    assert sweep.poll().left == "about 1:40 left"
+    assert sweep.poll().left == "about 1 min 40 s left"
 
 
 def test_runs_are_in_the_order_of_their_execution(tmp_path: Path) -> None:

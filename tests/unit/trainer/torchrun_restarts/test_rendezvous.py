@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +149,13 @@ def test_ranks_share_a_store_with_their_attempt_only(rank_of: Callable[..., Node
     assert not attempt_store(rank_of(1, 1)).check(["address"])
 
 
-def test_exit_barrier(rank_of: Callable[..., NodeContext]) -> None:
-    left = threading.Event()
-
-    def leave(rank: int, attempt: int) -> None:
-        exit_barrier(rank_of(rank, attempt))
-        left.set()
-
-    threading.Thread(target=leave, args=(0, 1), daemon=True).start()
-    threading.Thread(target=leave, args=(1, 0), daemon=True).start()  # another attempt
-    assert not left.wait(0.3)
-    leave(1, 1)
-    assert left.is_set()
+def test_exit_barrier(pool: ThreadPoolExecutor, rank_of: Callable[..., NodeContext]) -> None:
+    """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
+    waiting = pool.submit(exit_barrier, rank_of(0, 1))
+    other = pool.submit(exit_barrier, rank_of(1, 0))  # another attempt
+    assert not wait([waiting, other], timeout=0.3).done
+    exit_barrier(rank_of(1, 1))
+    waiting.result(timeout=10)
+    assert not other.done()
+    exit_barrier(rank_of(0, 0))
+    other.result(timeout=10)

@@ -1,0 +1,42 @@
+"""The 95 % interval of a speedup: one definition for tables, files and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.metrics.estimates import estimates
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import SPEEDUP, TRAIN_S
+from orchestrator.report.quantities.quantity import Bounds
+from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
+
+LEVEL = 0.05
+
+
+def speedup_interval(claims: Claims, serial: Group | None, group: Group) -> Bounds | None:
+    """The interval of the comparison of a configuration's time with serial's.
+
+    It is the one at which a finding decided the comparison. If no finding makes it, the interval has the
+    same errors and no correction for other comparisons.
+
+    Returns:
+        None without a speedup, or with too few seeds on a side.
+    """
+    if serial is None or group.serial or SPEEDUP.over(group) is None:
+        return None
+    if found := claims.between(TRAIN_S, serial, group):
+        return found.interval
+    pair = [serial, group]
+    if min(len(TRAIN_S.sample(each)) for each in pair) < MIN_SEEDS:
+        return None
+    contrast = Contrast(*estimates(TRAIN_S, pair, claims.errors))
+    half = critical_t(LEVEL, contrast.dof) * contrast.standard_error
+    return TRAIN_S.unscaled(contrast.estimate - half), TRAIN_S.unscaled(contrast.estimate + half)
+
+
+def speedup_intervals(comparison: Comparison, claims: Claims) -> Callable[[Group], Bounds | None]:
+    """The interval of each configuration of a sweep."""
+    serial = {group.workload: group for group in reversed(comparison.groups) if group.serial and group.ok}
+    return lambda group: speedup_interval(claims, serial.get(group.workload.without_links), group)
