@@ -30,6 +30,7 @@ from tests.bench import (
     virtual,
     virtual_error,
     vtrain,
+    written,
 )
 
 PARTS = {
@@ -57,6 +58,7 @@ ON_REQUEST = {
     "predict": predict.main,  # takes half an hour
     "splits": splits.main,  # takes minutes
     "layout": layout.main,  # takes minutes
+    "written": written.main,  # takes minutes
     "ladder": ladder.main,  # takes an hour, in three calls
     "vtrain": vtrain.main,  # reads files that are not shipped
     "slow_motion": slow_motion.main,  # needs a machine without other load

@@ -22,6 +22,7 @@ from trainer.core.frames import HEADER, frame, length, message
 def main() -> None:
     """Serve requests, in a directory without files: a relative path in users' code would fail in a node."""
     import torch
+    import torch._dynamo  # the first optimizer of a process does so, and each request has a process
 
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     sys.dont_write_bytecode = True

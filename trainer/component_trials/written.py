@@ -29,39 +29,33 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from trainer.launch.threads import Training
     from trainer.training.task import Task
 
 LR = 0.05
 # Of the change of a tensor, by its type: rounding of float32 and float64.
 RTOL = {"float32": 1e-4, "float64": 1e-7}
 NOISE = 30.0  # times the effect of one rounding of the initial weights
-BUDGET_S = 1.5  # CPU seconds of all steps, from which their number follows
-# Copies of the weights in memory: those of each rank, gradients, optimizer state, values to compare.
-COPIES = {1: 7, 2: 11}
+BUDGET_S = 1.5  # CPU seconds, from which the number of steps follows
+LARGE = 4_000_000  # weights, from which float64 takes too long
+COPIES = 12  # of the weights in memory: of ranks, gradients, optimizer state, and to compare
+PIXELS = 64  # of a side of images, if the model takes smaller ones than those of the dataset
 
 
 @dataclass(frozen=True)
 class Length:
-    """How much is tried. samples, batch: those of all ranks together, in an epoch and in a step."""
+    """How much is compared. samples, batch: those of all ranks together, in an epoch and in a step."""
 
     samples: int
     batch: int
     epochs: int
-    alone: bool = True  # also on one rank
 
     def __str__(self) -> str:
-        steps = self.epochs * -(-self.samples // self.batch)
-        return f"{steps} steps of {self.batch} samples on {'1 and 2 ranks' if self.alone else '2 ranks'}"
-
-    @property
-    def passes(self) -> int:
-        """Samples that pass the model, on both sides."""
-        return self.samples * self.epochs * 2 * (2 if self.alone else 1)
+        return f"{self.epochs * -(-self.samples // self.batch)} steps of {self.batch} samples"
 
 
+SHORT = Length(8, 4, 1)
 # Of 17 samples, ranks have 9 and 8, so batches are of unequal size, and never of one sample.
-LENGTHS = (Length(TRIED_SAMPLES, 6, 2), Length(8, 4, 1), Length(8, 4, 1, alone=False))
+LONG = Length(TRIED_SAMPLES, 6, 2)
 
 
 @dataclass(frozen=True)
@@ -74,11 +68,6 @@ class State:
     def change(self, name: str) -> Tensor:
         return self.after[name] - self.before[name]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one copy."""
-        return sum(each.nbytes for each in self.after.values())
-
 
 class Few(DatasetCache):
     """Loads a few samples in place of a dataset."""
@@ -89,6 +78,9 @@ class Few(DatasetCache):
 
     def load(self, dataset: Dataset, data_dir: Path) -> Data:
         return self._few
+
+
+Train = Callable[[RunSpec, DatasetCache], "Tensor"]
 
 
 def compare(components: Mapping[str, Any], inputs: Tensor, targets: Tensor) -> str:
@@ -104,30 +96,45 @@ def compare(components: Mapping[str, Any], inputs: Tensor, targets: Tensor) -> s
     Raises:
         ImportFailure: They differ, or only one of them fails. The message names what differs.
     """
+    error: Exception = ImportFailure("")
+    for kind, data in _forms(components, inputs, targets):
+        with _default_type(kind):
+            run, few = run_of(components, 2, SHORT), _some(data, SHORT.samples)
+            started = time.process_time()
+            try:
+                plain = _plain(run, few)
+            except Exception as raised:
+                error = raised
+                continue
+            compare_run(run, few, plain=plain)
+            seconds = time.process_time() - started
+            if 8 * seconds > BUDGET_S:
+                return f"{SHORT} on 2 ranks"
+            for ranks in (1, 2):
+                compare_run(run_of(components, ranks, LONG), _some(data, LONG.samples))
+            return f"{LONG} on 1 and 2 ranks"
+    raise ImportFailure(located(error)) from error
+
+
+def _forms(
+    components: Mapping[str, Any], inputs: Tensor, targets: Tensor
+) -> Iterator[tuple[torch.dtype, Data]]:
+    """The types of numbers and the sizes of images with which a model is tried, the best first.
+
+    Rounding is small in float64, and small models and images take less time. A model may take neither. One
+    with types of its own is tried with these.
+    """
     import torch
 
-    few = _data(inputs, targets)
-    # Rounding is small in float64. A model with types of its own is tried with these.
-    types = run_of(components, 1, LENGTHS[0]).model.types
-    for kind in (torch.float32,) if {*types} - {"float32"} else (torch.float64, torch.float32):
-        with _default_type(kind):
-            data = _in_type(few, kind)
-            try:
-                first = LENGTHS[1]
-                started = time.process_time()
-                size = _plain(run_of(components, 1, first), _first(data, first.batch)).nbytes
-                seconds = (time.process_time() - started) / first.batch
-            except Exception as error:
-                if kind is torch.float32:
-                    raise ImportFailure(located(error)) from error
-                continue  # it takes float32 alone
-            length = next((each for each in LENGTHS if each.passes * seconds <= BUDGET_S), LENGTHS[-1])
-            for ranks in (1, 2) if length.alone else (2,):
-                if (needed := size * COPIES[ranks]) > memory_left():
-                    return f"nothing on {ranks} ranks, which needs {needed / 2**20:.0f} MiB of memory"
-                compare_run(run_of(components, ranks, length), _first(data, length.samples))
-            return str(length)
-    raise AssertionError("float32 returns or raises")
+    run, kinds = run_of(components, 2, SHORT), [torch.float32]
+    if {*run.model.types} == {"float32"} and run.model.weights < LARGE:
+        kinds.insert(0, torch.float64)
+    for kind in kinds:
+        if inputs.dim() == 4 and max(inputs.shape[2:]) > PIXELS:
+            top, left = (max(0, side - PIXELS) // 2 for side in inputs.shape[2:])
+            images = inputs[:, :, top : top + PIXELS, left : left + PIXELS]
+            yield kind, _in_type(_data(images, targets), kind)
+        yield kind, _in_type(_data(inputs, targets), kind)
 
 
 def _data(inputs: Tensor, targets: Tensor) -> Data:
@@ -152,7 +159,7 @@ def _in_type(data: Data, kind: torch.dtype) -> Data:
     return replace(data, train=split, test=split)
 
 
-def _first(data: Data, samples: int) -> Data:
+def _some(data: Data, samples: int) -> Data:
     """So many samples, spread over all of them and repeated if there are fewer."""
     split = data.train
     at = taken(len(split.labels), samples)
@@ -192,22 +199,19 @@ def run_of(components: Mapping[str, Any], ranks: int, length: Length, **fields: 
     )
 
 
-def compare_run(
-    spec: RunSpec, data: Data, train: Callable[[RunSpec, DatasetCache], Training] | None = None
-) -> None:
+def compare_run(spec: RunSpec, data: Data, plain: State | None = None, train: Train | None = None) -> None:
     """Raise ImportFailure unless a run does what plain torch does.
 
-    train: trains on the samples that it is given; None: on transport memory.
+    Args:
+        spec: the run.
+        data: its samples.
+        plain: what plain torch does; None: find out.
+        train: the flat weights after a training; None: by threads, without evaluation.
     """
-    import torch
-
-    from trainer.launch import threads
-
-    train = train or (lambda spec, samples: threads.train(spec, datasets=samples))
     where = "on one rank" if spec.nodes == 1 else f"on {spec.nodes} ranks"
-    plain = _plain(spec, data)
+    plain = plain or _plain(spec, data)
     try:
-        weights = torch.from_numpy(train(spec, Few(data)).weights)
+        weights = (train or _trained)(spec, Few(data))
     except Exception as error:
         reason = f"{located(error)}, and does not in a loop of plain torch"
         raise ImportFailure(f"a training {where} fails with {reason}") from error
@@ -228,6 +232,14 @@ def compare_run(
                 f"trained {where}, {name} differs by {difference:.2g} from a loop of plain torch, which "
                 f"changes it by {_norm(change):.2g}{ADVICE if spec.nodes > 1 else ''}"
             )
+
+
+def _trained(spec: RunSpec, samples: DatasetCache) -> Tensor:
+    """The flat weights of rank 0 after a training, see `Replica.weights`."""
+    from trainer.launch.threads import weights_of
+    from trainer.training.task import Task
+
+    return weights_of(Task(spec, Path(), samples))
 
 
 ADVICE = (
@@ -268,7 +280,9 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     from trainer.training.task import Task
 
     task = Task(spec, Path(), Few(data))
-    modules = [_module(task) for _ in range(spec.num_replicas)]
+    modules = [_module(task)]
+    check_memory(modules[0])
+    modules += [_module(task) for _ in range(spec.num_replicas - 1)]
     generators = [
         torch.Generator().manual_seed(task.rngs.torch_seed("dropout", rank)) for rank in range(len(modules))
     ]
@@ -309,6 +323,16 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
         if not torch.equal(each.nan_to_num(), constant[name].nan_to_num()):
             raise ImportFailure(f"the buffer {name} changes in training, but not in its first batch")
     return State(before, _changing(spec, modules[0]))
+
+
+def check_memory(module: nn.Module) -> None:
+    """Raise ImportFailure if the memory cannot hold the copies of the weights that are compared."""
+    needed, left = COPIES * sum(each.nbytes for each in module.parameters()), memory_left()
+    if needed > left:
+        raise ImportFailure(
+            f"to compare its steps with plain torch takes {needed / 2**20:.0f} MiB of memory, and "
+            f"{left / 2**20:.0f} are left; a larger memory_mb has room"
+        )
 
 
 def _module(task: Task) -> nn.Module:

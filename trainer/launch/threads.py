@@ -28,6 +28,7 @@ from trainer.data.cache import DatasetCache
 from trainer.launch.ranks import rank_clock
 from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
+from trainer.training.session import Session
 from trainer.training.task import Task
 
 POLL_S = 0.02
@@ -249,6 +250,53 @@ def train(spec: RunSpec, checkpoints: Path | None = None, datasets: DatasetCache
         traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"))]
         weights = np.load(Path(name) / "weights.npy")
         return Training(weights, results, [each.events for each in events], traces)
+
+
+class UnevaluatedSession(Session):
+    """One rank's training, whose result is the final weights alone."""
+
+    def _evaluate_epoch(self, *_: Any, **__: Any) -> bool:
+        with self._replica.evaluating():
+            return False
+
+    def result(self) -> Any:
+        """The flat weights of the whole model; None if another rank has them."""
+        return self._replica.full_weights()
+
+
+def weights_of(task: Task) -> Tensor:
+    """The flat weights after a training on transport memory, without evaluation, events and traces.
+
+    Raises the first exception of a rank.
+    """
+    size = task.spec.world_size
+    _ = task.data  # loaded before the ranks are started
+    group = ThreadGroup(size)
+    outcomes: list[Any] = [None] * size
+
+    def rank_trains(rank: int) -> None:
+        context = NodeContext(rank, size, "memory", Path())
+        try:
+            comm = MemoryCommunicator(rank, size, rank_clock(size), group)
+            outcomes[rank] = train_rank(
+                context, task, RecordedEvents(rank), comm, session_of=UnevaluatedSession
+            )
+        except Exception as error:
+            outcomes[rank] = error
+            group.abort()
+
+    with threads_in_torch(task.spec.threads):
+        threads = [threading.Thread(target=rank_trains, args=(rank,)) for rank in range(1, size)]
+        for thread in threads:
+            thread.start()
+        rank_trains(0)
+        for thread in threads:
+            thread.join()
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    for error in sorted(errors, key=lambda error: isinstance(error, CommunicationError)):
+        raise error
+    weights: Tensor = outcomes[0]
+    return weights
 
 
 def _watch(threads: list[threading.Thread], exchanges: Exchanges, group: ThreadGroup) -> str:

@@ -113,6 +113,11 @@ class Model(Component):
         return None
 
     @property
+    def weights(self) -> int:
+        """The number of trained weights, as far as it is known without building the model; else 0."""
+        return 0
+
+    @property
     def unused(self) -> Collection[str]:
         """Names of the parameters that are trained and get no gradient, `block.parameter`."""
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
@@ -13,6 +14,7 @@ from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
 from trainer.models.base import Model, ParallelPair
 from trainer.user_components.random_state import global_states, scatter_seeds
+from trainer.user_components.samples import taken
 from trainer.user_components.signature import checked, configured
 from trainer.user_components.source import MAX_NAME, TORCHVISION, ImportFailure, Source, refuse
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Blocks
 
 TYPES = ("float32", "float64", "complex64", "complex128")  # that every transport adds up
+FEW = 4  # samples with which a model is tried
 WHOLE = "model"  # the name of the only block of a model that is no chain
 
 
@@ -44,6 +47,7 @@ class ModelFacts(Source):
     tensor_parallel_pairs: tuple[tuple[str, str, int], ...] = ()
     channels_last: bool = False
     draws: bool = False
+    weights: int = Field(0, ge=0, le=2**50)
     scalar: Name | None = None
     types: dict[Name, Name] = Field({"float32": ""}, max_length=100)
     unused: Names = Field([])
@@ -90,6 +94,10 @@ class ImportedModel(ImportedComponent, Model):
     @property
     def types(self) -> dict[str, str]:
         return self.imported.types
+
+    @property
+    def weights(self) -> int:
+        return self.imported.weights
 
     @property
     def unused(self) -> list[str]:
@@ -205,6 +213,7 @@ def facts(
         refuse(names_error(own.names, blocks))
         return nn.Sequential(OrderedDict(blocks))
 
+    inputs = inputs[taken(len(inputs), FEW)]
     first, second = built(1), built(2)
     refuse(weights_error(first, second))
     refuse(types_error(first))
@@ -213,20 +222,20 @@ def facts(
     refuse(draws_error(Draws(first, generators[0]), Draws(second, generators[1]), inputs))
     refuse(buffers.replacement_error())
     draws = not torch.equal(state, generators[0].get_state())
-    indivisible = own.indivisible if own else _indivisible(first, second, inputs)
+    computed = _Computed.of(first, inputs)
+    indivisible = own.indivisible if own else _indivisible(computed, second, inputs)
     blocks = blocks_of(first, divided=own is not None or not indivisible)
     chain = nn.Sequential(OrderedDict((n, Draws(b, generators[0]) if draws else b) for n, b in blocks))
-    loss = _some_loss(first, inputs)
-    if loss.requires_grad:
-        loss.backward()
     trained = [(name, each) for name, each in chain.named_parameters() if each.requires_grad]
+    reached = {id(p) for p, gradient in computed.gradients if gradient is not None}
     found: dict[str, Any] = {
         "blocks": [name for name, _ in blocks],
         "indivisible": indivisible,
         "draws": draws,
+        "weights": sum(each.numel() for _, each in trained),
         "scalar": next((name for name, each in trained if not each.dim()), None),
         "types": {_type_of(each): name for name, each in reversed(trained)},
-        "unused": [name for name, each in trained if each.grad is None],
+        "unused": [name for name, each in trained if id(each) not in reached],
         "statistics": [name for name, each in chain.named_buffers() if each in buffers],
     }
     if own is None:
@@ -351,28 +360,79 @@ CALLED = ("__call__", "train", "eval")  # what a class may do with its children 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _indivisible(first: nn.Module, second: nn.Module, inputs: Tensor) -> str | None:
-    """Why the module is no chain of its children; None if it is, as found by running both."""
+@dataclass(frozen=True)
+class _Computed:
+    """What a module computes in training: its output, and the gradient of each trained parameter."""
+
+    module: nn.Module
+    output: Tensor
+    gradients: list[tuple[nn.Parameter, Tensor | None]]
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Tensor) -> _Computed:
+        import torch
+
+        output = _output(module.train(), inputs)
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+        loss = (output * weights).sum().real
+        trained = [each for each in module.parameters() if each.requires_grad]
+        reached = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else ()
+        return cls(module, output.detach(), [*zip(trained, reached or [None] * len(trained), strict=True)])
+
+    def equals(self, other: _Computed) -> bool:
+        """Whether both compute the same."""
+        import torch
+
+        ours, theirs = ([gradient for _, gradient in each.gradients] for each in (self, other))
+        return torch.equal(self.output, other.output) and all(
+            one is two if one is None or two is None else torch.equal(one, two)
+            for one, two in zip(ours, theirs, strict=True)
+        )
+
+
+def _output(module: nn.Module, inputs: Tensor) -> Tensor:
+    """The output of a module, which draws the same numbers in each call."""
+    import torch
+
+    from trainer.models.layers.draws import drawing_from
+
+    with drawing_from(torch.Generator().manual_seed(0)):
+        output: Tensor = module(inputs.clone())
+    return output
+
+
+def _indivisible(whole: _Computed, again: nn.Module, inputs: Tensor) -> str | None:
+    """Why a module is no chain of its children; None if it is, as found by running both.
+
+    again: an equal module, which has been used as often but for `whole`.
+    """
+    import torch
     from torch import nn
 
-    children = [child for _, child in blocks_of(first, divided=True)]
+    module = whole.module
+    children = [child for _, child in blocks_of(module, divided=True)]
     if not children:
         return "it has no children"
-    own, held = _state(first), [each for child in children for each in _state(child)]
+    own, held = _state(module), [each for child in children for each in _state(child)]
     if {*map(id, own)} - {*map(id, held)}:
         return "it has parameters or buffers that are in none of its children"
     if len(own) != len(held):
         return "some of its children share parameters or buffers"
-    if name := next((each for each in CALLED if _overrides(first, each)), None):
+    if name := next((each for each in CALLED if _overrides(module, each)), None):
         return f"it defines {name}, which its children do not have"
-    if any(getattr(first, each) for each in HOOKS):
+    if any(getattr(module, each) for each in HOOKS):
         return "it has hooks, which its children do not have"
-    if type(first).forward is not nn.Sequential.forward:
-        chain = nn.Sequential(*(child for _, child in blocks_of(second, divided=True)))
-        for training in (True, False):
-            if not _computes_as(chain.train(training), first.train(training), inputs):
-                return "its forward is not the chain of its children"
-    if name := _other_output(first, inputs):
+    if type(module).forward is not nn.Sequential.forward:
+        chain = nn.Sequential(*(child for _, child in blocks_of(again, divided=True)))
+        try:
+            same = whole.equals(_Computed.of(chain, inputs))
+            with torch.no_grad():
+                same = same and torch.equal(*(_output(each.eval(), inputs) for each in (module, chain)))
+        except Exception:  # a child may need more than the output of the one before
+            same = False
+        if not same:
+            return "its forward is not the chain of its children"
+    if name := _other_output(module, inputs):
         return f"the output of its child {name} is of another type than float32, which ranks exchange"
     return None
 
@@ -398,34 +458,3 @@ def _overrides(module: nn.Module, method: str) -> bool:
 
 def _state(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-def _computes_as(chain: nn.Module, whole: nn.Module, inputs: Tensor) -> bool:
-    """Whether both give the same output, in one sum of it, and the same gradients."""
-    import torch
-
-    found = []
-    for module in (chain, whole):
-        parameters = [each for each in module.parameters() if each.requires_grad]
-        try:
-            loss = _some_loss(module, inputs)
-        except Exception:  # a child may need more than the output of the one before
-            return False
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else ()
-        found.append([loss, *gradients])
-    return all(
-        other is each if each is None or other is None else torch.equal(each, other)
-        for each, other in zip(*found, strict=True)
-    )
-
-
-def _some_loss(module: nn.Module, inputs: Tensor) -> Tensor:
-    """A scalar that depends on the whole output, with the same draws in each call."""
-    import torch
-
-    from trainer.models.layers.draws import drawing_from
-
-    with drawing_from(torch.Generator().manual_seed(0)):
-        output: Tensor = module(inputs.clone())
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
-    return (output * weights).sum().real
