@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from pydantic_core import PydanticCustomError
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from orchestrator.errors import InputError, StorageError
 from orchestrator.results.environment import memory_free, ranks_fitting
@@ -28,6 +29,7 @@ from orchestrator.runtimes.launch_plan import ClusterPlan, Process
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, SweepSpec
 from orchestrator.sweeps.stages import Standing, configurations
+from trainer.core.record import printable
 
 INTERRUPTED = 130  # the exit code
 MOST_VERDICTS = 3  # that are printed
@@ -347,6 +349,16 @@ def _print_commands(processes: Sequence[Process], script: str | None) -> None:
         print(textwrap.indent(script, "    "))
 
 
+class _TextConsole(Console):
+    """A console that prints what controls a terminal as visible escapes, whatever prints it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
 def text_console(file: TextIO | None = None) -> Console:
     """A console that prints text literally: no markup, no emoji, no highlighting."""
-    return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return _TextConsole(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import time
 import weakref
@@ -46,6 +47,7 @@ Values = dict[str, Any]
 ANSWER_S = 600.0  # in which a component must have been tried
 MIN_MEMORY_MB = 512  # of the process that tries components: Python and torch take half of it
 SERIAL = "serial"
+CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")  # control characters
 
 GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the others have an s
 
@@ -118,6 +120,8 @@ class ImportName:
         if not is_file:
             return cls(name, directory, module, attribute)
         file = (directory / Path(module).expanduser()).resolve()
+        if CONTROL.search(str(file)):
+            raise ValueError(f"there are control characters in {str(file)!r}")
         if not file.is_file():
             raise ValueError(f"{file} is no regular file" if file.exists() else f"there is no file {file}")
         return cls(f"{_short(file, directory)}:{attribute}", file.parent, file.name, attribute)

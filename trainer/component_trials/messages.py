@@ -6,12 +6,14 @@ lengths, control characters, and that a file is named by a path below the compon
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from trainer.core.record import Record, Text, printable
+from trainer.core.record import Record, Text, one_line, printable
 
 Values = dict[str, Any]
 
@@ -57,26 +59,27 @@ def _below(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts:
         raise ValueError("must be a path below the component's directory")
-    if printable(name) != name:
+    if one_line(name) != name:
         raise ValueError("has control characters")
     return name
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A value of JSON. Raises ValueError if it is nested too deeply or a text controls a terminal."""
+def _plain(value: Any, shown: Callable[[str], str] = printable, depth: int = 0) -> Any:
+    """A value of JSON. Raises ValueError if it is nested too deeply or a text is not as it is shown."""
     if depth > MAX_DEPTH:
         raise ValueError("is nested too deeply")
     match value:
         case dict():
-            return {_plain(key): _plain(item, depth + 1) for key, item in value.items()}
+            return {_plain(key, shown): _plain(item, shown, depth + 1) for key, item in value.items()}
         case list():
-            return [_plain(item, depth + 1) for item in value]
-        case str() if printable(value) != value:
+            return [_plain(item, shown, depth + 1) for item in value]
+        case str() if shown(value) != value:
             raise ValueError("has control characters")
     return value
 
 
-Facts = Annotated[Values, AfterValidator(_plain)]
+Facts = Annotated[Values, AfterValidator(partial(_plain, shown=one_line))]
+Parameters = Annotated[Values, AfterValidator(_plain)]
 ShortText = Annotated[Text, Field(max_length=MAX_TEXT)]
 
 
@@ -102,7 +105,7 @@ class TrialAnswer(Record):
     model_config = JSON
 
     facts: Facts = Field(default={})
-    parameters: Facts = Field(default={})
+    parameters: Parameters = Field(default={})
     files: list[Annotated[str, AfterValidator(_below)]] = Field(default=[], max_length=MAX_FILES)
     module: Annotated[str, Field(pattern=r"\A([0-9a-f]{16})?\z")] = ""
     samples: str = ""

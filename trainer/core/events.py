@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from trainer.core.event_schema import EVENTS, VERSION, Head
 from trainer.core.position import Position
-from trainer.core.record import checked, parse_object, printable
+from trainer.core.record import checked, cut, one_line, parse_object
 from trainer.core.regular_files import RefusedFile, open_below
 
 MAX_BYTES = 8192  # pipes and log drivers may split longer lines
@@ -280,8 +280,8 @@ def _event_of(rank: int, line: str) -> Event:
 
 
 def _damaged(rank: int, at: float, reason: str, line: bytes) -> Event:
-    excerpt = printable(line[:80].decode(errors="replace"))
-    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": reason[:500]})
+    excerpt = one_line(line[:80].decode(errors="replace"))
+    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": cut(reason, 500)})
 
 
 def read_events(path: Path) -> Iterator[Event]:
