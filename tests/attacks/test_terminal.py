@@ -1,7 +1,7 @@
 """Attacks on the terminal by text of nodes, components and files.
 
-The promise: control characters and line ends of such a text are visible escapes, so that nothing in it looks
-like a line of its own.
+The promise: control characters and line ends of such a text are visible escapes, so that nothing in it
+looks like a line of its own.
 """
 
 from __future__ import annotations
