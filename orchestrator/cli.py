@@ -676,7 +676,8 @@ def partitions(
     if out:
         check_files(out)
     console, imports = text_console(), Imports(Path(), data_dir)
-    previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed, imports), data_dir))
+    runs = runs_of(dataset, nodes, partitioner or (), seed, imports)
+    previews = list(preview(runs, data_dir, imports))
     console.print(tables(previews, console.width))
     for path in write_files(previews, out) if out else ():
         console.print(f"wrote {path}")

@@ -26,10 +26,12 @@ from orchestrator.results.times import duration, time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, Process
-from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.imports import Imports, is_imported
 from orchestrator.sweeps.load import Sweep, SweepSpec
 from orchestrator.sweeps.stages import Standing, configurations
+from trainer.component_trials.messages import FIELDS
 from trainer.core.record import printable
+from trainer.core.registry import shortened
 
 INTERRUPTED = 130  # the exit code
 MOST_VERDICTS = 3  # that are printed
@@ -149,6 +151,8 @@ def run_sweep(
             f"{counted(len(configurations(loaded.runs)), 'configuration')} runs with one seed"
         )
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
+    if unconfined := unconfined_code(loaded, selected.runtime):
+        console.print(unconfined)
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, selected.runtime):
@@ -280,6 +284,14 @@ def select_runtime(
     return SelectedRuntime(name, runtime, where)
 
 
+def unconfined_code(loaded: Sweep, runtime: Runtime) -> str | None:
+    """Whose code runs with the rights of the user of this command; None if no code of users does."""
+    labels = {run.name_of(field) for run in loaded.runs for field in FIELDS if is_imported(run, field)}
+    if runtime.confines or not labels:
+        return None
+    return f"code of {shortened(sorted(labels))} runs with your rights; --runtime docker confines it"
+
+
 def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
@@ -308,6 +320,8 @@ def print_plan(
 
     selected.configure(loaded.spec)
     runtime = selected.runtime
+    if unconfined := unconfined_code(loaded, runtime):
+        text_console().print(unconfined)
     if options := runtime.options.model_dump(mode="json", exclude_defaults=True):
         print(f"{selected.name}: {json.dumps(options)}")
     if loaded.equal_cpus:

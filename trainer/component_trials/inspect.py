@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.component_trials import written
+from trainer.component_trials.figures import figures
 from trainer.component_trials.messages import FIT, MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
 from trainer.core.record import checked, cut, one_line
 from trainer.data.base import PixelScale
@@ -46,7 +47,7 @@ def inspect(request: TrialRequest) -> TrialAnswer:
         if request.kind == "fit":
             check_fit(request)
             return TrialAnswer()
-        return _component(request)
+        return figures(request) if request.run else _component(request)
     except ParameterFailure as error:
         return TrialAnswer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
     except (Exception, SystemExit) as error:
