@@ -104,6 +104,7 @@ def test_names_reach_terminal_json_and_gradebook_escaped(
         "    raise Failure('p\\n[3/3] x: ok\\x1b[2J', 'e\\n[3/3] x: ok', 'g\\r[3/3] x: ok')\n"
     )
     console, book = text_console(io.StringIO()), tmp_path / "grades.csv"
+    console.width = 400  # no line is wrapped
     for as_json in (False, True):
         assert grade(paths, [tests], "local", 2, Limits(), as_json, console, csv_file=book) == 0
     assert isinstance(console.file, io.StringIO)
