@@ -250,7 +250,7 @@ def test_a_sweep_names_the_code_that_no_container_confines(
     engines(monkeypatch, "no engine answers")
     run_sweep.print_plan(loaded, SweepPaths(tmp_path), run_sweep.select_runtime(None), tmp_path)
     assert capsys.readouterr().out.startswith(f"{named}\n")
-    shipped = load_sweep(PROJECT / "sweeps" / "smoke.yml")
+    shipped = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
     assert run_sweep.unconfined_code(shipped, LocalRuntime()) is None
 
 
