@@ -51,17 +51,20 @@ app = typer.Typer(
 
 
 def _directory(text: str | Path) -> Path:
-    """The path of a directory on the command line.
+    """The path of a directory on the command line; nodes get it as UTF-8."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        raise ValueError("Input should be valid UTF-8") from None
+    return _path(text)
 
-    An empty one would be the current directory, and nodes get the path as UTF-8.
-    """
+
+def _path(text: str | Path) -> Path:
+    """A path on the command line. An empty one would be the current directory."""
     if not str(text):
         raise ValueError("Input should be the path of a directory")
     try:
-        str(text).encode()
-        os.stat(text)
-    except UnicodeEncodeError:
-        raise ValueError("Input should be valid UTF-8") from None
+        os.lstat(text)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise ValueError(
@@ -559,7 +562,7 @@ def calibrate(
     if code == INTERRUPTED:
         raise typer.Exit(code)
     for line in write_costs(SweepPaths(out), file):
-        print(line)
+        text_console().print(line)
     print(f"wrote {file}")
     raise typer.Exit(code)
 
@@ -673,7 +676,8 @@ def partitions(
     if out:
         check_files(out)
     console, imports = text_console(), Imports(Path(), data_dir)
-    previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed, imports), data_dir))
+    runs = runs_of(dataset, nodes, partitioner or (), seed, imports)
+    previews = list(preview(runs, data_dir, imports))
     console.print(tables(previews, console.width))
     for path in write_files(previews, out) if out else ():
         console.print(f"wrote {path}")
@@ -797,7 +801,7 @@ def course_new(
 def course_grade(
     submissions: Annotated[
         list[Path],
-        typer.Argument(parser=_directory, metavar="SUBMISSION...", help="Directories of students' files."),
+        typer.Argument(parser=_path, metavar="SUBMISSION...", help="Directories of students' files."),
     ],
     tests: Annotated[
         list[Path],

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import StorageError, storage_trouble
 from orchestrator.sweeps.validation import error_lines
-from trainer.core.record import printable
+from trainer.core.record import cut, printable
 from trainer.core.registry import suggestion
 from trainer.spec.run_spec import RunSpec
 
@@ -85,20 +85,14 @@ def _wrapped(text: str) -> str:
 
 def shortened(message: str) -> str:
     """The message with long words and lines cut in the middle, and without lines beyond the first 20."""
+    every = printable(message).rstrip("\n").split("\n")
     lines = [
-        _cut(re.sub(rf"\S{{{MAX_WORD + 1},}}", lambda word: _cut(word[0], MAX_WORD), line), MAX_LINE)
-        for line in message.splitlines()[:MAX_LINES]
+        cut(re.sub(rf"\S{{{MAX_WORD + 1},}}", lambda word: cut(word[0], MAX_WORD), line), MAX_LINE)
+        for line in every[:MAX_LINES]
     ]
-    if left_out := len(message.splitlines()) - len(lines):
+    if left_out := len(every) - len(lines):
         lines.append(f"and {left_out} more")
-    return printable("\n".join(lines))
-
-
-def _cut(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    half = (length - 1) // 2
-    return f"{text[:half]}…{text[-half:]}"
+    return "\n".join(lines)
 
 
 def _takes_fields(context: typer.Context | None) -> bool:

@@ -24,7 +24,7 @@ from orchestrator.sweeps.validation import detail_lines, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.conformance.report import EQUALS, KINDS, CheckRequest, Finding, Report, without_effect
 from trainer.core.frames import ProtocolError
-from trainer.core.record import checked
+from trainer.core.record import checked, one_line
 from trainer.core.registry import is_import_path, suggestion
 from trainer.spec.registries import REGISTRIES
 from trainer.user_components.source import CODE
@@ -112,7 +112,7 @@ def _imported(target: str) -> dict[str, Any]:
     try:
         name = ImportName.of("model", target, Path.cwd())
     except ValueError as error:
-        raise InputError(f"{target}: {error}") from error
+        raise InputError(f"{one_line(target)}: {error}") from error
     if name is None:
         raise InputError(f"{target}: no import path")
     return {

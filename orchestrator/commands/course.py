@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +13,9 @@ from rich.progress import Progress
 
 from orchestrator.commands.sweep import INTERRUPTED
 from orchestrator.course.checks import Check, load_checks
-from orchestrator.course.grading import Grade, Grader, MakeSandbox, submissions_of
+from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.local import local_sandbox
+from orchestrator.course.submissions import obstacle, submissions_of
 from orchestrator.course.table import gradebook, reasons, table
 from orchestrator.errors import InputError
 from orchestrator.results.store import check_output, write_atomic
@@ -45,7 +45,8 @@ def grade(
     """
     if csv_file:
         check_output(csv_file, "--csv")
-    submissions, checks = submissions_of(paths), load_checks(tests)
+    submissions = submissions_of([path.resolve() for path in paths] if own else paths)
+    checks = load_checks(tests)
     if runtime not in RUNTIME_NAMES:
         raise InputError(
             f"--runtime {runtime}: no such runtime{suggestion(runtime, RUNTIME_NAMES)}; "
@@ -56,9 +57,12 @@ def grade(
             grades = _in_containers(submissions, checks, jobs, limits)
         else:
             RUNTIMES.load("local")().clean()
-            grades = _graded(
-                submissions, checks, lambda path: local_sandbox(path, limits, prints=own), jobs
+            grader = Grader(
+                checks,
+                lambda path: local_sandbox(path, limits, prints=own),
+                lambda path: None if own else obstacle(path, other_user=False),
             )
+            grades = _graded(submissions, grader, jobs)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; nothing is left running")
         return INTERRUPTED
@@ -78,25 +82,22 @@ def grade(
 def _in_containers(
     submissions: dict[str, Path], checks: Sequence[Check], jobs: int | None, limits: Limits
 ) -> list[Grade]:
-    from orchestrator.course.containers import ContainerSandboxes, unreadable
+    from orchestrator.course.containers import ContainerSandboxes
 
-    for path in submissions.values():
-        if hidden := unreadable(path):
-            raise InputError(
-                f"{hidden}: the containers' user cannot read it; chmod -R o+rX {shlex.quote(str(path))}"
-            )
     sandboxes = ContainerSandboxes()
     try:
-        return _graded(submissions, checks, lambda path: sandboxes.sandbox(path, limits), jobs)
+        grader = Grader(
+            checks,
+            lambda path: sandboxes.sandbox(path, limits),
+            lambda path: obstacle(path, other_user=True),
+        )
+        return _graded(submissions, grader, jobs)
     finally:
         sandboxes.close()
 
 
-def _graded(
-    submissions: dict[str, Path], checks: Sequence[Check], make_sandbox: MakeSandbox, jobs: int | None
-) -> list[Grade]:
+def _graded(submissions: dict[str, Path], grader: Grader, jobs: int | None) -> list[Grade]:
     """The grades in the order of the submissions."""
-    grader = Grader(checks, make_sandbox)
     found: dict[str, Grade] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=len(submissions) == 1) as progress:
         task = progress.add_task("grading", total=len(submissions))

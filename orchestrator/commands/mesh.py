@@ -7,6 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
+from orchestrator.sweeps.imports import Imports, has_users
 from trainer.core.whole_number import whole_number
 from trainer.models.split_points import stage_blocks
 from trainer.spec.node_speed import MAX_NODES
@@ -48,16 +49,24 @@ def degrees(text: str) -> dict[str, int]:
     return found
 
 
-def mesh_lines(run: RunSpec, strategy: Hybrid, split_points: Sequence[str], width: int) -> list[str]:
+def mesh_lines(
+    run: RunSpec, strategy: Hybrid, split_points: Sequence[str], width: int, imports: Imports
+) -> list[str]:
     """A row for each rank, and what the groups exchange.
 
     Args:
         run: of this strategy.
         split_points: first block of every stage but the first.
+        imports: runs users' components.
     """
     mesh = strategy.mesh_of(run.world_size)
     stages = stage_blocks(run.model.names, split_points)
-    parameters = strategy.parameters_by_rank(run, split_points)
+    if has_users(run):
+        parameters = imports.figures("ranks", run, split_points).rank_parameters
+        if len(parameters) != mesh.size:
+            raise InputError(f"the parameters of {len(parameters)} ranks are known, not of {mesh.size}")
+    else:
+        parameters = strategy.parameters_by_rank(run, split_points)
     rows = [
         (
             str(rank),

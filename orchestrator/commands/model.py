@@ -14,7 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.sweeps.expand import BlockFields, expand
-from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.imports import Imports, has_users
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.core.registry import ImportedComponent
 from trainer.core.whole_number import whole_number
@@ -82,7 +82,7 @@ def sections(
     run = run_of(model, dataset, batch_size, imports, loss)
     numbers = stage_counts(parts, run)
     yield heading(run)
-    blocks = profile_blocks(run)
+    blocks = profile_blocks(run, imports)
     for lines in (block_lines(blocks), LEGEND, split_lines(blocks, run, numbers, width)):
         yield "\n" + "\n".join(lines)
 
@@ -108,9 +108,10 @@ def mesh_sections(
     split_points: list[str] = []
     if own.pipeline > 1:
         pairs = shared_pairs(run.model, own)
-        split_points = balanced_split(profile_blocks(run), batch_size, own.pipeline, pairs).split_points
+        blocks = profile_blocks(run, imports)
+        split_points = balanced_split(blocks, batch_size, own.pipeline, pairs).split_points
         yield f"split points by the measured time of blocks: {', '.join(split_points)}"
-    yield "\n" + "\n".join(mesh_lines(run, strategy, split_points, width))
+    yield "\n" + "\n".join(mesh_lines(run, strategy, split_points, width, imports))
 
 
 def run_of(
@@ -141,7 +142,6 @@ def run_of(
         fields.override(field, [parse_yaml(text, place)], place)
     fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
     (run,) = expand(fields, imports)
-    imports.use_here()
     return run
 
 
@@ -163,14 +163,22 @@ def stage_counts(text: str | None, run: RunSpec) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def profile_blocks(run: RunSpec) -> list[BlockProfile]:
-    """Profile the blocks of the run's model on this machine. Raises InputError without torch."""
+def profile_blocks(run: RunSpec, imports: Imports) -> list[BlockProfile]:
+    """Profile the blocks of the run's model on this machine. Raises InputError, also without torch.
+
+    Users' components run in a process of their own.
+    """
     try:
-        from trainer.training.profile import profile_model
+        from trainer.training.profile import BlockProfile, profile_model
     except ModuleNotFoundError as error:
         reason = f"profiling needs {error.name}; run: make venv"
         raise InputError(reason) from error
-    return profile_model(run)
+    if not has_users(run):
+        return profile_model(run)
+    found = [each.model_dump() for each in imports.figures("profile", run).blocks]
+    if [each["name"] for each in found] != run.model.names:
+        raise InputError(f"{component_label(run, 'model')}: its profile has other blocks than the model")
+    return [BlockProfile(**{**each, "output_shape": tuple(each["output_shape"])}) for each in found]
 
 
 def balanced_split(

@@ -9,14 +9,18 @@ from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+
 from orchestrator.errors import InputError, data_error, output_error
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.csv_text import csv_text
 from orchestrator.results.store import check_output, write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
-from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.imports import Imports, has_users
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.component_trials.messages import PartitionFigures
+from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError
 from trainer.spec.checks import partitioner_error
 from trainer.spec.registries import REGISTRIES
@@ -82,7 +86,6 @@ def runs_of(
         FieldValue(parse_yaml(text, option), option, extensible=False) for text, option in named
     ] or [FieldValue(name, name) for name in REGISTRIES["partitioner"].entries]
     runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(fields, imports)]
-    imports.use_here()
     if nodes > (samples := runs[0].dataset.train_samples):
         raise InputError(
             f"--nodes {nodes}: {dataset} has {samples} training samples; allowed: 1 to {samples}"
@@ -90,12 +93,16 @@ def runs_of(
     return runs
 
 
-def preview(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[PartitionPreview]:
-    """Each run's partition. The dataset, equal in all runs, is downloaded if missing. Raises InputError."""
+def preview(runs: Sequence[RunSpec], data_dir: Path, imports: Imports) -> Iterator[PartitionPreview]:
+    """Each run's partition. The dataset, equal in all runs, is downloaded if missing. Raises InputError.
+
+    imports: runs users' components, in a process of their own.
+    """
     dataset = runs[0].dataset
     try:
-        dataset.prepare(data_dir)
-        data = dataset.load(data_dir)
+        if not isinstance(dataset, ImportedComponent):
+            dataset.prepare(data_dir)
+            data = dataset.load(data_dir)
     except DataError as error:
         raise data_error(data_dir, error) from error
     for run in runs:
@@ -103,9 +110,26 @@ def preview(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[PartitionPrevie
             yield PartitionPreview(run, None, reason)
             continue
         try:
-            yield PartitionPreview(run, partition_summary(run, data.train.labels, data.classes))
-        except (ValueError, DataError) as error:
+            if has_users(run):
+                summary = _summary(run, imports.figures("partition", run).partition)
+            else:
+                summary = partition_summary(run, data.train.labels, data.classes)
+            yield PartitionPreview(run, summary)
+        except (ValueError, DataError, InputError) as error:
             yield PartitionPreview(run, None, str(error))
+
+
+def _summary(run: RunSpec, found: PartitionFigures | None) -> PartitionSummary:
+    """The partition that the process with users' components has sent. Raises InputError."""
+    rows, classes = run.num_replicas, run.dataset.class_count
+    if (
+        found is None
+        or [len(row) for row in found.labels] != [classes] * rows
+        or {len(found.js_divergence), len(found.earth_movers_distance)} != {rows}
+    ):
+        raise InputError(f"the answer holds no partition of {classes} labels over {rows} parts")
+    js, emd = tuple(found.js_divergence), tuple(found.earth_movers_distance)
+    return PartitionSummary(np.array(found.labels), found.coverage, found.overlap, js, emd)
 
 
 def tables(previews: Sequence[PartitionPreview], width: int) -> str:

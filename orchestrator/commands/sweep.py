@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from pydantic_core import PydanticCustomError
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from orchestrator.errors import InputError, StorageError
 from orchestrator.results.environment import memory_free, ranks_fitting
@@ -25,9 +26,12 @@ from orchestrator.results.times import duration, time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, Process
-from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.imports import Imports, is_imported
 from orchestrator.sweeps.load import Sweep, SweepSpec
 from orchestrator.sweeps.stages import Standing, configurations
+from trainer.component_trials.messages import FIELDS
+from trainer.core.record import printable
+from trainer.core.registry import shortened
 
 INTERRUPTED = 130  # the exit code
 MOST_VERDICTS = 3  # that are printed
@@ -147,6 +151,8 @@ def run_sweep(
             f"{counted(len(configurations(loaded.runs)), 'configuration')} runs with one seed"
         )
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
+    if unconfined := unconfined_code(loaded, selected.runtime):
+        console.print(unconfined)
     if loaded.equal_cpus:
         console.print(loaded.equal_cpus.label)
     if little := memory_warning(loaded, selected.runtime):
@@ -278,6 +284,14 @@ def select_runtime(
     return SelectedRuntime(name, runtime, where)
 
 
+def unconfined_code(loaded: Sweep, runtime: Runtime) -> str | None:
+    """Whose code runs with the rights of the user of this command; None if no code of users does."""
+    labels = {run.name_of(field) for run in loaded.runs for field in FIELDS if is_imported(run, field)}
+    if runtime.confines or not labels:
+        return None
+    return f"code of {shortened(sorted(labels))} runs with your rights; --runtime docker confines it"
+
+
 def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
@@ -306,6 +320,8 @@ def print_plan(
 
     selected.configure(loaded.spec)
     runtime = selected.runtime
+    if unconfined := unconfined_code(loaded, runtime):
+        text_console().print(unconfined)
     if options := runtime.options.model_dump(mode="json", exclude_defaults=True):
         print(f"{selected.name}: {json.dumps(options)}")
     if loaded.equal_cpus:
@@ -347,6 +363,16 @@ def _print_commands(processes: Sequence[Process], script: str | None) -> None:
         print(textwrap.indent(script, "    "))
 
 
+class _TextConsole(Console):
+    """A console that prints what controls a terminal as visible escapes, whatever prints it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
 def text_console(file: TextIO | None = None) -> Console:
     """A console that prints text literally: no markup, no emoji, no highlighting."""
-    return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return _TextConsole(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -137,7 +137,7 @@ def shown(value: Any) -> str:
         text = f"{value:.6g}" if math.isfinite(value) else str(value)
     else:
         text = repr(value.item() if isinstance(value, np.generic) else value)
-    text = " ".join(text.split())
+    text = " ".join(text[: 4 * MAX_SHOWN].split())
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
@@ -170,7 +170,9 @@ def _checks_of(file: Path) -> list[Check]:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too, which would end the command without grades
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(file)]
         place = f"{file}, line {lines[-1]}" if lines else str(file)
         raise InputError(f"--tests {place}: {type(error).__name__}: {error}") from error

@@ -41,13 +41,3 @@ class ContainerSandboxes:
     def close(self) -> None:
         """Remove whatever is left."""
         remove_of_orchestrator(self.engine, identity())
-
-
-def unreadable(directory: Path) -> Path | None:
-    """A file of a submission that the container's user cannot read; None: there is none."""
-    for path in (directory, *sorted(directory.rglob("*"))):
-        if not path.is_symlink():
-            needed = 0o5 if path.is_dir() else 0o4
-            if path.stat().st_mode & needed != needed:
-                return path
-    return None

@@ -8,14 +8,26 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from orchestrator.course.checks import Check, Failure, Values, case_text
 from orchestrator.course.student import Student
-from orchestrator.errors import InputError
 from orchestrator.sandbox.base import READY_S, Channel, Ended, Sandbox, SandboxError, TimedOut
-from trainer.core.record import Record, Text, printable
+from trainer.core.record import Record, cut, one_line
+from trainer.core.regular_files import open_below
 
 ABSENT = "the file is missing"
+MAX_TEXT = 1000  # characters of a text that a submission may have written
+
+
+def shown(text: str) -> str:
+    """A text that a submission may have written, as one line of limited length."""
+    return cut(one_line(text), MAX_TEXT)
+
+
+Text = Annotated[str, AfterValidator(shown)]
 
 
 class Reason(Record):
@@ -41,23 +53,32 @@ class Score(Record):
 
 
 class Grade(Record):
-    """The result of one submission. error: why it was not graded, through no fault of its own; or None."""
+    """The result of one submission. error: why it was not graded, or None."""
 
     submission: str
     points: int
     possible: int
-    error: str | None
+    error: Text | None
     scores: list[Score]
 
 
 MakeSandbox = Callable[[Path], Sandbox]
+Obstacle = Callable[[Path], str | None]
 
 
 class Grader:
-    """Grades submissions. `stop` ends it from another thread or a signal handler."""
+    """Grades submissions, each with limits of its own.
 
-    def __init__(self, checks: Sequence[Check], make_sandbox: MakeSandbox) -> None:
-        self._checks, self._make = checks, make_sandbox
+    Args:
+        obstacle: why a submission cannot be graded; None if it can.
+    """
+
+    def __init__(
+        self, checks: Sequence[Check], make_sandbox: MakeSandbox, obstacle: Obstacle = lambda _: None
+    ) -> None:
+        self._checks, self._make, self._obstacle = checks, make_sandbox, obstacle
+        # A submission that stops in every check has all its limits, and time to start as often.
+        self._seconds = sum(check.seconds for check in checks) + READY_S
         self._stopped = Event()
         self._channels: dict[str, Channel] = {}
 
@@ -79,12 +100,15 @@ class Grader:
     def grade(self, name: str, directory: Path) -> Grade:
         """Grade one submission."""
         scores: list[Score] = []
-        error = None
+        deadline = time.monotonic() + self._seconds
         try:
-            for each in self._checks:
-                scores.append(self._score(name, directory, each))  # noqa: PERF401  (some remain after an error)
+            error = self._obstacle(directory)
+            for each in () if error else self._checks:
+                scores.append(self._score(name, directory, each, deadline))  # noqa: PERF401  (some remain)
         except SandboxError as trouble:
-            error = printable(str(trouble))
+            error = str(trouble)
+        except Exception as trouble:  # whatever it is, the others are graded
+            error = f"{type(trouble).__name__}: {trouble}"
         finally:
             self._close(name)
         return Grade(
@@ -95,9 +119,13 @@ class Grader:
             scores=scores,
         )
 
-    def _score(self, name: str, directory: Path, check: Check) -> Score:
+    def _score(self, name: str, directory: Path, check: Check, deadline: float) -> Score:
         started = time.monotonic()
-        failure = self._failure(name, directory, check)
+        if started < deadline:
+            failure = self._failure(name, directory, check)
+        else:
+            spent = f"the {self._seconds:g} s for all its tests are over"
+            failure = Reason(case="", problem=spent, expected="", got="")
         return Score(
             file=check.file,
             title=check.title,
@@ -111,8 +139,11 @@ class Grader:
 
     def _failure(self, name: str, directory: Path, check: Check) -> Reason | None:
         """Why the submission fails the check; None if it passes. Raises SandboxError."""
-        if not (directory / check.file).is_file():
-            return Reason(case="", problem=ABSENT, expected="", got="")
+        try:
+            open_below(directory, check.file).close()
+        except OSError as error:
+            problem = ABSENT if isinstance(error, FileNotFoundError) else f"{check.file}: {error.strerror}"
+            return Reason(case="", problem=problem, expected="", got="")
         student = Student(self._channel(name, directory), check.file, check.seconds)
         case: Values = {}
         try:
@@ -124,10 +155,8 @@ class Grader:
             )
         except SandboxError:
             raise
-        except (
-            Exception
-        ) as error:  # such as an index into a list that the student's code returned too short
-            text = f"the check cannot use what it returned ({type(error).__name__}: {error})"[:300]
+        except BaseException as error:  # such as an index into a list that is too short; also SystemExit
+            text = f"the check cannot use what it returned ({type(error).__name__}: {error})"
             return Reason(case=case_text(case), problem=text, expected="", got="")
         finally:
             if not student.intact:
@@ -154,13 +183,3 @@ class Grader:
     def _close(self, name: str) -> None:
         if channel := self._channels.pop(name, None):
             channel.close()
-
-
-def submissions_of(paths: Sequence[Path]) -> dict[str, Path]:
-    """Submissions by name: that of the directory, or the path where names are equal. Raises InputError."""
-    for path in paths:
-        if not path.is_dir():
-            raise InputError(f"SUBMISSION {path}: no such directory")
-    resolved = list(dict.fromkeys(path.resolve() for path in paths))
-    names = [path.name for path in resolved]
-    return {path.name if names.count(path.name) == 1 else str(path): path for path in resolved}

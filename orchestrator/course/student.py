@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.course.checks import Failure
 from orchestrator.sandbox.base import Channel, Ended, TimedOut
 from trainer.core.frames import ProtocolError
-from trainer.core.record import printable
+from trainer.core.record import cut, one_line
 from trainer.course.protocol import decode, encode
 
 SETTLE_S = 0.5  # in which a rank with threads of its own may still send something
@@ -95,6 +95,8 @@ class _Calls:
         results: dict[int, Any] = {}
         while len(results) < len(calls):
             message = self._next(set(range(len(calls))) - results.keys())
+            if time.monotonic() > self._deadline:  # reading a message takes time, too
+                raise TimedOut
             number = message.get("call")
             if not isinstance(number, int) or number not in range(len(calls)):
                 raise ProtocolError("wrote to the channel of its answers")
@@ -196,7 +198,7 @@ def _error(number: int, calls: int, message: dict[str, Any]) -> Failure:
     error = message.get("error")
     if not isinstance(error, dict):
         return Failure("it wrote to the channel of its answers")
-    kind, text, where = (str(error.get(name, "")) for name in ("type", "text", "where"))
+    kind, text, where = (cut(str(error.get(name, "")), MAX_TEXT) for name in ("type", "text", "where"))
     rank = f"rank {number} " if calls > 1 else "it "
     place = f" ({where})" if where else ""
-    return Failure(printable(" ".join(f"{rank}raised {kind}{place}: {text}".split())[:MAX_TEXT]))
+    return Failure(cut(one_line(" ".join(f"{rank}raised {kind}{place}: {text}".split())), MAX_TEXT))

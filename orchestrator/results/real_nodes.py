@@ -21,7 +21,7 @@ from orchestrator.results.store import (
     write_atomic,
 )
 from trainer.core.json_files import JsonLimits, read_json_below
-from trainer.core.record import Record, printable
+from trainer.core.record import Record, one_line
 
 LIMITS = JsonLimits(bytes=2**13, values=2**10)  # of the file
 
@@ -96,7 +96,7 @@ def read_real_runs(paths: SweepPaths) -> RealRuns | None:
     )
     if stored is None:
         return None
-    name = printable(stored.directory)
+    name = one_line(stored.directory)
     try:
         return _real_runs(paths.directory / stored.directory, name)
     except UnusableFile as error:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import CoverageRecord, MeasuredLink, PartitionRecord
 from trainer.core.events import Event
-from trainer.core.record import Record
+from trainer.core.record import Record, Text
 from trainer.core.result import TrainResult
 from trainer.spec.run_spec import RunSpec
 
@@ -126,7 +126,7 @@ class InjectedFault(_Finite):
     fault: int
     node: int
     rank: int
-    action: str
+    action: Text
     epoch: int
     step: int
     second: float
@@ -136,15 +136,15 @@ class RunResult(_Finite):
     """The outcome of one run. Times in seconds, memory in MiB, accuracies 0 … 1."""
 
     version: Literal[1] = 1
-    key: str
+    key: Text
     status: Status
-    cause: str | None  # why the run is not ok, with the name of the node
-    log: str | None = None  # the file in the run's directory that may say more about the cause
+    cause: Text | None  # why the run is not ok, with the name of the node
+    log: Text | None = None  # the file in the run's directory that may say more about the cause
     spec: dict[str, Any]
-    topology: str
-    runtime: str
+    topology: Text
+    runtime: Text
     runtime_info: RuntimeInfo
-    node_kind: str  # e.g. "containers of Docker 26.1.5"
+    node_kind: Text  # e.g. "containers of Docker 26.1.5"
     started_at: float  # seconds since 1970
     wall_s: float  # from the start of the run to this row
     startup_s: float | None  # from the start of the run to its first training step
@@ -162,8 +162,8 @@ class RunResult(_Finite):
     order: int | None = (
         None  # position among the runs that the sweep command executed; older results lack it
     )
-    nodes_replaced: str | None = None  # why warm nodes were replaced before or during the run
-    flags: list[str]  # what limits the comparison with other runs, as sentences
+    nodes_replaced: Text | None = None  # why warm nodes were replaced before or during the run
+    flags: list[Text]  # what limits the comparison with other runs, as sentences
     ranks: list[RankResult]
     epochs: list[EpochPoint]
     certificate: Certificate | None

@@ -124,9 +124,11 @@ class Runtime(ABC):
         info: what it can do.
         Options: its key in a sweep file has these fields.
         max_warm_nodes: the most nodes of all shared clusters together; None: any number.
+        confines: whether users' code runs in containers alone, also while it is tried.
     """
 
     info: RuntimeInfo
+    confines: ClassVar[bool] = False
     Options: ClassVar[type[BaseModel]] = NoOptions
     max_warm_nodes: int | None = None
 

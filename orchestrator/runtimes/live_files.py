@@ -9,8 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.results.store import RunPaths, write_atomic
-from trainer.core.events import Event
+from trainer.core.events import Event, EventReader, make_files
 from trainer.spec.output_limits import OutputLimits
+
+
+def make_live(paths: RunPaths, limits: OutputLimits) -> None:
+    """Make the directory, and in it the file of each rank: one that is missing later was removed."""
+    paths.live.mkdir()
+    make_files(paths.live, range(limits.ranks))
+
+
+def reader_of(paths: RunPaths, limits: OutputLimits) -> EventReader:
+    """What reads the events that ranks write to the directory."""
+    ranks = limits.ranks
+    return EventReader(paths.live, ranks, limits.event_bytes, limits.restarts, made=range(ranks))
 
 
 def excess(paths: RunPaths, limits: OutputLimits) -> Iterator[tuple[int, Path, str]]:
@@ -26,8 +38,9 @@ def excess(paths: RunPaths, limits: OutputLimits) -> Iterator[tuple[int, Path, s
             yield rank, written, f"{what}: {reason}"
 
 
-def collect_live(paths: RunPaths, limits: OutputLimits, events: list[Event]) -> None:
+def collect_live(paths: RunPaths, limits: OutputLimits) -> None:
     """Move weights and traces to their final paths, write the events, and remove the directory."""
+    events = reader_of(paths, limits).new()
     for rank, path, reason in [*excess(paths, limits)]:
         events.append(Event(time.time(), "", rank, "", "damaged", {"line": "", "reason": reason}))
         path.unlink()

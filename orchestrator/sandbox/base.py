@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainer.core.events import signal_name
-from trainer.core.frames import HEADER, MAX_FRAME, ProtocolError, frame, length, message
+from trainer.core.frames import HEADER, MAX_FRAME, MAX_VALUES, ProtocolError, frame, length, message
 from trainer.core.record import printable
 
 READY_S = 60.0  # for the process to start, on a busy machine
@@ -130,7 +130,7 @@ class Channel:
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next message. Raises Ended, TimedOut or ProtocolError."""
         size = length(self._exactly(HEADER, deadline), self._most)
-        return message(self._exactly(size, deadline))
+        return message(self._exactly(size, deadline), MAX_VALUES)
 
     def _exactly(self, count: int, deadline: float) -> bytes:
         while len(self._buffer) < count:

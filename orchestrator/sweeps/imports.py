@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import time
 import weakref
@@ -21,7 +22,7 @@ from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -46,6 +47,7 @@ Values = dict[str, Any]
 ANSWER_S = 600.0  # in which a component must have been tried
 MIN_MEMORY_MB = 512  # of the process that tries components: Python and torch take half of it
 SERIAL = "serial"
+CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")  # control characters
 
 GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the others have an s
 
@@ -71,6 +73,7 @@ class Inspection:
 
 
 INSPECTION = ("trainer.component_trials",)
+Figures = Literal["profile", "ranks", "partition"]
 MakeSandbox = Callable[[Inspection], Sandbox]
 
 
@@ -118,6 +121,8 @@ class ImportName:
         if not is_file:
             return cls(name, directory, module, attribute)
         file = (directory / Path(module).expanduser()).resolve()
+        if CONTROL.search(str(file)):
+            raise ValueError(f"there are control characters in {str(file)!r}")
         if not file.is_file():
             raise ValueError(f"{file} is no regular file" if file.exists() else f"there is no file {file}")
         return cls(f"{_short(file, directory)}:{attribute}", file.parent, file.name, attribute)
@@ -161,6 +166,16 @@ def short_path(name: str) -> str:
     return f"{os.path.normpath(module)}:{attribute}" if module.endswith(".py") else name
 
 
+def is_imported(run: RunSpec, field: str) -> bool:
+    """Whether a field of a run is a user's component."""
+    return isinstance(getattr(run, field), ImportedComponent)
+
+
+def has_users(run: RunSpec) -> bool:
+    """Whether a run has users' components, whose code this process does not run."""
+    return any(is_imported(run, field) for field in FIELDS)
+
+
 def from_here(value: Any) -> Any:
     """A value of an option: an import path of a file counts from the current directory, not the sweep's."""
     form = _form(value)
@@ -197,10 +212,14 @@ class Imports:
         """The directory with the files of the components; None if no run has any."""
         return self._staged.directory if self._staged else None
 
-    def use_here(self) -> None:
-        """Let this process run the components, as the commands that start no nodes do."""
-        if self.code is not None:
-            os.environ |= {CODE: str(self.code), "SHARDYARD_DATA": str(self._data_dir)}
+    def figures(self, kind: Figures, run: RunSpec, split_points: Sequence[str] = ()) -> TrialAnswer:
+        """Figures of a run with users' components, from the process that tries them. Raises InputError."""
+        spec, points = run.model_dump(mode="json"), [*split_points]
+        request = TrialRequest(kind=kind, run=spec, split_points=points, data_dir=str(self._data_dir))
+        try:
+            return self._asked("", "", request)
+        except ComponentError as error:
+            raise InputError(error.message) from error
 
     def resolve(self, values: Values) -> Values:
         """The fields of a run, with what a spec must know of users' components.

@@ -12,7 +12,7 @@ from orchestrator.runtimes.launch_plan import rank_name
 from orchestrator.watch.files import LogPart, LogTail, log_names
 from orchestrator.watch.follower import ENDED_BADLY, Follower, Run, View
 from orchestrator.watch.live_run import LiveRun
-from trainer.core.record import printable
+from trainer.core.record import one_line, printable
 
 EVENTS = "events"  # shown in place of the nodes' logs that runtime docker saves when a run has ended
 MOST_RANKS = 16  # that are listed
@@ -135,7 +135,7 @@ def _head(view: View, report: Path) -> dict[str, Any]:
     counts += [f"{failed} failed"] if failed else []
     worst = next((key for key, run in view.runs.items() if run.state in ENDED_BADLY), "")
     return {
-        "name": printable(view.name),
+        "name": one_line(view.name),
         "state": view.state,
         "doing": view.doing,
         "running": view.running,
@@ -145,8 +145,8 @@ def _head(view: View, report: Path) -> dict[str, Any]:
         "elapsed": duration(view.elapsed_s),
         "left": view.left,
         "report": time.strftime("%H:%M:%S", time.localtime(view.report_at)) if view.report_at else "",
-        "file": printable(str(report)),
-        "damage": [printable(each) for each in view.damage[:MOST_DAMAGE]],
+        "file": one_line(str(report)),
+        "damage": [one_line(each) for each in view.damage[:MOST_DAMAGE]],
         "more_damage": max(0, len(view.damage) - MOST_DAMAGE),
     }
 
@@ -155,7 +155,7 @@ def _row(run: Run) -> dict[str, str]:
     return {
         "key": run.key,
         "state": run.state,
-        "cause": printable(run.cause),
+        "cause": one_line(run.cause),
         "epoch": run.epoch,
         "loss": run.loss,
         "accuracy": run.accuracy,

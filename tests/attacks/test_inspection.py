@@ -412,3 +412,48 @@ def _processes_in(directory: Path) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+# What an error says
+
+
+FORGED = "bad\\n[3/3] x: ok\\r[4/4] y: ok\\u2028[5/5] z: ok\\x1b[2J"
+FAILURE = "from trainer.user_components.source import ImportFailure\nraise ImportFailure({!r})\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (f'raise ValueError("{FORGED}")', "bad"),
+        (FAILURE.format("bad\n[3/3] x: ok"), "bad"),
+        ("raise ValueError('\\x1b' * 5000 + 'the reason')", "the reason"),
+        ("raise ValueError('\\x1b' * 50 + 'x ' * 5000 + 'the reason')", "the reason"),
+        (FAILURE.format("\x1b" * 5000 + "the reason"), "the reason"),
+        ("open('odd \\x1b[2J\\n', 'w').close()", "control characters"),
+        ("open('two\\n[3] x: ok', 'w').close()", "control characters"),
+    ],
+)
+def test_an_error_is_one_line_that_keeps_its_reason(
+    code: str, says: str, tried: Callable[[str, MakeSandbox], str]
+) -> None:
+    in_directory = f"import os\nos.chdir(os.path.dirname(__file__))\n{code}\n"
+    reason = tried(in_directory, local_sandbox)
+    assert reason.isprintable()
+    assert says in reason
+    assert "pydantic" not in reason
+    assert len(reason) < 5000
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J.py", "a\n[3/3] x: ok.py", "a\t.py", "in\n/mine.py", "link.py"])
+def test_a_file_whose_name_has_control_characters_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    if name == "link.py":
+        (tmp_path / "a\x1b.py").write_text(HONEST)
+        (tmp_path / name).symlink_to("a\x1b.py")
+    else:
+        (tmp_path / name).write_text(HONEST)
+    with pytest.raises(ComponentError) as raised:
+        Imports(tmp_path).resolve({"model": f"./{name}:Net", "strategy": "serial"})
+    reason = "\n".join(raised.value.lines(str))
+    assert reason.isprintable()
+    assert "control characters" in reason

@@ -207,3 +207,12 @@ def test_too_large_traces_are_not_kept(attack: Attack, then: str) -> None:
     assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
     assert "trace" in str(result.cause)
     assert not attack.paths.run(result.key).trace(1).exists()
+
+
+@pytest.mark.parametrize("then", ["rm $1/rank-1.jsonl", "mv $1/rank-1.jsonl $1/x", "rm -r $1/*"])
+def test_events_that_are_removed_at_once_are_named(attack: Attack, then: str) -> None:
+    """Before the orchestrator has read any of them."""
+    result = attack.result(then)
+    assert result.status == "failed"
+    assert ".jsonl was removed" in str(result.cause)
+    assert "start" not in str(result.cause)

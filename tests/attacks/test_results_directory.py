@@ -321,5 +321,5 @@ def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) ->
     (paths.live / paths.weights.name).symlink_to(outside / "secret")
     (paths.live / paths.trace(0).name).symlink_to(outside / "secret")
     os.mkfifo(paths.live / paths.trace(1).name)
-    collect_live(paths, OutputLimits.of(spec), [])
+    collect_live(paths, OutputLimits.of(spec))
     assert [each.name for each in paths.directory.iterdir()] == [paths.events.name]

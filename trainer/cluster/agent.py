@@ -41,7 +41,7 @@ from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, POR
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
-from trainer.core.events import EventReader, EventWriter, how_ended, signal_name
+from trainer.core.events import EventReader, EventWriter, how_ended, make_files, signal_name
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
 from trainer.core.trace import trace_path
@@ -130,6 +130,8 @@ class Agent:
         if self._parent:
             print(log_marks(assignment.spec.key)[0], flush=True)
         self._write_files(assignment)
+        make_files(OUT, assignment.agent.ranks)
+        self._events = EventReader(OUT, made=assignment.agent.ranks)
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
         beating = asyncio.create_task(self._beat(connection))

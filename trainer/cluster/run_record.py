@@ -22,6 +22,7 @@ from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import UNREPORTED, Event, check_attempt, damage, format_event, signal_name
 from trainer.core.membership import MembershipTracker
 from trainer.core.processes import MPIRUN, Suspended
+from trainer.core.record import cut, one_line
 from trainer.core.trace import trace_path
 from trainer.spec.output_limits import OutputLimits
 from trainer.torchrun_restarts.attempts import AttemptTracker
@@ -94,7 +95,7 @@ class RunRecord:
         self._rejected.add(agent.name)
         self.fail(agent, f"sent invalid data: {reason}", reported=bool(agent.ranks))
         for rank in agent.ranks[:1]:  # so that the orchestrator learns of it
-            fields = {"line": "", "reason": reason[:500]}
+            fields = {"line": "", "reason": cut(reason, 500)}
             self.add_event(Event(time.time(), self.key, rank, "", "damaged", fields))
 
     def add_event(self, event: Event) -> None:
@@ -281,10 +282,10 @@ class RunRecord:
         """
         if not self._required(agent):
             return
-        lines = cause.strip().splitlines() or ["for an unknown reason"]
-        self.failures.setdefault(agent.name, lines[0][:200])  # the events have all of it
+        text = cut(one_line(cause.strip()) or "for an unknown reason", 200)  # the events have all of it
+        self.failures.setdefault(agent.name, text)
         if not reported:
-            self.unreported.setdefault(agent.name, lines[0][:200])
+            self.unreported.setdefault(agent.name, text)
 
     def fail_here(self, cause: str) -> None:
         """Note why the coordinator cannot go on."""

@@ -16,7 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.component_trials import written
+from trainer.component_trials.figures import figures
 from trainer.component_trials.messages import FIT, MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
+from trainer.core.record import checked, cut, one_line
 from trainer.data.base import PixelScale
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
@@ -45,11 +47,11 @@ def inspect(request: TrialRequest) -> TrialAnswer:
         if request.kind == "fit":
             check_fit(request)
             return TrialAnswer()
-        return _component(request)
+        return figures(request) if request.run else _component(request)
     except ParameterFailure as error:
         return TrialAnswer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
     except (Exception, SystemExit) as error:
-        return TrialAnswer(error=located(error, directory)[:MAX_TEXT])
+        return TrialAnswer(error=cut(one_line(located(error, directory)), MAX_TEXT))
 
 
 def _component(request: TrialRequest) -> TrialAnswer:
@@ -68,13 +70,17 @@ def _component(request: TrialRequest) -> TrialAnswer:
         for path in opened.paths | imported_files(directory, request.module)
         if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
     }
-    return TrialAnswer(
-        facts=found.model_dump(mode="json"),
-        parameters=defaults_left_out(called, request.parameters),
-        files=sorted(str(path.relative_to(directory)) for path in files),
-        module=_installed_digest(called, files),
-        samples=base64.b64encode(samples.getvalue()).decode(),
-    )
+    answer = {
+        "facts": found.model_dump(mode="json"),
+        "parameters": defaults_left_out(called, request.parameters),
+        "files": sorted(str(path.relative_to(directory)) for path in files),
+        "module": _installed_digest(called, files),
+        "samples": base64.b64encode(samples.getvalue()).decode(),
+    }
+    try:
+        return checked(TrialAnswer, answer, "what a run must know of it")
+    except ValueError as error:  # such as a file whose name has control characters
+        raise ImportFailure(str(error)) from error
 
 
 def _installed_digest(called: Any, files: set[Path]) -> str:

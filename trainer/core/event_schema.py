@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from trainer.core.clock import PHASES
 from trainer.core.position import Position
-from trainer.core.record import Amount, Count, Rank, Real, Record, Share, Text
+from trainer.core.record import Amount, Count, Lines, Rank, Real, Record, Share, Text
 from trainer.core.result import TrainResult
 
 VERSION = 1
@@ -237,7 +237,7 @@ class Failed(Record):
 
     cause: Text
     peer: bool = False
-    traceback: Text = ""
+    traceback: Lines = ""
 
 
 class Ended(Record):

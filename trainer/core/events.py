@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from trainer.core.event_schema import EVENTS, VERSION, Head
 from trainer.core.position import Position
-from trainer.core.record import checked, parse_object, printable
+from trainer.core.record import checked, cut, one_line, parse_object
 from trainer.core.regular_files import RefusedFile, open_below
 
 MAX_BYTES = 8192  # pipes and log drivers may split longer lines
@@ -90,7 +90,7 @@ class EventWriter:
         self._directory = directory
         self._host = socket.gethostname()
         self._console = console or sys.stdout
-        self._file = _lines(directory / f"rank-{rank}.jsonl") if directory else None
+        self._file = _lines(directory / events_name(rank)) if directory else None
 
     def write(self, kind: str, **fields: Any) -> None:
         event = self._append(kind, fields)
@@ -122,6 +122,17 @@ class EventWriter:
     def as_rank(self, rank: int) -> EventWriter:
         """A writer for another rank of the same run."""
         return EventWriter(self._run, rank, self._directory, self._console, self._prefix)
+
+
+def events_name(rank: int) -> str:
+    """The name of the file with a rank's events."""
+    return f"rank-{rank}.jsonl"
+
+
+def make_files(directory: Path, ranks: Iterable[int]) -> None:
+    """Make the files to which these ranks will write their events."""
+    for rank in ranks:
+        (directory / events_name(rank)).touch()
 
 
 def _lines(path: Path) -> TextIO:
@@ -167,6 +178,7 @@ class EventReader:
         ranks: int | None = None,
         max_bytes_per_rank: int | None = None,
         restarts: int | None = None,
+        made: Iterable[int] = (),
     ) -> None:
         """
         Args:
@@ -174,10 +186,11 @@ class EventReader:
             ranks: Number of ranks of the run, whose files are read; None: all files are.
             max_bytes_per_rank: What is read of a file; a longer one is damaged. None: all of it.
             restarts: That the run may have; None: any number.
+            made: Ranks whose files were made before they started: a missing one was removed.
         """
         self._directory, self._ranks, self._max_bytes = directory, ranks, max_bytes_per_rank
         self._restarts = restarts
-        self._positions: dict[int, _Position] = {}  # by rank
+        self._positions = {rank: _Position() for rank in made}
 
     @property
     def has_given_up(self) -> bool:
@@ -205,7 +218,7 @@ class EventReader:
             position = self._positions[rank]
             if not position.given_up:
                 position.given_up = True
-                damaged = _damaged(rank, position.time, f"rank-{rank}.jsonl was removed", b"")
+                damaged = _damaged(rank, position.time, f"{events_name(rank)} was removed", b"")
                 events.append((position.latest, damaged))
         return [event for _, event in sorted(events, key=lambda each: each[0])]
 
@@ -280,8 +293,8 @@ def _event_of(rank: int, line: str) -> Event:
 
 
 def _damaged(rank: int, at: float, reason: str, line: bytes) -> Event:
-    excerpt = printable(line[:80].decode(errors="replace"))
-    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": reason[:500]})
+    excerpt = one_line(line[:80].decode(errors="replace"))
+    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": cut(reason, 500)})
 
 
 def read_events(path: Path) -> Iterator[Event]:

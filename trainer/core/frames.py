@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trainer.core.json_files import value_count
+
 HEADER = 4  # bytes of a frame's length, big-endian
 MAX_FRAME = 16 * 2**20  # bytes, unless a reader allows another length
+MAX_VALUES = 2**18  # in a message that is not trusted: a byte of JSON can take 100 bytes of memory
 
 
 class ProtocolError(Exception):
@@ -27,8 +30,10 @@ def length(header: bytes, most: int = MAX_FRAME) -> int:
     return size
 
 
-def message(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body. Raises ProtocolError."""
+def message(body: bytes, most_values: int | None = None) -> dict[str, Any]:
+    """The message in a frame's body. Raises ProtocolError, also for more than about `most_values`."""
+    if most_values is not None and value_count(body) > most_values:
+        raise ProtocolError(f"sent more than {most_values:,} values at once")
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -26,8 +26,13 @@ def read_json(path: Path, limits: JsonLimits) -> bytes:
     return _limited(read_regular(path, limits.bytes), path, limits)
 
 
+def value_count(text: bytes) -> int:
+    """About how many values a text of JSON has. Commas and brackets in strings count, too."""
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
 def _limited(text: bytes, path: Path | str, limits: JsonLimits) -> bytes:
-    """The text, unless it has too many values. Commas and brackets in strings count, too."""
-    if sum(map(text.count, (b",", b"[", b"{"))) > limits.values:
+    """The text, unless it has too many values."""
+    if value_count(text) > limits.values:
         raise RefusedFile(path, f"has more than {limits.values:,} values")
     return text

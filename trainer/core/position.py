@@ -29,11 +29,6 @@ def _checked(text: str) -> str:
     return text
 
 
-def one_line(text: str) -> str:
-    """The text, printable and without the ends of lines."""
-    return printable(text.replace("\n", " ").replace("\t", " "))
-
-
 Name = Annotated[str, AfterValidator(_checked)]
 
 

@@ -58,6 +58,19 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def one_line(text: str) -> str:
+    """The text with visible escapes also for newlines and tabs: nothing in it looks like another line."""
+    return printable(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def cut(text: str, length: int) -> str:
+    """The text, without its middle if it is longer: errors start with a place and end with a reason."""
+    if len(text) <= length:
+        return text
+    half = (length - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
 def _escaped(character: str) -> str:
     hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
     return ascii(character)[1:-1] if hidden and character not in "\n\t" else character
@@ -69,7 +82,8 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Real = Annotated[float, Field(ge=-3.5e38, le=3.5e38)]  # every finite float32
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
-Text = Annotated[str, AfterValidator(printable)]
+Text = Annotated[str, AfterValidator(one_line)]
+Lines = Annotated[str, AfterValidator(printable)]
 
 R = TypeVar("R", bound=Record)
 
@@ -103,9 +117,9 @@ def checked(model: type[R], fields: dict[str, Any], what: str) -> R:
 def first_error(error: ValidationError) -> str:
     """The first wrong field, what it must be, and an excerpt of what it is, in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    field = printable(".".join(str(part)[:MAX_EXCERPT] for part in first["loc"]))
+    field = ".".join(str(part)[:MAX_EXCERPT] for part in first["loc"])
     wrong = "" if first["type"] == "missing" else f", not {_excerpt(first['input'])}"
-    return f"{field}: {first['msg']}{wrong}"
+    return one_line(f"{field}: {first['msg'].removeprefix('Value error, ')}{wrong}")
 
 
 def _wrong_shape(value: Any) -> str:

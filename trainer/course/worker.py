@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from trainer.core.frames import HEADER, ProtocolError, frame, length, message
+from trainer.core.record import cut
 from trainer.course.protocol import decode, encode
 
 MAX_TEXT = 400  # characters of an exception's message
@@ -137,7 +138,7 @@ class Worker:
         own = [f"{Path(at.filename).name}, line {at.lineno}" for at in places if self._is_own(at.filename)]
         if isinstance(error, SyntaxError) and self._is_own(error.filename):
             own = [f"{Path(str(error.filename)).name}, line {error.lineno}"]
-        text = str(error.msg if isinstance(error, SyntaxError) else error)[:MAX_TEXT]
+        text = cut(str(error.msg if isinstance(error, SyntaxError) else error), MAX_TEXT)
         return {"type": type(error).__name__[:MAX_TEXT], "text": text, "where": own[-1] if own else ""}
 
 

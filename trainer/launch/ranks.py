@@ -19,6 +19,7 @@ from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
+from trainer.core.record import cut
 from trainer.core.result import Diverged, TrainResult
 from trainer.data.base import DataError
 from trainer.launch.checked import CheckedCommunicator, MismatchError
@@ -200,9 +201,9 @@ def report_failure(events: EventWriter, error: Exception) -> None:
     if not names_place and (place := place_of(error)):
         cause = f"{place}: {cause}"
     trace = traceback.format_exc()
-    # Both must fit into one event: keep the start of the cause and the end of the traceback.
+    # Both must fit into one event: keep both ends of the cause and the end of the traceback.
     while len(json.dumps(cause)) > MAX_BYTES * 0.4:
-        cause = cause[: len(cause) * 3 // 4]
+        cause = cut(cause, len(cause) * 3 // 4)
     while len(json.dumps(trace)) > MAX_BYTES * 0.4:
         trace = trace[len(trace) // 4 :]
     # peer: the error is about another rank, which may be the true cause.

@@ -17,12 +17,14 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
+from trainer.core.record import cut, one_line, printable
 from trainer.core.registry import Component
 from trainer.user_components.source import ImportFailure
 
 C = TypeVar("C", bound=Component)
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+MAX_MESSAGE = 1000  # characters of what is wrong with a parameter
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -37,8 +39,15 @@ class ParameterFailure(Exception):
         self.errors: list[dict[str, Any]] = []
         for each in error.errors(include_url=False):
             context: Any = each.get("ctx", {})
-            self.errors.append({**each, "ctx": {name: str(value) for name, value in context.items()}})
+            given = printable(each["input"]) if isinstance(each["input"], str) else each["input"]
+            texts = {name: _shown(value) for name, value in context.items()}
+            self.errors.append({**each, "msg": _shown(each["msg"]), "input": given, "ctx": texts})
         self.allowed = list(allowed)
+
+
+def _shown(value: object) -> str:
+    """A text that a user's check may have written, as one line of limited length."""
+    return cut(one_line(str(value)), MAX_MESSAGE)
 
 
 def configured(component: type[C], parameters: Mapping[str, Any]) -> C:

@@ -49,6 +49,7 @@ class ParentProcess:
         self._parent: subprocess.Popen[bytes] | None = None
         self._status_socket: socket.socket | None = None
         self._answers: TextIO | None = None  # what the parent sends through it
+        self._is_late = False  # an answer was not there in time
         self._first: Mapping[str, Any] = {}  # its status when it had started
 
     @property
@@ -98,10 +99,14 @@ class ParentProcess:
         for _ in range(START_TRIES):
             self._parent = self._started()
             output = self._parent.stdout
+            late = f"did not answer within {START_S:.0f} s"
             if output and select.select([output], [], [], START_S)[0] and output.readline():
-                self._first = self._status()
-                return
-            failure = self.failure(EXIT_S) or f"did not answer within {START_S:.0f} s"
+                try:
+                    self._first = self._status()
+                    return
+                except OSError as error:
+                    late = f"did not answer: {error}"
+            failure = self.failure(EXIT_S) or late
             self.close()
         raise ParentError(f"the process of warm nodes {failure}")
 
@@ -109,7 +114,7 @@ class ParentProcess:
         # The kernel closes our end when this process ends, however it ends. A pair, and not the socket of
         # clients, because the parent's abstract name may be in a network namespace that we are not in.
         self._status_socket, theirs = socket.socketpair()
-        self._answers = self._status_socket.makefile()
+        self._answers, self._is_late = self._status_socket.makefile(), False
         with theirs:
             return subprocess.Popen(
                 self.argv,
@@ -149,9 +154,14 @@ class ParentProcess:
         if self._status_socket is None or self._answers is None:
             raise ConnectionError("it has not been started")
         self._status_socket.settimeout(ANSWER_S)
-        self._status_socket.sendall(request)
-        # After a timeout, every later read fails, so an answer that comes late is never taken for another.
-        line = self._answers.readline()
+        try:
+            if self._is_late:
+                raise TimeoutError
+            self._status_socket.sendall(request)
+            line = self._answers.readline()
+        except TimeoutError:
+            self._is_late = True  # so that an answer that comes late is never taken for another
+            raise TimeoutError(f"nothing came within {ANSWER_S:g} s") from None
         if not line:
             raise ConnectionError("it closed the connection")
         status: dict[str, Any] = json.loads(line)

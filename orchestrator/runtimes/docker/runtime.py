@@ -67,6 +67,7 @@ class ContainerPlan(ClusterPlan):
 class DockerRuntime(Runtime):
     """One container per node on this machine's Docker engine, each within its own limits."""
 
+    confines = True
     info = RuntimeInfo(
         enforces_limits=True,
         shares_cores=True,

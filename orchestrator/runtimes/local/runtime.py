@@ -22,13 +22,13 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process, rank_name
-from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
 from orchestrator.runtimes.local.lost_ranks import LostRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import UNREPORTED, Event, EventReader, damage
+from trainer.core.events import UNREPORTED, Event, damage
 from trainer.core.processes import MPIRUN, Suspended, is_suspended
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -170,11 +170,11 @@ class LocalCluster(Cluster):
     def run(self, plan: LaunchPlan) -> LocalRun:
         if reason := self._refusal(plan.spec):
             raise InputError(reason)
-        live = plan.paths.live
-        live.mkdir()
+        limits = OutputLimits.of(plan.spec)
+        make_live(plan.paths, limits)
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
-        losses = LostRanks(plan, live) if plan.spec.on_loss == "continue" else None
-        return LocalRun(plan, OutputLimits.of(plan.spec), attempts, self._parent, losses)
+        losses = LostRanks(plan, plan.paths.live) if plan.spec.on_loss == "continue" else None
+        return LocalRun(plan, limits, attempts, self._parent, losses)
 
     def ready(self) -> bool:
         if self._parent is None:
@@ -221,7 +221,7 @@ class LocalRun(Run):
         self._pids: dict[int, int] = {}  # by rank
         self._reported: set[int] = set()  # ranks with an exit report
         self._finished_at: float | None = None
-        self._reader = self._new_reader()
+        self._reader = reader_of(self._paths, self._limits)
         self._damage: str | None = None
         # The run is part of the label, because one orchestrator may execute several.
         self._label = {**own_label(), "SHARDYARD_RUN": str(self._live.resolve())}
@@ -319,9 +319,6 @@ class LocalRun(Run):
                 self._damage = damage(event, rank_name(event.rank, self._processes_per_node))
         return events
 
-    def _new_reader(self) -> EventReader:
-        return EventReader(self._live, self._limits.ranks, self._limits.event_bytes, self._limits.restarts)
-
     def suspended(self) -> Suspended:
         if THROTTLE in self._processes:  # it stops and continues the processes of its node all the time
             return {}
@@ -342,7 +339,7 @@ class LocalRun(Run):
             self._nodes.wait_until_idle()
 
     def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits, self._new_reader().new())
+        collect_live(paths, self._limits)
 
 
 def _end(processes: list[psutil.Process]) -> int:

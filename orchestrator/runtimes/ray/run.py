@@ -12,11 +12,11 @@ from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
 from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, Reply
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.slurm.container import own_digest
-from trainer.core.events import Event, EventReader, damage
+from trainer.core.events import Event, damage
 from trainer.core.processes import Suspended
 from trainer.spec.output_limits import OutputLimits
 
@@ -41,7 +41,7 @@ class RayCluster(Cluster):
         self._deleted = False
 
     def run(self, plan: LaunchPlan) -> RayRun:
-        plan.paths.live.mkdir()
+        make_live(plan.paths, OutputLimits.of(plan.spec))
         return RayRun(self, plan, self._options)
 
     def ask(self, word: str, **fields: Any) -> Reply:
@@ -76,7 +76,7 @@ class RayRun(Run):
     def __init__(self, cluster: RayCluster, plan: LaunchPlan, options: RayOptions) -> None:
         self._cluster, self._plan, self._options = cluster, plan, options
         self._limits = OutputLimits.of(plan.spec)
-        self._reader = self._new_reader()
+        self._reader = reader_of(self._plan.paths, self._limits)
         self._damage: str | None = None
         self._asked_at = time.monotonic()
         self._placed_at: float | None = None
@@ -139,10 +139,6 @@ class RayRun(Run):
             self._damage = damage(event)
         return events
 
-    def _new_reader(self) -> EventReader:
-        limits = self._limits
-        return EventReader(self._plan.paths.live, limits.ranks, limits.event_bytes, limits.restarts)
-
     def suspended(self) -> Suspended:
         return {}
 
@@ -158,7 +154,7 @@ class RayRun(Run):
                 self._cluster.delete()
 
     def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits, self._new_reader().new())
+        collect_live(paths, self._limits)
 
 
 def shares(plan: LaunchPlan) -> Sequence[Sequence[dict[str, Any]]]:

@@ -11,13 +11,13 @@ from pathlib import Path
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.allocation_script import log_of
 from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
-from trainer.core.events import Event, EventReader, damage
+from trainer.core.events import Event, damage
 from trainer.core.processes import Suspended
 from trainer.core.regular_files import RefusedFile, open_below
 from trainer.slurm_allocation.messages import (
@@ -201,11 +201,11 @@ class AllocatedRun(Run):
         """Hand the run over."""
         self._allocation, self._paths = allocation, plan.paths
         self._limits = OutputLimits.of(plan.spec)
-        self._reader = self._new_reader()
+        self._reader = reader_of(self._paths, self._limits)
         self._damage: str | None = None
         self._stopped = False
         directory = plan.paths.directory.resolve()
-        plan.paths.live.mkdir()
+        make_live(plan.paths, OutputLimits.of(plan.spec))
         write_atomic(directory / SCRIPT, plan.script or "")
         log = plan.paths.log(LAUNCHER_LOG).resolve()
         self._number = allocation.hand_over(directory / SCRIPT, log, plan.warm)
@@ -240,10 +240,6 @@ class AllocatedRun(Run):
             self._damage = damage(event)
         return events
 
-    def _new_reader(self) -> EventReader:
-        limits = self._limits
-        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
-
     def suspended(self) -> Suspended:
         return {}
 
@@ -264,4 +260,4 @@ class AllocatedRun(Run):
             self._allocation.abandon("it had not started its run")
 
     def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits, self._new_reader().new())
+        collect_live(paths, self._limits)

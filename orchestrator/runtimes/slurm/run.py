@@ -7,12 +7,12 @@ import time
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import error_of, requeue_causes
-from trainer.core.events import Event, EventReader, damage
+from trainer.core.events import Event, damage
 from trainer.core.processes import Suspended
 from trainer.core.regular_files import RefusedFile, open_below
 from trainer.spec.output_limits import OutputLimits
@@ -31,7 +31,7 @@ class JobOfARun(Cluster):
         directory, (submit,) = plan.paths.directory.resolve(), plan.cluster.processes
         # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
         cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
-        plan.paths.live.mkdir()
+        make_live(plan.paths, OutputLimits.of(plan.spec))
         write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
         write_atomic(directory / SCRIPT, plan.cluster.script or "")
         self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
@@ -49,7 +49,7 @@ class SlurmRun(Run):
     def __init__(self, plan: LaunchPlan, job: SubmittedJob) -> None:
         self._job = job
         self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
-        self._reader = self._new_reader()
+        self._reader = reader_of(self._paths, self._limits)
         self._damage: str | None = None
         self._ends_by: float | None = None  # since a rank has failed
         self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
@@ -85,10 +85,6 @@ class SlurmRun(Run):
                 self._ends_by = time.monotonic() + self._failed_s
         return events
 
-    def _new_reader(self) -> EventReader:
-        limits = self._limits
-        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
-
     def suspended(self) -> Suspended:
         return {}
 
@@ -98,4 +94,4 @@ class SlurmRun(Run):
     def collect(self, paths: RunPaths) -> None:
         self.requeues = requeue_causes(self._log())
         (paths.live / TOKEN).unlink(missing_ok=True)
-        collect_live(paths, self._limits, self._new_reader().new())
+        collect_live(paths, self._limits)

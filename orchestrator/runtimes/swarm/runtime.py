@@ -53,6 +53,7 @@ EMPTY = Path(__file__).with_name("empty.py")
 class SwarmRuntime(Runtime):
     """Containers on the machines of a Docker Swarm, each node within its own limits."""
 
+    confines = True
     info = RuntimeInfo(
         enforces_limits=True,
         shares_cores=True,  # where one machine has several nodes; `cores` counts those of all machines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -233,6 +234,24 @@ def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatc
     assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), selected, tmp_path, console, how) == 0
     assert "removed 2 leftover(s)" in file.getvalue()
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
+
+
+def test_a_sweep_names_the_code_that_no_container_confines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "return np.array_split(np.arange(len(labels)), parts)"
+    (tmp_path / "mine.py").write_text(f"import numpy as np\ndef split(labels, parts): {body}\n")
+    run = {"partitioner": "./mine.py:split", "strategy": "local_sgd", "nodes": 2, "dataset": "digits"}
+    (tmp_path / "s.yml").write_text(json.dumps({"name": "s", "blocks": [{"base": run}]}))
+    loaded = load_sweep(tmp_path / "s.yml")
+    assert run_sweep.unconfined_code(loaded, DockerRuntime()) is None
+    named = str(run_sweep.unconfined_code(loaded, LocalRuntime()))
+    assert "mine.py:split" in named
+    engines(monkeypatch, "no engine answers")
+    run_sweep.print_plan(loaded, SweepPaths(tmp_path), run_sweep.select_runtime(None), tmp_path)
+    assert capsys.readouterr().out.startswith(f"{named}\n")
+    shipped = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
+    assert run_sweep.unconfined_code(shipped, LocalRuntime()) is None
 
 
 def test_clean_covers_every_runtime(

@@ -37,7 +37,8 @@ TRAINER: dict[str, str] = {
         "strategies"
     ),
     "component_trials": (
-        "core comm data models losses optimizers compression spec user_components training launch"
+        "core comm data models losses optimizers compression spec user_components training strategies "
+        "launch"
     ),
     "conformance": (
         "core comm data models losses optimizers compression spec user_components component_trials "

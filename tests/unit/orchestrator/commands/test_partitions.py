@@ -31,6 +31,7 @@ from trainer.training.loader import BatchLoader
 from trainer.training.task import Task
 
 NOWHERE = Path("/nonexistent")
+NO_IMPORTS = Imports(NOWHERE)
 SMALL = "{name: synthetic, samples: 200, classes: 4, height: 3, width: 3}"
 TWO = ["random_partition", "random_sampling"]
 
@@ -57,7 +58,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
 def previews_of(
     dataset: str = SMALL, nodes: int = 4, partitioners: Any = (), seed: int = 0
 ) -> list[PartitionPreview]:
-    return list(preview(runs_of(dataset, nodes, partitioners, seed, Imports(NOWHERE)), NOWHERE))
+    return list(preview(runs_of(dataset, nodes, partitioners, seed, NO_IMPORTS), NOWHERE, NO_IMPORTS))
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -130,7 +131,7 @@ def test_input_errors_name_value_and_allowed_values(arguments: dict[str, Any], m
 def test_missing_dataset_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")  # a file in place of the directory prevents the download
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz is not in .*/file and cannot be"):
-        list(preview(runs_of("mnist", 2, (), 0, Imports(NOWHERE)), tmp_path / "file"))
+        list(preview(runs_of("mnist", 2, (), 0, NO_IMPORTS), tmp_path / "file", NO_IMPORTS))
 
 
 # The tables

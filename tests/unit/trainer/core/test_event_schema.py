@@ -170,7 +170,7 @@ def test_malformed_line_is_not_an_event(text: str) -> None:
 )
 def test_control_characters_become_visible(character: str, escape: str) -> None:
     read = Event.from_line(line("failed", cause=f"a{character}[2J\n\tb", host=character))
-    assert (read.fields["cause"], read.host) == (f"a{escape}[2J\n\tb", escape)
+    assert (read.fields["cause"], read.host) == (f"a{escape}[2J\\n\\tb", escape)
     assert Event.from_line(read.to_line()) == read  # so that stored events can be read again
 
 

@@ -62,7 +62,7 @@ PARTITION = {
 }
 EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("ready", {}),
-    ("failed", {"cause": 'quotes " and \\, newline\n and tab\t'}),
+    ("failed", {"cause": 'quotes " and \\', "traceback": "newline\n and tab\t"}),
     ("failed", {"cause": "größer als 2 × 3, 漢字, 🙂", "peer": True, "traceback": ""}),
     ("partition", PARTITION),
     ("result", rank_fields()),

@@ -26,6 +26,8 @@ from trainer.data.cache import DatasetCache
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.run_spec import THREAD_VARIABLES
 from trainer.warm import client
+from trainer.warm import process as module
+from trainer.warm.process import ParentProcess
 
 # A parent whose ranks execute the code in their variable DO. With a second argument, it has a thread.
 PARENT = """
@@ -272,3 +274,18 @@ def test_size_of_the_held_data() -> None:
     assert cache.mb == 0
     data = cache.load(Synthetic(samples=200, test_samples=20), NOWHERE)
     assert cache.mb * 2**20 == 220 * (data.train.inputs[0].nbytes + 8)
+
+
+def test_a_parent_that_does_not_answer_in_time_is_named_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    silent = ParentProcess("silent", {})
+    ours, theirs = socket.socketpair()
+    silent._status_socket, silent._answers = ours, ours.makefile()
+    with theirs:
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match=r"^nothing came within 0\.1 s$"):
+                silent._status()
+    silent._answers.close()
+    ours.close()
