@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -228,6 +229,18 @@ def test_one_line_says_what_is_wrong(
     assert [part for part in parts if part not in reason] == []
     assert "\n" not in reason
     assert str(FILE.parent) not in reason
+
+
+@pytest.mark.parametrize("value", ["mine.py:words", "mine.py:gone", "none.py:gone"])
+@pytest.mark.parametrize("form", ["{}", "{{name: {}}}"])
+def test_the_message_about_an_option_names_its_value_once(
+    value: str, form: str, folder: Path, imports: Imports
+) -> None:
+    text = yaml.safe_dump({"name": "s", "blocks": [{"base": BASE}]})
+    option = f"dataset={form.format(folder / value)}"
+    with pytest.raises(InputError, match=re.escape(f"--set {option}: ")) as raised:
+        load_sweep(Path("s.yml"), [option], text=text, imports=lambda _: imports)
+    assert str(raised.value).count(value) == 1
 
 
 @pytest.mark.parametrize(("loss", "parts"), UNFIT, ids=[loss for loss, _ in UNFIT])
