@@ -103,8 +103,27 @@ def filled(value: str):
     return np.full((9, 3), float(value)), np.zeros(9, int)
 
 
+def damaged(value: str, samples: int = 2, targets: bool = False, images: bool = False):
+    """Samples from 5 on have another value in one place."""
+    found = np.ones((9, 2, 3, 3) if images else (9, 3)), np.ones((9, 1))
+    found[targets][5 : 5 + samples, ..., -1] = float(value)
+    return found
+
+
 def words():
     return np.full((9, 3), "word"), np.zeros(9, int)
+
+
+def mixed():
+    inputs = np.ones((9, 3), object)
+    inputs[4, 1] = "missing"
+    return inputs, np.zeros(9, int)
+
+
+def beyond_int64():
+    targets = np.zeros(9, np.uint64)
+    targets[3] = 2**63
+    return np.ones((9, 3)), targets
 
 
 def nothing():
@@ -158,6 +177,27 @@ class States(OwnDataset):
     def load(self, data_dir):
         split = Split(np.zeros((9, 3), np.int64), np.zeros(9, np.int64))
         return Data(split, split, 1, None)
+
+
+class Own(OwnDataset):
+    """A subclass whose samples nothing converts."""
+
+    fault: str = ""
+
+    train_samples = property(lambda self: 9)
+    shape = property(lambda self: (3,))
+    class_count = property(lambda self: 2)
+
+    def load(self, data_dir):
+        inputs, labels = np.ones((9, 3), np.float32), np.arange(9) % 2
+        test = Split(inputs.copy(), labels.copy())
+        if self.fault == "nan":
+            test.inputs[3, 1] = np.nan
+        if self.fault == "label":
+            test.labels[4:6] = 2
+        if self.fault == "sizes":
+            test = Split(inputs, labels[:8])
+        return Data(Split(inputs, labels), test, 2, None)
 
 
 def random_data():
