@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import log_softmax, nll_loss
+from torch.nn.functional import binary_cross_entropy, log_softmax, nll_loss, poisson_nll_loss
 from torch.utils.data import Dataset, IterableDataset
 
 from shardyard import Dataset as OwnDataset
@@ -209,6 +209,11 @@ def numbers():
     return inputs, inputs[:, :1]
 
 
+def float_labels(classes: int = 3):
+    inputs, labels = good(classes=classes)
+    return inputs, labels.astype(float)
+
+
 def beside():
     return np.load("table.npy"), np.zeros(9, int)  # here: relative path
 
@@ -224,8 +229,13 @@ class TwoClasses(nn.Sequential):
 
 
 class OneNumber(nn.Sequential):
+    def __init__(self, shape, outputs: int = 1):
+        super().__init__(nn.Linear(shape[0], outputs))
+
+
+class Flat(nn.Sequential):
     def __init__(self, shape):
-        super().__init__(nn.Linear(shape[0], 1))
+        super().__init__(nn.Linear(shape[0], 1), nn.Flatten(0))
 
 
 class Tree(nn.Module):
@@ -320,6 +330,26 @@ def failing_loss(output, target):
 
 def mean_loss(output, target):
     return nll_loss(output, target)
+
+
+def rounding(output, target):
+    return nll_loss(log_softmax(output, 1), target.long())
+
+
+def absolute(output, target):
+    return (output - target).abs().mean()
+
+
+def poisson(output, target):
+    return poisson_nll_loss(output, target)
+
+
+def entropy(output, target):
+    return binary_cross_entropy(output.sigmoid(), target)
+
+
+def always(output, target):
+    return torch.ones(len(output))
 
 
 def percent(output, target):

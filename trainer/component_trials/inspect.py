@@ -169,6 +169,8 @@ def _step(trained: Model, on: Dataset, with_loss: Loss, inputs: Tensor, targets:
         raise ImportFailure(reason)
     refuse(loss.weights_error(with_loss, targets))
     refuse(loss.value_error(with_loss.of(output, targets)))
+    if reason := loss.rounded_error(with_loss, output, targets):
+        raise ImportFailure(reason)
     output, half = output.detach(), len(inputs) // 2
     refuse(loss.right_error(with_loss.right(output, targets), len(inputs)))
     if half:

@@ -280,6 +280,27 @@ def test_a_loss_of_classes_needs_them(load: Load) -> None:
         load(dataset="./mine.py:numbers")
 
 
+@pytest.mark.parametrize("loss", ["nll", "cross_entropy", named("rounding", accuracy="always")])
+def test_labels_that_are_floating_point_numbers_are_no_classes(loss: Any, load: Load) -> None:
+    with pytest.raises(InputError, match=r"floating-point.*targets\.astype\(int\).*mse"):
+        load(dataset="./mine.py:float_labels", model=named("OneNumber", outputs=3), loss=loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", named("absolute", accuracy="always"), named("poisson", accuracy="always")],
+    ids=str,
+)
+def test_whole_numbers_can_be_targets_of_a_regression(loss: Any, load: Load) -> None:
+    run = load(dataset="./mine.py:float_labels", model="./mine.py:Flat", loss=loss)
+    assert run.dataset.class_count == 1
+
+
+def test_labels_of_floating_point_numbers_can_be_probabilities(load: Load) -> None:
+    dataset = named("float_labels", classes=2)
+    load(dataset=dataset, model="./mine.py:Flat", loss=named("entropy", accuracy="always"))
+
+
 def test_accuracies_are_shares(load: Load) -> None:
     with pytest.raises(InputError, match="100"):
         load(loss=named("mean_loss", accuracy="percent"))
