@@ -91,6 +91,18 @@ class Stream(IterableDataset):
         yield np.zeros(3), 0
 
 
+class stated(Dataset):
+    """Ten classes, and samples of two."""
+
+    classes = tuple("abcdefghij")
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return np.zeros(3), index % 2
+
+
 def labelled(low: int, step: int):
     return np.zeros((9, 3)), low + step * np.arange(9)
 
@@ -226,6 +238,12 @@ class Scores(nn.Sequential):
 class TwoClasses(nn.Sequential):
     def __init__(self, shape):
         super().__init__(nn.Linear(shape[0], 2), nn.LogSoftmax(1))
+
+
+class TwoScores(nn.Sequential):
+    def __init__(self, shape):
+        super().__init__(nn.Flatten(), nn.LazyLinear(2), nn.LogSoftmax(1))
+        self(torch.zeros(1, *shape))
 
 
 class OneNumber(nn.Sequential):

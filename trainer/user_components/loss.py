@@ -128,6 +128,23 @@ def value_error(value: Any) -> Failure | None:
     return None if value.requires_grad else Failure("a gradient", "no gradient flows to the outputs")
 
 
+def scores_error(loss: Loss, output: Tensor, classes: int) -> str | None:
+    """Return an error message if the model has fewer scores than the dataset classes; or None.
+
+    A loss with its own measure of accuracy may need fewer.
+    """
+    own = loss._own if isinstance(loss, ImportedLoss) else loss
+    measured = (
+        own.accuracy is not None if isinstance(own, FunctionLoss) else type(own).right is not Loss.right
+    )
+    if classes == 1 or measured or output.dim() < 2 or output.shape[1] >= classes:
+        return None
+    return (
+        f"the model returns {output.shape[1]} score{'s' * (output.shape[1] > 1)} for each sample, and the "
+        f"dataset has {classes} classes, 0 to {classes - 1}"
+    )
+
+
 def rounded_error(loss: Loss, output: Tensor, target: Tensor) -> str | None:
     """Return an error message if the loss takes floating-point targets as classes; or None.
 

@@ -166,7 +166,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", {"name": "image_folder", "path": "images"}, "", ["no image in empty;", ".png"]),
     ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
     ("model", "./mine.py:Scores", "", ["nn.LogSoftmax", "cross_entropy"]),
-    ("model", "./mine.py:TwoClasses", "", ["2 classes", "0 to 2"]),
+    ("model", "./mine.py:TwoClasses", "", ["2 scores", "3 classes, 0 to 2"]),
     ("model", "./mine.py:GlobalWeights", "", ["left.bias", "torch"]),
     ("model", "./mine.py:Pair", "", ["tuple", "one tensor"]),
     ("model", "./mine.py:Failing", "", [line_of("forward"), "RuntimeError: no output"]),
@@ -264,6 +264,19 @@ def test_a_step_shows_whether_model_loss_and_dataset_fit(loss: str, parts: list[
     with pytest.raises(InputError) as raised:
         load(loss=f"./mine.py:{loss}")
     assert [part for part in ["mine.py:Net", "mine.py:good", *parts] if part not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize("dataset", ["digits", "./mine.py:stated"])
+def test_a_model_has_a_score_for_each_class(dataset: str, load: Load) -> None:
+    """Also for classes of which no sample is tried."""
+    with pytest.raises(InputError, match=r"2 scores for each sample.* 10 classes, 0 to 9"):
+        load(dataset=dataset, model="./mine.py:TwoScores")
+
+
+def test_a_loss_of_its_own_may_have_fewer_outputs_than_classes(load: Load) -> None:
+    load(dataset="./mine.py:good", model="./mine.py:Flat", loss=named("absolute", accuracy="always"))
+    with pytest.raises(InputError, match=r"out of bounds.*\(17, 2\).* 3 classes"):
+        load(model="./mine.py:TwoScores", loss=named("rounding", accuracy="always"))
 
 
 def test_a_loss_meets_every_class_of_a_sorted_dataset(load: Load) -> None:
