@@ -246,6 +246,17 @@ class TwoScores(nn.Sequential):
         self(torch.zeros(1, *shape))
 
 
+class Normalised(nn.Sequential):
+    def __init__(self, shape, classes, frozen: bool = False):
+        super().__init__(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], classes), nn.LogSoftmax(1))
+        self.frozen = frozen
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self[0].train(mode and not self.frozen)
+        return self
+
+
 class OneNumber(nn.Sequential):
     def __init__(self, shape, outputs: int = 1):
         super().__init__(nn.Linear(shape[0], outputs))

@@ -105,6 +105,11 @@ class Model(Component):
         return False
 
     @property
+    def fewest_samples(self) -> int:
+        """How many samples a forward pass in training needs: 2 with BatchNorm of single values."""
+        return 1
+
+    @property
     def statistics(self) -> Collection[str] | None:
         """Names of the floating-point buffers that training changes, `block.buffer`; None: all.
 

@@ -15,6 +15,7 @@ from trainer.compression.none import NoneCompression
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval, runs_on
 from trainer.data.base import image_error
+from trainer.spec.batches import batch_error
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
@@ -404,6 +405,20 @@ def partitioner(run: RunFields) -> CheckError:
     )
 
 
+def smallest_batch(run: RunFields) -> CheckError:
+    """Check parts whose sizes do not depend on labels. The loader checks all."""
+    count, parts = run.dataset.train_samples, run.num_replicas
+    if not run.strategy.trains or run.model.fewest_samples == 1:
+        return None
+    if not run.strategy.uses_partition:
+        return _error("batch_size", batch_error(run, [count] * parts))
+    if not run.partitioner.even_parts:
+        return None
+    return _error(
+        "batch_size", batch_error(run, [(count - part - 1) // parts + 1 for part in range(parts)])
+    )
+
+
 def augmentation(run: RunFields) -> CheckError:
     reason = run.augmentation.validation_error(run.dataset.shape)
     if reason is None:
@@ -688,6 +703,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     warm_up,
     samples,
     partitioner,
+    smallest_batch,
     augmentation,
     checkpoints,
     restarts,

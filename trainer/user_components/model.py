@@ -46,6 +46,7 @@ class ModelFacts(Source):
     draws: bool = False
     scalar: Name | None = None
     types: dict[Name, Name] = Field({"float32": ""}, max_length=100)
+    fewest_samples: int = Field(1, ge=1, le=2)
     unused: Names = Field([])
     statistics: Names = Field([])
 
@@ -90,6 +91,10 @@ class ImportedModel(ImportedComponent, Model):
     @property
     def types(self) -> dict[str, str]:
         return self.imported.types
+
+    @property
+    def fewest_samples(self) -> int:
+        return self.imported.fewest_samples
 
     @property
     def unused(self) -> list[str]:
@@ -228,6 +233,7 @@ def facts(
         "types": {_type_of(each): name for name, each in reversed(trained)},
         "unused": [name for name, each in trained if each.grad is None],
         "statistics": [name for name, each in chain.named_buffers() if each in buffers],
+        "fewest_samples": _fewest_samples(first, inputs),
     }
     if own is None:
         norms = [module for module in first.modules() if isinstance(module, _BatchNorm)]
@@ -417,6 +423,15 @@ def _computes_as(chain: nn.Module, whole: nn.Module, inputs: Tensor) -> bool:
         other is each if each is None or other is None else torch.equal(each, other)
         for each, other in zip(*found, strict=True)
     )
+
+
+def _fewest_samples(module: nn.Module, inputs: Tensor) -> int:
+    """2 if BatchNorm of the module would normalise single values of one sample in training; else 1."""
+    try:
+        _some_loss(module.train(), inputs[:1])
+    except Exception as error:  # the run meets others, if it has such a batch
+        return 2 if "more than 1 value per channel" in str(error) else 1
+    return 1
 
 
 def _some_loss(module: nn.Module, inputs: Tensor) -> Tensor:

@@ -22,7 +22,11 @@ from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
+from trainer.core.rng import RngFactory
+from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import PartitionedSplit
+from trainer.training.partition import partition
 from trainer.user_components import source
 
 FILE = Path(__file__).parents[2] / "users_components.py"
@@ -286,6 +290,48 @@ def test_a_loss_meets_every_class_of_a_sorted_dataset(load: Load) -> None:
 
 def test_a_partitioner_meets_every_class_of_a_large_sorted_dataset(load: Load) -> None:
     load(dataset=named("in_order", samples=200_000), partitioner="./mine.py:three_classes")
+
+
+NORMALISED: dict[str, Any] = {
+    "model": "./mine.py:Normalised",
+    "transport": "memory",
+    "strategy": "all_reduce",
+    "batch_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [  # 48 training samples
+        ({"batch_size": 23}, "24 samples of part 0.*batch_size, such as 24"),
+        ({"nodes": 5}, "9 samples of part 3.*such as 10"),
+        ({"nodes": 5, "partitioner": "contiguous"}, "9 samples of part 3"),
+        ({"accumulate": 5}, "8 samples per step and 5 micro-batches.*such as 12"),
+        ({"strategy": "serial", "nodes": 1, "batch_size": 47}, "48 samples of part 0.*such as 48"),
+        ({"nodes": 5, "batch_per": "run", "batch_size": 40}, "8 samples per step.*such as 50"),
+    ],
+    ids=str,
+)
+def test_a_batch_of_one_does_not_meet_batch_norm(fields: dict[str, Any], named: str, load: Load) -> None:
+    with pytest.raises(InputError, match=rf"batch_size: .*{named}"):
+        load(**{**NORMALISED, **fields})
+
+
+def test_other_models_and_sizes_take_a_batch_of_one(load: Load) -> None:
+    load(**NORMALISED)
+    load(**NORMALISED | {"nodes": 5, "strategy": {"name": "all_reduce", "uneven": "pad"}, "batch_size": 10})
+    load(**NORMALISED | {"batch_size": 23, "model": "./mine.py:Net"})
+    load(**NORMALISED | {"batch_size": 23, "model": named("Normalised", frozen=True)})
+
+
+def test_parts_of_sizes_that_depend_on_labels_are_checked_before_training(load: Load) -> None:
+    partitioner = "quantity"
+    run = load(**NORMALISED, partitioner=partitioner)
+    train = Split(np.zeros((48, 4), np.float32), np.arange(48) % 3)
+    sizes = [len(part) for part in partition(run, RngFactory(0), train.labels, 2, 1)]
+    run = load(**NORMALISED | {"batch_size": sizes[1] - 1}, partitioner=partitioner)
+    with pytest.raises(DataError, match=f"{sizes[1]} samples of part 1"):
+        PartitionedSplit(train, run, RngFactory(0), 2).partition(1)
 
 
 def test_a_loss_of_classes_needs_them(load: Load) -> None:
