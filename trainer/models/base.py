@@ -123,6 +123,11 @@ class Model(Component):
         return ()
 
     @property
+    def conditional(self) -> str | None:
+        """The name of a parameter that gets a gradient from some samples alone; or None."""
+        return None
+
+    @property
     def scalar(self) -> str | None:
         """The name of a parameter without dimensions, which has no rows to shard; or None."""
         return None

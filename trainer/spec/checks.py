@@ -236,6 +236,11 @@ def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
     if run.strategy.cuts_model and run.world_size > 1 and run.model.indivisible:
         reason = f"it splits the model, and {run.model.indivisible}"
+    if run.strategy.every_gradient and run.model.conditional:
+        reason = (
+            f"it needs a gradient of every parameter in each step, and {run.model.conditional} gets one "
+            f"from some samples alone; allowed: {run.strategy.equals or run.strategy.equivalent}"
+        )
     tokens, ranks = run.dataset.shape[0], run.world_size
     if reason is None and run.strategy.splits_samples and tokens % ranks:
         reason = (

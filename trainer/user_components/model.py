@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.models.base import Blocks
 
+CONDITIONS = 8  # batches, in which other parameters may get a gradient
 TYPES = ("float32", "float64", "complex64", "complex128")  # that every transport adds up
 WHOLE = "model"  # the name of the only block of a model that is no chain
 
@@ -47,6 +48,7 @@ class ModelFacts(Source):
     scalar: Name | None = None
     types: dict[Name, Name] = Field({"float32": ""}, max_length=100)
     fewest_samples: int = Field(1, ge=1, le=2)
+    conditional: Name | None = None
     unused: Names = Field([])
     statistics: Names = Field([])
 
@@ -91,6 +93,10 @@ class ImportedModel(ImportedComponent, Model):
     @property
     def types(self) -> dict[str, str]:
         return self.imported.types
+
+    @property
+    def conditional(self) -> str | None:
+        return self.imported.conditional
 
     @property
     def fewest_samples(self) -> int:
@@ -234,6 +240,7 @@ def facts(
         "unused": [name for name, each in trained if each.grad is None],
         "statistics": [name for name, each in chain.named_buffers() if each in buffers],
         "fewest_samples": _fewest_samples(first, inputs),
+        "conditional": _conditional(chain, inputs),
     }
     if own is None:
         norms = [module for module in first.modules() if isinstance(module, _BatchNorm)]
@@ -423,6 +430,23 @@ def _computes_as(chain: nn.Module, whole: nn.Module, inputs: Tensor) -> bool:
         other is each if each is None or other is None else torch.equal(each, other)
         for each, other in zip(*found, strict=True)
     )
+
+
+def _conditional(module: nn.Module, inputs: Tensor) -> str | None:
+    """The first parameter that gets a gradient from some batches of 2 or 3 samples alone; or None."""
+    import torch
+
+    trained = {name: each for name, each in module.train().named_parameters() if each.requires_grad}
+    reached = set[tuple[bool, ...]]()
+    for start in range(CONDITIONS):
+        loss = _some_loss(module, inputs[start::CONDITIONS])
+        if not loss.requires_grad:
+            reached.add((False,) * len(trained))
+            continue
+        gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
+        reached.add(tuple(each is not None for each in gradients))
+    differing = (name for name, *each in zip(trained, *reached, strict=True) if len({*each}) > 1)
+    return next(differing, None)
 
 
 def _fewest_samples(module: nn.Module, inputs: Tensor) -> int:

@@ -292,6 +292,14 @@ def test_a_partitioner_meets_every_class_of_a_large_sorted_dataset(load: Load) -
     load(dataset=named("in_order", samples=200_000), partitioner="./mine.py:three_classes")
 
 
+def test_a_gradient_in_some_steps_only_is_refused_where_ranks_need_it_in_all(load: Load) -> None:
+    for strategy in ("ddp", "zero1", "zero2", "fsdp"):
+        with pytest.raises(InputError, match=r"right\.weight gets one from.*: all_reduce"):
+            load(model="./mine.py:Sometimes", strategy=strategy)
+        load(model="./mine.py:Tree", strategy=strategy)
+    load(model="./mine.py:Sometimes", strategy="all_reduce")
+
+
 NORMALISED: dict[str, Any] = {
     "model": "./mine.py:Normalised",
     "transport": "memory",
