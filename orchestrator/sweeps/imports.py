@@ -219,7 +219,7 @@ class Imports:
         try:
             return self._asked("", "", request)
         except ComponentError as error:
-            raise InputError(error.message) from error
+            raise InputError(error.reason) from error
 
     def resolve(self, values: Values) -> Values:
         """The fields of a run, with what a spec must know of users' components.
@@ -256,7 +256,7 @@ class Imports:
         try:
             return ImportName.of(field, name, self.directory)
         except ValueError as error:
-            raise ComponentError(field, f"{name!r}: {error}") from error
+            raise ComponentError(field, str(error), repr(name)) from error
 
     def _component(self, field: str, name: ImportName, forms: Mapping[str, Values], run: _Run) -> _Found:
         """What a run must know of a component, which is tried once. Raises ComponentError."""
@@ -288,7 +288,7 @@ class Imports:
             samples = b64decode(found.answer.samples, validate=True)
         except (ValidationError, PydanticCustomError, ValueError) as error:
             reason = first_error(error) if isinstance(error, ValidationError) else str(error)
-            raise ComponentError(field, f"{found.name.label}: {reason}") from error
+            raise ComponentError(field, reason, found.name.label) from error
         if field == "dataset" and (data := found.form[IMPORTED]["data"]) not in self._samples:
             self._samples[data] = self._stage().write(f"{len(self._samples)}.npz", samples)
         return found
@@ -313,13 +313,12 @@ class Imports:
             try:
                 self._answers[key] = self._ask(request)
             except (Ended, TimedOut, ProtocolError, ValueError, SandboxError) as error:
-                subject = f"{label}: " if label else ""
-                raise ComponentError(field, f"{subject}{self._failure(error)}") from error
+                raise ComponentError(field, self._failure(error), label) from error
         answer = self._answers[key]
         if answer.invalid:
-            raise ComponentError(field, "", [*map(dict, answer.invalid)], answer.allowed)
+            raise ComponentError(field, "", label, [*map(dict, answer.invalid)], answer.allowed)
         if answer.error:
-            raise ComponentError(field, f"{label}: {answer.error}" if label else answer.error)
+            raise ComponentError(field, answer.error, label)
         return answer
 
     def _ask(self, request: TrialRequest) -> TrialAnswer:
@@ -373,7 +372,7 @@ class Imports:
             return self._stage().add(name.directory, answer.files, answer.module, by_other_user)
         except OSError as error:
             reason = str(error) if isinstance(error, RefusedFile) else f"{error.filename}: {error.strerror}"
-            raise ComponentError(field, f"{name.label}: {reason}") from error
+            raise ComponentError(field, reason, name.label) from error
 
     def _folders(self, found: Mapping[str, _Found]) -> dict[Path, str]:
         """The folder of each directory that the components of a run are in, which they share.
@@ -389,8 +388,9 @@ class Imports:
                 if other != directory and same != files:
                     raise ComponentError(
                         field,
-                        f"{each.name.label}: its directory {directory} and {other} have different modules "
-                        f"{module}, of which a run can import one; rename one",
+                        f"its directory {directory} and {other} have different modules {module}, of which "
+                        "a run can import one; rename one",
+                        each.name.label,
                     )
         folders = {}
         for directory in {each.name.directory for each in found.values()}:
@@ -460,20 +460,27 @@ class _Found:
 class ComponentError(Exception):
     """A user's component cannot be used.
 
-    field: the field of the run. invalid: what is wrong with its parameters. allowed: the allowed names.
+    field: the field of the run. component: the name of the component; empty for several. invalid: what is
+    wrong with its parameters. allowed: the allowed names.
     """
 
     def __init__(
-        self, field: str, message: str, invalid: Sequence[Values] = (), allowed: Sequence[str] = ()
+        self,
+        field: str,
+        reason: str,
+        component: str,
+        invalid: Sequence[Values] = (),
+        allowed: Sequence[str] = (),
     ) -> None:
-        super().__init__(message)
-        self.field, self.message = field, message
+        super().__init__(f"{component}: {reason}" if component else reason)
+        self.field, self.reason, self.component = field, reason, component
         self.invalid, self.allowed = invalid, allowed
 
     def lines(self, place: Callable[[tuple[int | str, ...]], str]) -> Iterator[str]:
         """One line for each error. place: formats a location in the run."""
         if not self.invalid:
-            yield f"{place((self.field,))}: {self.message}"
+            where, name = place((self.field,)), self.component.rpartition("/")[2].strip("'")
+            yield f"{where}: {self.reason if name in where else self}"  # an option has the name already
             return
         details = [{**each, "loc": (self.field, *each["loc"])} for each in self.invalid]
         yield from detail_lines(details, place, lambda _: self.allowed or ["no parameters"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from orchestrator.errors import InputError
-from trainer.core.regular_files import RefusedFile, read_regular
+from trainer.core.regular_files import read_regular, why_unread
 
 MAX_BYTES = 2**20
 
@@ -21,10 +21,8 @@ def read_requirements(path: Path) -> list[Requirement]:
     """
     try:
         lines = read_regular(path, MAX_BYTES).decode().splitlines()
-    except RefusedFile as error:
-        raise InputError(f"requirements: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"requirements: {path} cannot be read: {error}") from error
+        raise InputError(f"requirements: {path}: {why_unread(error)}") from error
     found = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import InputError
-from trainer.core.regular_files import RefusedFile, read_regular
+from trainer.core.regular_files import RefusedFile, read_regular, why_unread
 
 MAX_BYTES = 2**20  # of a file; the largest shipped one has 6 kB
 MAX_VALUES = (
@@ -124,5 +124,5 @@ def read_yaml(path: Path) -> tuple[Any, str]:
     except RefusedFile as error:
         raise InputError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+        raise InputError(f"{path}: cannot be read ({why_unread(error)})") from error
     return parse_yaml(text, str(path)), text

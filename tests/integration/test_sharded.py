@@ -81,3 +81,15 @@ def test_three_ranks_hold_about_a_third_of_the_state_each(
         # Ten output rows over three ranks are 4, 4 and 2.
         assert all(0.3 * whole < part < 0.35 * whole for part in state_bytes(fsdp, what)), what
         assert sum(state_bytes(fsdp, what)) >= whole
+
+
+def test_a_rank_without_test_samples_takes_part_in_evaluation(run_cache: RunCache) -> None:
+    """It gathers the weights of the others, and calls no model: gpt takes no batch of none."""
+    data = {"name": "copy", "samples": 40, "test_samples": 1}
+    model = {"name": "gpt", "layers": 1, "width": 16, "heads": 2}
+    common = {"dataset": data, "model": model, "lr": 0.02, "nodes": 2, "transport": "gloo"}
+    expected = run_cache.get(strategy="all_reduce", **common).result
+    for strategy in ("ddp", "zero1", "fsdp", STAGE_2):
+        result = run_cache.get(strategy=strategy, **common).result
+        assert (result.status, result.cause) == ("ok", None)
+        assert result.epochs[-1].test_loss == pytest.approx(expected.epochs[-1].test_loss, rel=1e-4)

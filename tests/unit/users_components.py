@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import log_softmax, nll_loss
+from torch.nn.functional import binary_cross_entropy, log_softmax, nll_loss, poisson_nll_loss
 from torch.utils.data import Dataset, IterableDataset
 
 from shardyard import Dataset as OwnDataset
@@ -91,6 +91,18 @@ class Stream(IterableDataset):
         yield np.zeros(3), 0
 
 
+class stated(Dataset):
+    """Ten classes, and samples of two."""
+
+    classes = tuple("abcdefghij")
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return np.zeros(3), index % 2
+
+
 def labelled(low: int, step: int):
     return np.zeros((9, 3)), low + step * np.arange(9)
 
@@ -103,8 +115,27 @@ def filled(value: str):
     return np.full((9, 3), float(value)), np.zeros(9, int)
 
 
+def damaged(value: str, samples: int = 2, targets: bool = False, images: bool = False):
+    """Samples from 5 on have another value in one place."""
+    found = np.ones((9, 2, 3, 3) if images else (9, 3)), np.ones((9, 1))
+    found[targets][5 : 5 + samples, ..., -1] = float(value)
+    return found
+
+
 def words():
     return np.full((9, 3), "word"), np.zeros(9, int)
+
+
+def mixed():
+    inputs = np.ones((9, 3), object)
+    inputs[4, 1] = "missing"
+    return inputs, np.zeros(9, int)
+
+
+def beyond_int64():
+    targets = np.zeros(9, np.uint64)
+    targets[3] = 2**63
+    return np.ones((9, 3)), targets
 
 
 def nothing():
@@ -160,6 +191,27 @@ class States(OwnDataset):
         return Data(split, split, 1, None)
 
 
+class Own(OwnDataset):
+    """A subclass whose samples nothing converts."""
+
+    fault: str = ""
+
+    train_samples = property(lambda self: 9)
+    shape = property(lambda self: (3,))
+    class_count = property(lambda self: 2)
+
+    def load(self, data_dir):
+        inputs, labels = np.ones((9, 3), np.float32), np.arange(9) % 2
+        test = Split(inputs.copy(), labels.copy())
+        if self.fault == "nan":
+            test.inputs[3, 1] = np.nan
+        if self.fault == "label":
+            test.labels[4:6] = 2
+        if self.fault == "sizes":
+            test = Split(inputs, labels[:8])
+        return Data(Split(inputs, labels), test, 2, None)
+
+
 def random_data():
     return np.random.rand(9, 3), np.zeros(9, int)
 
@@ -167,6 +219,11 @@ def random_data():
 def numbers():
     inputs, _ = good()
     return inputs, inputs[:, :1]
+
+
+def float_labels(classes: int = 3):
+    inputs, labels = good(classes=classes)
+    return inputs, labels.astype(float)
 
 
 def beside():
@@ -183,9 +240,43 @@ class TwoClasses(nn.Sequential):
         super().__init__(nn.Linear(shape[0], 2), nn.LogSoftmax(1))
 
 
-class OneNumber(nn.Sequential):
+class TwoScores(nn.Sequential):
     def __init__(self, shape):
-        super().__init__(nn.Linear(shape[0], 1))
+        super().__init__(nn.Flatten(), nn.LazyLinear(2), nn.LogSoftmax(1))
+        self(torch.zeros(1, *shape))
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, shape, classes, frozen: bool = False):
+        super().__init__(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], classes), nn.LogSoftmax(1))
+        self.frozen = frozen
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self[0].train(mode and not self.frozen)
+        return self
+
+
+class Sometimes(nn.Module):
+    """A branch that the first sample of a batch decides."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.left, self.right = nn.Linear(shape[0], classes), nn.Linear(shape[0], classes)
+
+    def forward(self, x):
+        scores = self.left(x) + self.right(x) if x[0, 0] > 0 else self.left(x)
+        return log_softmax(scores, 1)
+
+
+class OneNumber(nn.Sequential):
+    def __init__(self, shape, outputs: int = 1):
+        super().__init__(nn.Linear(shape[0], outputs))
+
+
+class Flat(nn.Sequential):
+    def __init__(self, shape):
+        super().__init__(nn.Linear(shape[0], 1), nn.Flatten(0))
 
 
 class Tree(nn.Module):
@@ -280,6 +371,26 @@ def failing_loss(output, target):
 
 def mean_loss(output, target):
     return nll_loss(output, target)
+
+
+def rounding(output, target):
+    return nll_loss(log_softmax(output, 1), target.long())
+
+
+def absolute(output, target):
+    return (output - target).abs().mean()
+
+
+def poisson(output, target):
+    return poisson_nll_loss(output, target)
+
+
+def entropy(output, target):
+    return binary_cross_entropy(output.sigmoid(), target)
+
+
+def always(output, target):
+    return torch.ones(len(output))
 
 
 def percent(output, target):

@@ -171,10 +171,21 @@ def _step(trained: Model, on: Dataset, with_loss: Loss, inputs: Tensor, targets:
     torch.manual_seed(0)
     blocks = trained.blocks(on.shape, on.outputs, torch.Generator())
     output = torch.nn.Sequential(*(block for _, block in blocks))(inputs)
-    if reason := with_loss.output_error(output, targets):
+    few = loss.scores_error(with_loss, output, on.class_count)
+    if reason := few or with_loss.output_error(output, targets):
         raise ImportFailure(reason)
     refuse(loss.weights_error(with_loss, targets))
-    refuse(loss.value_error(with_loss.of(output, targets)))
+    try:
+        value = with_loss.of(output, targets)
+    except IndexError as error:
+        returned = f"the model returns shape {tuple(output.shape)}"
+        classes = (
+            f"and the dataset has {on.class_count} classes" if on.class_count > 1 else "and no classes"
+        )
+        raise IndexError(f"{error}; {returned}, {classes}") from error
+    refuse(loss.value_error(value))
+    if reason := loss.rounded_error(with_loss, output, targets):
+        raise ImportFailure(reason)
     output, half = output.detach(), len(inputs) // 2
     refuse(loss.right_error(with_loss.right(output, targets), len(inputs)))
     if half:

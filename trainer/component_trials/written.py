@@ -21,7 +21,7 @@ from trainer.core.cgroup import memory_left
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
-from trainer.user_components.model import ImportedModel
+from trainer.user_components.model import LARGE, ImportedModel
 from trainer.user_components.samples import TRIED_SAMPLES, spread, taken
 from trainer.user_components.source import ImportFailure, located
 
@@ -36,7 +36,6 @@ LR = 0.05
 RTOL = {"float32": 1e-4, "float64": 1e-7}
 NOISE = 30.0  # times the effect of one rounding of the initial weights
 BUDGET_S = 1.5  # CPU seconds, from which the number of steps follows
-LARGE = 4_000_000  # weights, from which float64 takes too long
 COPIES = 12  # of the weights in memory: of ranks, gradients, optimizer state, and to compare
 PIXELS = 64  # of a side of images, if the model takes smaller ones than those of the dataset
 

@@ -12,7 +12,15 @@ import numpy as np
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import Data, Dataset, Split
-from trainer.user_components.dataset import again_error, digest, splits_error, stated_error
+from trainer.user_components.dataset import (
+    again_error,
+    digest,
+    finite_error,
+    labels_error,
+    sizes_error,
+    splits_error,
+    stated_error,
+)
 from trainer.user_components.random_state import scatter_seeds
 
 MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
@@ -36,11 +44,6 @@ class Loaded:
             raise NotApplicable("it does not load")
         return self.found
 
-    @property
-    def splits(self) -> tuple[tuple[str, Split], ...]:
-        """Both splits and their names."""
-        return ("training", self.data.train), ("test", self.data.test)
-
 
 def laws(
     load: Callable[[], Data], stated: Dataset | None, elsewhere: Callable[[], str]
@@ -62,24 +65,13 @@ def laws(
         return Law(name, statement, test, [kept])
 
     yield Law("runs", "both splits load", runs, [kept], essential=True)
-    yield law("sizes", "as many inputs as labels and targets", _sizes)
+    yield law("sizes", "as many inputs as labels and targets", lambda each: sizes_error(each.data))
     yield law("stated", "samples, shape and classes are as stated", lambda each: _stated(each, stated))
     yield law("labels", "labels are int64, 0 to classes - 1", _labels)
-    yield law("numbers", "numbers are finite", _numbers)
+    yield law("numbers", "numbers are finite", lambda each: finite_error(each.data))
     yield law("again", "it gives the same samples again", lambda each: again_error(each.data, load))
     yield law("process", "another process loads the same samples", lambda each: _elsewhere(each, elsewhere))
     yield law("apart", "no test sample is in the training split", _apart)
-
-
-def _sizes(loaded: Loaded) -> Outcome:
-    for name, split in loaded.splits:
-        counts = {"inputs": len(split.inputs), "labels": len(split.labels), "targets": len(split.targets)}
-        if len({*counts.values()}) > 1:
-            listed = ", ".join(f"{number} {what}" for what, number in counts.items())
-            return Failure(f"equal numbers in the {name} split", listed)
-        if not len(split.labels):
-            return Failure(f"samples in the {name} split", "none")
-    return None
 
 
 def _stated(loaded: Loaded, stated: Dataset | None) -> Outcome:
@@ -91,18 +83,9 @@ def _stated(loaded: Loaded, stated: Dataset | None) -> Outcome:
 
 
 def _labels(loaded: Loaded) -> Outcome:
-    classes = loaded.data.classes
-    for name, split in loaded.splits:
-        if split.labels.dtype != np.int64 or split.labels.ndim != 1:
-            return Failure(
-                f"int64 of shape (samples,) in the {name} split",
-                f"{split.labels.dtype} of {split.labels.shape}",
-            )
-        outside = (split.labels < 0) | (split.labels >= classes)
-        if outside.any():
-            at = int(outside.argmax())
-            return Failure(f"labels from 0 to {classes - 1}", f"{split.labels[at]} of {name} sample {at}")
-    labels = loaded.splits[0][1].labels
+    if failure := labels_error(loaded.data):
+        return failure
+    classes, labels = loaded.data.classes, loaded.data.train.labels
     without = sorted({*range(classes)} - {*labels.tolist()})
     if not without:
         return None
@@ -113,15 +96,6 @@ def _labels(loaded: Loaded) -> Outcome:
     )
 
 
-def _numbers(loaded: Loaded) -> Outcome:
-    for name, split in loaded.splits:
-        for what, values in (("inputs", split.inputs), ("targets", split.targets)):
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                at = int(np.argwhere(~np.isfinite(values))[0][0])
-                return Failure("finite numbers", f"nan or infinite {what} in {name} sample {at}")
-    return None
-
-
 def _elsewhere(loaded: Loaded, elsewhere: Callable[[], str]) -> Outcome:
     same = elsewhere() == digest(loaded.data)
     return None if same else Failure("equal samples", "other ones: do not depend on time, hash or process")
@@ -129,7 +103,7 @@ def _elsewhere(loaded: Loaded, elsewhere: Callable[[], str]) -> Outcome:
 
 def _apart(loaded: Loaded) -> Outcome:
     """Samples with equal inputs and targets. A few are worth knowing, many are a mistake."""
-    (_, train), (_, test) = loaded.splits
+    train, test = loaded.data.train, loaded.data.test
     known = {sample: at for at, sample in enumerate(_samples(train))}
     both = [(at, known[sample]) for at, sample in enumerate(_samples(test)) if sample in known]
     if not both:

@@ -36,6 +36,11 @@ class RefusedFile(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
+def why_unread(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, without its path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def open_below(directory: Path | int, relative: str) -> BufferedReader:
     """Open a regular file below a directory for reading, through no symbolic link at any level.
 

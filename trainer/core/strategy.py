@@ -90,6 +90,8 @@ class Strategy(Component):
     autocasts: ClassVar[bool] = True
     # False: it computes gradients and steps by other means than the methods of a replica.
     uses_replica: ClassVar[bool] = True
+    # Every parameter that ever gets a gradient must get one in each step, on each rank.
+    every_gradient: ClassVar[bool] = False
     # All ranks process every batch together, so layers may communicate.
     synchronous: ClassVar[bool] = False
     # False: no model, no data, no torch (fault_injection).

@@ -166,6 +166,9 @@ class Partitioner(Component):
     random: ClassVar[bool] = True  # depends on the seed
     transforms_images: ClassVar[bool] = False  # overrides `transform_images`
     needs_classes: ClassVar[bool] = False  # assigns samples by their class
+    even_parts: ClassVar[bool] = (
+        False  # splits all samples into parts of equal size (±1), larger ones first
+    )
 
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 

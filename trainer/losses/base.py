@@ -82,10 +82,16 @@ def shape_error(output: Tensor, target: Tensor) -> str | None:
     return f"the model returns shape {tuple(output.shape)}, and the targets have {tuple(target.shape)}"
 
 
+CHOICE = (
+    "for classes, return integers, as targets.astype(int) does; for regression, choose a loss of numbers, "
+    "such as mse"
+)
+
+
 def class_error(output: Tensor, target: Tensor) -> str | None:
     """Return an error message unless outputs are scores (batch, classes, …) of the targets (batch, …)."""
     if target.is_floating_point():
-        return "it needs classes as targets, whole numbers; these are floating-point numbers"
+        return f"it needs classes as targets, and these are floating-point numbers; {CHOICE}"
     if output.dim() < 2 or (output.shape[0], *output.shape[2:]) != tuple(target.shape):
         return (
             f"the model returns shape {tuple(output.shape)}, which are no scores (batch, classes, …) for "

@@ -105,6 +105,11 @@ class Model(Component):
         return False
 
     @property
+    def fewest_samples(self) -> int:
+        """How many samples a forward pass in training needs: 2 with BatchNorm of single values."""
+        return 1
+
+    @property
     def statistics(self) -> Collection[str] | None:
         """Names of the floating-point buffers that training changes, `block.buffer`; None: all.
 
@@ -121,6 +126,11 @@ class Model(Component):
     def unused(self) -> Collection[str]:
         """Names of the parameters that are trained and get no gradient, `block.parameter`."""
         return ()
+
+    @property
+    def conditional(self) -> str | None:
+        """The name of a parameter that gets a gradient from some samples alone; or None."""
+        return None
 
     @property
     def scalar(self) -> str | None:

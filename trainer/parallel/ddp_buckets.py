@@ -13,14 +13,18 @@ from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
 from trainer.core.trace import Kind
 from trainer.training.replica import Replica
+from trainer.training.trained import IN_DDP
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch._C._distributed_c10d import AllreduceOptions, GradBucket
     from torch.distributed import Work
     from torch.futures import Future
 
     from trainer.comm.base import Communicator
+    from trainer.core.clock import Clock
+    from trainer.training.loader import Batch
+    from trainer.training.task import Task
 
 
 class Buckets:
@@ -56,6 +60,23 @@ class Buckets:
 
 class DdpReplica(Replica):
     """A replica whose model is in DistributedDataParallel, which averages the sum over micro-batches."""
+
+    def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
+        """model: in DistributedDataParallel."""
+        super().__init__(model, task, clock)
+        named = ((name.removeprefix(IN_DDP), each) for name, each in model.named_parameters())
+        unused = task.spec.model.unused
+        self._averaged = [(name, each) for name, each in named if each.requires_grad and name not in unused]
+
+    def backward(self, batch: Batch, weight: float = 1.0) -> None:
+        """As `Replica.backward`. Raises RuntimeError before a step whose gradient DDP does not average."""
+        super().backward(batch, weight)
+        for name, parameter in self._averaged:
+            if parameter.grad is None:
+                raise RuntimeError(
+                    f"{name} gets a gradient in some steps only, and DDP averages that of every parameter "
+                    "in each step; choose another strategy, such as all_reduce"
+                )
 
     def _begin_micro_batch(self, last: bool) -> None:
         ddp: Any = self.model

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -49,11 +49,14 @@ class ShardedReplica(Replica):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the model in evaluation mode. All ranks enter; the first forward pass gathers the weights.
+        """Put the model in evaluation mode, and gather the weights. All ranks enter.
 
-        The weights stay gathered, because ranks may have different numbers of forward passes.
+        The weights stay gathered, because ranks may have different numbers of forward passes, or none.
         """
         self._root.set_reshard_after_forward(False)
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
         with super().evaluating():
             yield
         # `reshard()` is not enough: FSDP also records these forward passes and would prefetch more blocks

@@ -15,6 +15,7 @@ from trainer.compression.none import NoneCompression
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval, runs_on
 from trainer.data.base import image_error
+from trainer.spec.batches import batch_error
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
@@ -235,6 +236,11 @@ def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
     if run.strategy.cuts_model and run.world_size > 1 and run.model.indivisible:
         reason = f"it splits the model, and {run.model.indivisible}"
+    if run.strategy.every_gradient and run.model.conditional:
+        reason = (
+            f"it needs a gradient of every parameter in each step, and {run.model.conditional} gets one "
+            f"from some samples alone; allowed: {run.strategy.equals or run.strategy.equivalent}"
+        )
     tokens, ranks = run.dataset.shape[0], run.world_size
     if reason is None and run.strategy.splits_samples and tokens % ranks:
         reason = (
@@ -401,6 +407,20 @@ def partitioner(run: RunFields) -> CheckError:
             "ranks": _training_ranks(run),
             "reason": reason,
         },
+    )
+
+
+def smallest_batch(run: RunFields) -> CheckError:
+    """Check parts whose sizes do not depend on labels. The loader checks all."""
+    count, parts = run.dataset.train_samples, run.num_replicas
+    if not run.strategy.trains or run.model.fewest_samples == 1:
+        return None
+    if not run.strategy.uses_partition:
+        return _error("batch_size", batch_error(run, [count] * parts))
+    if not run.partitioner.even_parts:
+        return None
+    return _error(
+        "batch_size", batch_error(run, [(count - part - 1) // parts + 1 for part in range(parts)])
     )
 
 
@@ -688,6 +708,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     warm_up,
     samples,
     partitioner,
+    smallest_batch,
     augmentation,
     checkpoints,
     restarts,

@@ -38,6 +38,7 @@ class Ddp(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
     virtual: ClassVar[bool] = False
     equivalent: ClassVar[str | None] = "all_reduce"
+    every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 

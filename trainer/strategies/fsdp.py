@@ -36,6 +36,7 @@ class Fsdp(Strategy):
     virtual: ClassVar[bool] = False
     equivalent: ClassVar[str | None] = "all_reduce"
     equals: ClassVar[Equal | None] = "all_reduce"
+    every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False

@@ -33,6 +33,7 @@ class Zero1(Strategy):
     virtual: ClassVar[bool] = False
     equivalent: ClassVar[str | None] = "all_reduce"
     equals: ClassVar[Equal | None] = "all_reduce"
+    every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")

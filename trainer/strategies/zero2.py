@@ -32,6 +32,7 @@ class Zero2(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
+    every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False

@@ -54,11 +54,15 @@ class Evaluation:
         return counts[0].item() / total, counts[1].item() / self._loss.total(self._targets)
 
     def _counts(self, replica: Replica, part: slice) -> torch.Tensor:
-        """How many answers are right, and the sum of losses, on a part of the test split."""
-        inputs, targets = self._inputs[part].split(BATCH), self._targets[part].split(BATCH)
+        """How many answers are right, and the sum of losses, on a part of the test split.
+
+        A part without samples calls neither model nor loss: few take a batch of none.
+        """
         counts = torch.zeros(2, device=self._comm.device)
         with replica.evaluating():
-            for x, y in zip(inputs, targets, strict=True):
+            for start in range(part.start, part.stop, BATCH):
+                batch = slice(start, min(start + BATCH, part.stop))
+                x, y = self._inputs[batch], self._targets[batch]
                 output = replica.predict(replica.in_format(x))
                 if output is not None:  # of the ranks that hold one model, one has the output
                     counts[0] += self._loss.right(output, y).float().sum()

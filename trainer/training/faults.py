@@ -18,7 +18,7 @@ from trainer.core.context import NodeContext
 from trainer.core.event_schema import Injected
 from trainer.core.events import EventWriter
 from trainer.core.record import checked, parse_object
-from trainer.core.regular_files import read_below
+from trainer.core.regular_files import read_below, why_unread
 from trainer.spec.faults import CutOff, Drop, Fault, Kill, Pause, Slow
 from trainer.spec.run_spec import RunSpec
 from trainer.training.packet_loss import PacketLoss, connections, service_ports
@@ -237,7 +237,7 @@ class FaultInjector:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise FaultError(f"{path}: cannot be read ({error}); remove it") from error
+            raise FaultError(f"{path}: cannot be read ({why_unread(error)}); remove it") from error
 
     def _mark(self, number: int, record: Injected) -> bool:
         """Mark a fault as fired. Returns False if it had fired. Raises FaultError."""

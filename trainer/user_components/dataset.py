@@ -22,6 +22,7 @@ from trainer.user_components.source import MAX_NAME, ImportFailure, Source, loca
 TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
 SPLIT_SEED = "split_seed"
 SPLIT_DEFAULTS: dict[str, Any] = {TEST_SHARE: 0.2, SPLIT_SEED: 0}
+MAX_SHOWN = 40  # characters of a value in a message
 MOST_CLASSES = 1000  # an event has room for them
 TYPES = ("float32", "int64", "uint8", "int32", "bool")
 
@@ -220,13 +221,52 @@ def _stacked(items: Sequence[Any], what: str) -> Array:
 def _array(values: Array, what: str) -> Array:
     """The values in a type that torch and the run support, in memory of their own."""
     if values.dtype.kind not in "fiub":
-        raise ImportFailure(f"the {what}s are of type {values.dtype}; allowed: numbers")
+        raise ImportFailure(f"the {what}s are of type {values.dtype}{_no_number(values)}; allowed: numbers")
     if values.dtype.kind == "f":
-        if not np.isfinite(values).all():
-            raise ImportFailure(f"the {what}s hold nan or infinite numbers")
-        return np.array(values, np.float32, order="C")
+        refuse(numbers_error(values, f"{what}s"))
+        with np.errstate(over="ignore"):
+            found = np.array(values, np.float32, order="C")
+        refuse(numbers_error(found, f"{what}s in float32"))
+        return found
+    if values.dtype == np.uint64 and (large := values > np.iinfo(np.int64).max).any():
+        at = _first(large)
+        raise ImportFailure(f"the {what}s hold {values[at]} in {_place(at)}; allowed: numbers of int64")
     keeps = what == "input" and values.dtype.name in TYPES
     return np.array(values, values.dtype if keeps else np.int64, order="C")
+
+
+def _no_number(values: Array) -> str:
+    """Names the first value that is no number, for a message; empty if all are: objects may be."""
+    places = (at for at, value in np.ndenumerate(values) if not isinstance(value, int | float | np.number))
+    at = next(places, None)
+    if at is None:
+        return ""
+    value: Any = values[at]
+    shown = repr(str(value[:MAX_SHOWN])) if isinstance(value, str) else type(value).__name__
+    return f", such as {shown} in {_place(at)}"
+
+
+def _first(wrong: Array) -> tuple[int, ...]:
+    """The first place where an array is true; it is somewhere."""
+    return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
+
+
+def _place(at: tuple[int, ...]) -> str:
+    """A place in inputs or targets, counted from 0."""
+    sample, *inside = at
+    if not inside:
+        return f"sample {sample}"
+    return f"sample {sample}, {f'column {inside[0]}' if len(inside) == 1 else f'index {inside}'}"
+
+
+def _of_samples(wrong: Array) -> str:
+    """How many places of an array are true, for a message about the first of them."""
+    count = int(wrong.sum())
+    if count == 1:
+        return ""
+    samples = int(wrong.reshape(len(wrong), -1).any(axis=1).sum())
+    where = "" if wrong.ndim == 1 else f" in {samples:,} sample{'s' * (samples > 1)}"
+    return f", the first of {count:,}{where}"
 
 
 def _stated_classes(found: Any) -> int | None:
@@ -267,10 +307,11 @@ def _check_classes(samples: _Samples) -> None:
     if stated is not None and stated > MOST_CLASSES:
         raise ImportFailure(f"it states {stated} classes; allowed: at most {MOST_CLASSES}")
     most = MOST_CLASSES if stated is None else stated
-    wrong = np.flatnonzero((targets < 0) | (targets >= most))
-    if len(wrong):
+    wrong = (targets < 0) | (targets >= most)
+    if wrong.any():
+        (at,) = _first(wrong)
         raise ImportFailure(
-            f"sample {wrong[0]} has the label {targets[wrong[0]]}; allowed: 0 to {most - 1}, or "
+            f"sample {at} has the label {targets[at]}{_of_samples(wrong)}; allowed: 0 to {most - 1}, or "
             "floating-point numbers, which are no classes"
         )
 
@@ -297,7 +338,8 @@ def facts(source: Source, parameters: Mapping[str, Any], data_dir: Path) -> tupl
     scatter_seeds(1)
     data = load()
     if own is not None:
-        refuse(stated_error(own, data))
+        refuse(sizes_error(data) or stated_error(own, data))
+        refuse(labels_error(data) or finite_error(data))
     refuse(again_error(data, load, seeds=(2,)))  # once: it may take long
     return facts_of(source, data, digest(data)), data
 
@@ -313,6 +355,60 @@ def facts_of(source: Source, data: Data, identity: str) -> DatasetFacts:
         class_count=data.classes,
         data=identity,
     )
+
+
+def sizes_error(data: Data) -> Failure | None:
+    """How a split has other numbers of inputs, labels and targets, or none; or None."""
+    for name, split in _splits(data):
+        counts = {"inputs": len(split.inputs), "labels": len(split.labels), "targets": len(split.targets)}
+        if len({*counts.values()}) > 1:
+            listed = ", ".join(f"{number} {what}" for what, number in counts.items())
+            return Failure(f"equal numbers in the {name} split", listed)
+        if not len(split.labels):
+            return Failure(f"samples in the {name} split", "none")
+    return None
+
+
+def labels_error(data: Data) -> Failure | None:
+    """How labels are none of the dataset's classes; or None."""
+    for name, split in _splits(data):
+        labels = split.labels
+        if labels.dtype != np.int64 or labels.ndim != 1:
+            return Failure(
+                f"int64 of shape (samples,) in the {name} split", f"{labels.dtype} of {labels.shape}"
+            )
+        outside = (labels < 0) | (labels >= data.classes)
+        if outside.any():
+            (at,) = _first(outside)
+            return Failure(
+                f"labels from 0 to {data.classes - 1}",
+                f"{labels[at]} of {name} sample {at}{_of_samples(outside)}",
+            )
+    return None
+
+
+def finite_error(data: Data) -> Failure | None:
+    """Which numbers of samples are nan or infinite; or None."""
+    of = (
+        numbers_error(getattr(split, what), f"{name} {what}")
+        for name, split in _splits(data)
+        for what in ("inputs", "targets")
+    )
+    return next((failure for failure in of if failure), None)
+
+
+def numbers_error(values: Array, of: str) -> Failure | None:
+    """Which floating-point numbers are nan or infinite; or None. of: what they are, in the plural."""
+    if values.dtype.kind != "f" or (finite := np.isfinite(values)).all():
+        return None
+    at = _first(~finite)
+    found = f"the {of} hold nan or infinite numbers: {values[at]} in {_place(at)}{_of_samples(~finite)}"
+    return Failure("finite numbers", found)
+
+
+def _splits(data: Data) -> tuple[tuple[str, Split], ...]:
+    """Both splits and their names."""
+    return ("training", data.train), ("test", data.test)
 
 
 def splits_error(data: Data) -> Failure | None:
@@ -350,10 +446,13 @@ def again_error(first: Data, load: Callable[[], Data], seeds: Sequence[int] = (1
 
 
 def _differing(first: Data, second: Data) -> str:
-    """Which samples differ; empty if none do."""
-    for name, *splits in (("training", first.train, second.train), ("test", first.test, second.test)):
+    """Which samples differ, the first of them by its number; empty if none do."""
+    for (name, before), (_, now) in zip(_splits(first), _splits(second), strict=True):
         for what in ("inputs", "targets"):
-            one, other = (getattr(split, what) for split in splits)
-            if one.dtype != other.dtype or not np.array_equal(one, other, equal_nan=True):
+            one, other = (getattr(split, what) for split in (before, now))
+            if one.dtype != other.dtype or one.shape != other.shape:
                 return f"{name} {what}"
+            equal = (one == other) | ((one != one) & (other != other))  # nan
+            if not equal.all():
+                return f"{what} of {name} sample {_first(~equal)[0]}"
     return ""

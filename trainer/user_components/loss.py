@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
-from trainer.losses.base import Loss, Reduction, class_error, per_sample
+from trainer.losses.base import CHOICE, Loss, Reduction, class_error, per_sample
 from trainer.user_components.signature import bound, checked, configured, signature_of
 from trainer.user_components.source import ImportFailure, Source
 
@@ -126,6 +126,49 @@ def value_error(value: Any) -> Failure | None:
     if not torch.isfinite(value):
         return Failure("a finite loss", f"a loss of {value.item()}")
     return None if value.requires_grad else Failure("a gradient", "no gradient flows to the outputs")
+
+
+def scores_error(loss: Loss, output: Tensor, classes: int) -> str | None:
+    """Return an error message if the model has fewer scores than the dataset classes; or None.
+
+    A loss with its own measure of accuracy may need fewer.
+    """
+    own = loss._own if isinstance(loss, ImportedLoss) else loss
+    measured = (
+        own.accuracy is not None if isinstance(own, FunctionLoss) else type(own).right is not Loss.right
+    )
+    if classes == 1 or measured or output.dim() < 2 or output.shape[1] >= classes:
+        return None
+    return (
+        f"the model returns {output.shape[1]} score{'s' * (output.shape[1] > 1)} for each sample, and the "
+        f"dataset has {classes} classes, 0 to {classes - 1}"
+    )
+
+
+def rounded_error(loss: Loss, output: Tensor, target: Tensor) -> str | None:
+    """Return an error message if the loss takes floating-point targets as classes; or None.
+
+    A loss of numbers has another value for targets between whole numbers. One that rounds them trains on
+    classes that partitioners, reports and the number of the model's outputs do not know.
+    """
+    import torch
+
+    low, high = target.min(), target.max()
+    if target.dim() != 1 or not target.is_floating_point() or low == high:
+        return None
+    if not torch.equal(target, target.round()):
+        return None
+    between = target + 0.25 * (target < high)  # within their range, which some losses need
+    try:
+        rounds = torch.equal(loss.of(output, target), loss.of(output, between))
+    except Exception:  # it takes whole numbers alone
+        rounds = True
+    if not rounds:
+        return None
+    return (
+        f"it takes the targets as classes, and they are floating-point numbers, {low:g} to {high:g}; "
+        f"{CHOICE}, or targets of shape (samples, 1)"
+    )
 
 
 def right_error(right: Any, samples: int) -> Failure | None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from trainer.models.base import Blocks
 
+CONDITIONS = 8  # batches, in which other parameters may get a gradient; 2 of a large model
+LARGE = 4_000_000  # weights, from which a model is tried with less
 TYPES = ("float32", "float64", "complex64", "complex128")  # that every transport adds up
 FEW = 4  # samples with which a model is tried
 WHOLE = "model"  # the name of the only block of a model that is no chain
@@ -50,6 +52,8 @@ class ModelFacts(Source):
     weights: int = Field(0, ge=0, le=2**50)
     scalar: Name | None = None
     types: dict[Name, Name] = Field({"float32": ""}, max_length=100)
+    fewest_samples: int = Field(1, ge=1, le=2)
+    conditional: Name | None = None
     unused: Names = Field([])
     statistics: Names = Field([])
 
@@ -98,6 +102,14 @@ class ImportedModel(ImportedComponent, Model):
     @property
     def weights(self) -> int:
         return self.imported.weights
+
+    @property
+    def conditional(self) -> str | None:
+        return self.imported.conditional
+
+    @property
+    def fewest_samples(self) -> int:
+        return self.imported.fewest_samples
 
     @property
     def unused(self) -> list[str]:
@@ -213,7 +225,7 @@ def facts(
         refuse(names_error(own.names, blocks))
         return nn.Sequential(OrderedDict(blocks))
 
-    inputs = inputs[taken(len(inputs), FEW)]
+    samples, inputs = inputs, inputs[taken(len(inputs), FEW)]
     first, second = built(1), built(2)
     refuse(weights_error(first, second))
     refuse(types_error(first))
@@ -237,6 +249,8 @@ def facts(
         "types": {_type_of(each): name for name, each in reversed(trained)},
         "unused": [name for name, each in trained if id(each) not in reached],
         "statistics": [name for name, each in chain.named_buffers() if each in buffers],
+        "fewest_samples": _fewest_samples(first, inputs),
+        "conditional": _conditional(chain, samples),
     }
     if own is None:
         norms = [module for module in first.modules() if isinstance(module, _BatchNorm)]
@@ -458,3 +472,24 @@ def _overrides(module: nn.Module, method: str) -> bool:
 
 def _state(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
+
+
+def _conditional(module: nn.Module, inputs: Tensor) -> str | None:
+    """The first parameter that gets a gradient from some small batches alone; or None."""
+    names = [name for name, each in module.named_parameters() if each.requires_grad]
+    large = sum(each.numel() for each in module.parameters()) > LARGE
+    reached = set[tuple[bool, ...]]()
+    for start in range(2 if large else CONDITIONS):
+        gradients = _Computed.of(module, inputs[start::CONDITIONS]).gradients
+        reached.add(tuple(gradient is not None for _, gradient in gradients))
+    differing = (name for name, *each in zip(names, *reached, strict=True) if len({*each}) > 1)
+    return next(differing, None)
+
+
+def _fewest_samples(module: nn.Module, inputs: Tensor) -> int:
+    """2 if BatchNorm of the module would normalise single values of one sample in training; else 1."""
+    try:
+        _output(module.train(), inputs[:1])
+    except Exception as error:  # the run meets others, if it has such a batch
+        return 2 if "more than 1 value per channel" in str(error) else 1
+    return 1

@@ -18,6 +18,7 @@ class Contiguous(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    even_parts: ClassVar[bool] = True
     random: ClassVar[bool] = False
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:

@@ -72,7 +72,12 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("WrongGradient", {"gradient"}, "1 sample", ""),
     ("RightAboveOne", {"right"}, "1 sample", "2 to 2"),
     ("TakesAnyShape", {"shapes"}, "1 sample", "none"),
-    ("GlobalSamples", {"again", "process"}, "16 training and 4 test samples", "other training inputs"),
+    (
+        "GlobalSamples",
+        {"again", "process"},
+        "16 training and 4 test samples",
+        "inputs of training sample 0",
+    ),
     ("TestInTraining", {"apart"}, "20 training and 10 test samples", "10 of 10"),
     ("StatesMore", {"stated"}, "20 training and 10 test samples", "20"),
     ("LabelTooHigh", {"labels"}, "20 training and 10 test samples", "2 of training sample 7"),

@@ -75,7 +75,7 @@ def test_answers_that_are_partly_right() -> None:
     ("name", "output", "target", "named"),
     [
         ("nll", SCORES, TARGETS, "no log-probabilities"),
-        ("nll", LOG_PROBABILITIES, NUMBERS[:, 0], "whole numbers"),
+        ("nll", LOG_PROBABILITIES, NUMBERS[:, 0], "integers"),
         ("nll", LOG_PROBABILITIES, TARGETS + 1, "1 to 3; allowed: 0 to 2"),
         ("cross_entropy", SCORES[:, 0], TARGETS, r"shape \(4,\)"),
         ("mse", SCORES, TARGETS, r"\(4, 3\).*\(4,\)"),

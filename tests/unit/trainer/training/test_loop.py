@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
+from tests.unit.training import ON_TOKENS, fields_for
+from tests.unit.training import train as train_whole
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
@@ -21,6 +23,9 @@ from trainer.core.events import EventWriter
 from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.launch.ranks import connect, train
+from trainer.losses.base import Loss
+from trainer.losses.nll import Nll
+from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
 from trainer.training.loader import Batch
@@ -152,6 +157,40 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
     for reported in together(size, body, Clock):
         for seen in reported:
             assert seen == pytest.approx((accuracy, loss), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        name
+        for name in STRATEGIES.entries
+        if STRATEGIES.load(name).trains and STRATEGIES.load(name).deterministic
+        if "memory" in STRATEGIES.load(name).transports
+    ],
+)
+def test_ranks_without_test_samples_call_neither_model_nor_loss(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On gpt, which takes no batch of none; only part of the ranks have the one test sample."""
+    seen = [0]
+    for name in ("of", "right"):
+        monkeypatch.setattr(Nll, name, seeing(getattr(Nll, name), seen))
+    ranks = STRATEGIES.load(strategy).max_nodes or 2
+    fields = {**ON_TOKENS, **fields_for(strategy)}
+    fields["dataset"] = {**ON_TOKENS["dataset"], "samples": 24, "test_samples": 1}
+    assert train_whole(strategy, ranks, **fields, loss="nll", epochs=1).results[0].accuracy is not None
+    assert min(seen[1:]) > 0
+
+
+def seeing(function: Any, seen: list[int]) -> Any:
+    """The method of a loss, which notes how many samples it is called with."""
+
+    def noting(own: Loss, output: Tensor, *more: Any) -> Tensor:
+        seen.append(len(output))
+        found: Tensor = function(own, output, *more)
+        return found
+
+    return noting
 
 
 def test_evaluation_in_batches_equals_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

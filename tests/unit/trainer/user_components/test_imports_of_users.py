@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,11 @@ from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
+from trainer.core.rng import RngFactory
+from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import PartitionedSplit
+from trainer.training.partition import partition
 from trainer.user_components import source
 
 FILE = Path(__file__).parents[2] / "users_components.py"
@@ -109,13 +114,29 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", "./mine.py:Raises", "", [line_of("data"), "ValueError: no item"]),
     ("dataset", "./mine.py:Stream", "", ["Stream", "map-style"]),
     ("dataset", named("labelled", low=-1, step=1), "", ["sample 0", "-1", "0 to 999", "floating-point"]),
+    ("dataset", named("labelled", low=-3, step=1), "", ["sample 0 has the label -3, the first of 3;"]),
     ("dataset", named("labelled", low=0, step=500), "", ["sample 2", "1000", "0 to 999"]),
     ("dataset", named("shaped", inputs=[0, 3], targets=[0]), "", ["no samples"]),
     ("dataset", named("shaped", inputs=[9, 3], targets=[8]), "", ["9 inputs", "8 targets"]),
     ("dataset", named("shaped", inputs=[], targets=[]), "", ["first dimension"]),
     ("dataset", named("filled", value="nan"), "", ["inputs", "nan"]),
     ("dataset", named("filled", value="inf"), "", ["inputs", "infinite"]),
-    ("dataset", "./mine.py:words", "", ["<U4", "numbers"]),
+    ("dataset", named("damaged", value="nan"), "", ["nan in sample 5, column 2, the first of 2 in"]),
+    ("dataset", named("damaged", value="nan", samples=1), "", ["nan in sample 5, column 2; expected"]),
+    (
+        "dataset",
+        named("damaged", value="inf", images=True),
+        "",
+        ["sample 5, index [0, 0, 2]", " 12 "],
+    ),
+    ("dataset", named("damaged", value="nan", targets=True), "", ["targets", "nan in sample 5, column 0"]),
+    ("dataset", named("damaged", value="1.0e+300"), "", ["inputs in float32", "inf in sample 5, column 2"]),
+    ("dataset", "./mine.py:words", "", ["<U4", "'word' in sample 0, column 0", "numbers"]),
+    ("dataset", "./mine.py:mixed", "", ["object", "'missing' in sample 4, column 1", "numbers"]),
+    ("dataset", "./mine.py:beyond_int64", "", ["targets hold 9223372036854775808 in sample 3", "int64"]),
+    ("dataset", named("Own", fault="nan"), "", ["test inputs", "nan in sample 3, column 1"]),
+    ("dataset", named("Own", fault="label"), "", ["2 of test sample 4, the first of 2", "0 to 1"]),
+    ("dataset", named("Own", fault="sizes"), "", ["9 inputs, 8 labels", "test split"]),
     ("dataset", "./mine.py:nothing", "", ["NoneType"]),
     ("dataset", "./mine.py:triples", "", ["item 0", "tuple and length 3", "pair"]),
     ("dataset", "./mine.py:mapping", "", ["dict", "x, y", "pair of arrays (inputs, targets)"]),
@@ -126,7 +147,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", "./mine.py:one_array", "", ["one array", "(60, 4)"]),
     ("dataset", "./mine.py:unequal_splits", "", ["(3,)", "(4,)"]),
     ("dataset", "./mine.py:States", "", ["type int64", "type float32, as stated"]),
-    ("dataset", "./mine.py:random_data", "", ["global random state"]),
+    ("dataset", "./mine.py:random_data", "", ["inputs of training sample 0", "global random state"]),
     ("dataset", "./mine.py:beside", "", [line_of("relative path"), "table.npy", "Path(__file__)"]),
     ("dataset", named("good", sample=3), ".sample", ["'samples'", "allowed: samples, classes"]),
     ("dataset", named("good", samples="3"), ".samples", ["'3'", "integer"]),
@@ -149,7 +170,7 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("dataset", {"name": "image_folder", "path": "images"}, "", ["no image in empty;", ".png"]),
     ("dataset", {"name": "image_folder", "path": "images", "size": 0}, ".size", ["0", "greater than"]),
     ("model", "./mine.py:Scores", "", ["nn.LogSoftmax", "cross_entropy"]),
-    ("model", "./mine.py:TwoClasses", "", ["2 classes", "0 to 2"]),
+    ("model", "./mine.py:TwoClasses", "", ["2 scores", "3 classes, 0 to 2"]),
     ("model", "./mine.py:GlobalWeights", "", ["left.bias", "torch"]),
     ("model", "./mine.py:Pair", "", ["tuple", "one tensor"]),
     ("model", "./mine.py:Failing", "", [line_of("forward"), "RuntimeError: no output"]),
@@ -230,11 +251,36 @@ def test_one_line_says_what_is_wrong(
     assert str(FILE.parent) not in reason
 
 
+@pytest.mark.parametrize("value", ["mine.py:words", "mine.py:gone", "none.py:gone"])
+@pytest.mark.parametrize("form", ["{}", "{{name: {}}}"])
+def test_the_message_about_an_option_names_its_value_once(
+    value: str, form: str, folder: Path, imports: Imports
+) -> None:
+    text = yaml.safe_dump({"name": "s", "blocks": [{"base": BASE}]})
+    option = f"dataset={form.format(folder / value)}"
+    with pytest.raises(InputError, match=re.escape(f"--set {option}: ")) as raised:
+        load_sweep(Path("s.yml"), [option], text=text, imports=lambda _: imports)
+    assert str(raised.value).count(value) == 1
+
+
 @pytest.mark.parametrize(("loss", "parts"), UNFIT, ids=[loss for loss, _ in UNFIT])
 def test_a_step_shows_whether_model_loss_and_dataset_fit(loss: str, parts: list[str], load: Load) -> None:
     with pytest.raises(InputError) as raised:
         load(loss=f"./mine.py:{loss}")
     assert [part for part in ["mine.py:Net", "mine.py:good", *parts] if part not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize("dataset", ["digits", "./mine.py:stated"])
+def test_a_model_has_a_score_for_each_class(dataset: str, load: Load) -> None:
+    """Also for classes of which no sample is tried."""
+    with pytest.raises(InputError, match=r"2 scores for each sample.* 10 classes, 0 to 9"):
+        load(dataset=dataset, model="./mine.py:TwoScores")
+
+
+def test_a_loss_of_its_own_may_have_fewer_outputs_than_classes(load: Load) -> None:
+    load(dataset="./mine.py:good", model="./mine.py:Flat", loss=named("absolute", accuracy="always"))
+    with pytest.raises(InputError, match=r"out of bounds.*\(17, 2\).* 3 classes"):
+        load(model="./mine.py:TwoScores", loss=named("rounding", accuracy="always"))
 
 
 def test_a_loss_meets_every_class_of_a_sorted_dataset(load: Load) -> None:
@@ -246,9 +292,80 @@ def test_a_partitioner_meets_every_class_of_a_large_sorted_dataset(load: Load) -
     load(dataset=named("in_order", samples=200_000), partitioner="./mine.py:three_classes")
 
 
+def test_a_gradient_in_some_steps_only_is_refused_where_ranks_need_it_in_all(load: Load) -> None:
+    for strategy in ("ddp", "zero1", "zero2", "fsdp"):
+        with pytest.raises(InputError, match=r"right\.weight gets one from.*: all_reduce"):
+            load(model="./mine.py:Sometimes", strategy=strategy)
+        load(model="./mine.py:Tree", strategy=strategy)
+    load(model="./mine.py:Sometimes", strategy="all_reduce")
+
+
+NORMALISED: dict[str, Any] = {
+    "model": "./mine.py:Normalised",
+    "transport": "memory",
+    "strategy": "all_reduce",
+    "batch_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [  # 48 training samples
+        ({"batch_size": 23}, "24 samples of part 0.*batch_size, such as 24"),
+        ({"nodes": 5}, "9 samples of part 3.*such as 10"),
+        ({"nodes": 5, "partitioner": "contiguous"}, "9 samples of part 3"),
+        ({"accumulate": 5}, "8 samples per step and 5 micro-batches.*such as 12"),
+        ({"strategy": "serial", "nodes": 1, "batch_size": 47}, "48 samples of part 0.*such as 48"),
+        ({"nodes": 5, "batch_per": "run", "batch_size": 40}, "8 samples per step.*such as 50"),
+    ],
+    ids=str,
+)
+def test_a_batch_of_one_does_not_meet_batch_norm(fields: dict[str, Any], named: str, load: Load) -> None:
+    with pytest.raises(InputError, match=rf"batch_size: .*{named}"):
+        load(**{**NORMALISED, **fields})
+
+
+def test_other_models_and_sizes_take_a_batch_of_one(load: Load) -> None:
+    load(**NORMALISED)
+    load(**NORMALISED | {"nodes": 5, "strategy": {"name": "all_reduce", "uneven": "pad"}, "batch_size": 10})
+    load(**NORMALISED | {"batch_size": 23, "model": "./mine.py:Net"})
+    load(**NORMALISED | {"batch_size": 23, "model": named("Normalised", frozen=True)})
+
+
+def test_parts_of_sizes_that_depend_on_labels_are_checked_before_training(load: Load) -> None:
+    partitioner = "quantity"
+    run = load(**NORMALISED, partitioner=partitioner)
+    train = Split(np.zeros((48, 4), np.float32), np.arange(48) % 3)
+    sizes = [len(part) for part in partition(run, RngFactory(0), train.labels, 2, 1)]
+    run = load(**NORMALISED | {"batch_size": sizes[1] - 1}, partitioner=partitioner)
+    with pytest.raises(DataError, match=f"{sizes[1]} samples of part 1"):
+        PartitionedSplit(train, run, RngFactory(0), 2).partition(1)
+
+
 def test_a_loss_of_classes_needs_them(load: Load) -> None:
     with pytest.raises(InputError, match=r"mine\.py:numbers with the loss nll.*floating-point"):
         load(dataset="./mine.py:numbers")
+
+
+@pytest.mark.parametrize("loss", ["nll", "cross_entropy", named("rounding", accuracy="always")])
+def test_labels_that_are_floating_point_numbers_are_no_classes(loss: Any, load: Load) -> None:
+    with pytest.raises(InputError, match=r"floating-point.*targets\.astype\(int\).*mse"):
+        load(dataset="./mine.py:float_labels", model=named("OneNumber", outputs=3), loss=loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", named("absolute", accuracy="always"), named("poisson", accuracy="always")],
+    ids=str,
+)
+def test_whole_numbers_can_be_targets_of_a_regression(loss: Any, load: Load) -> None:
+    run = load(dataset="./mine.py:float_labels", model="./mine.py:Flat", loss=loss)
+    assert run.dataset.class_count == 1
+
+
+def test_labels_of_floating_point_numbers_can_be_probabilities(load: Load) -> None:
+    dataset = named("float_labels", classes=2)
+    load(dataset=dataset, model="./mine.py:Flat", loss=named("entropy", accuracy="always"))
 
 
 def test_accuracies_are_shares(load: Load) -> None:
