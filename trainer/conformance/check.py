@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from trainer.conformance import augmentation, dataset, loss, model, optimizer, partitioner, strategy
+from trainer.conformance import (
+    augmentation,
+    dataset,
+    loss,
+    model,
+    optimizer,
+    partitioner,
+    strategy,
+    written,
+)
 from trainer.conformance.find import components
 from trainer.conformance.law import Law
 from trainer.conformance.report import CheckRequest
@@ -156,6 +166,8 @@ def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
         case "model":
             on, samples = _dataset_of(request)
             yield from model.laws(_model(request, on, samples), on, samples)
+            registered = request.dataset if samples is None else None
+            yield written.law_of_model(_model_form(request, on, samples), on, registered, samples)
         case "dataset":
             stated, load = _dataset(request)
             yield from dataset.laws(load, stated, lambda: _in_another_process(request))
@@ -163,8 +175,10 @@ def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
             built = _optimizer(request)
             declared = "" if request.registered else getattr(source_of(request).load(), "equals", None)
             yield from optimizer.laws(built, request.equals or declared or "")
+            yield written.law_of_optimizer(_form(request, imported_optimizer.facts))
         case "loss":
             yield from loss.laws(_loss(request))
+            yield written.law_of_loss(_form(request, imported_loss.facts))
         case _ if request.dataset:
             on, samples = _dataset_of(request)
             yield from augmentation.laws(_augmentation(request), on.shape, samples)
@@ -232,8 +246,21 @@ def _model(request: CheckRequest, on: Dataset, samples: Tensor | None) -> Model:
         own: Model = configured(called, request.parameters)
         return _accepting(own, on)
     inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
-    facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
+    facts = imported_model.facts(source, request.parameters, on.shape, on.outputs, inputs)
     return imported_model.ImportedModel(name=request.label, parameters=request.parameters, imported=facts)
+
+
+def _model_form(request: CheckRequest, on: Dataset, samples: Tensor | None) -> dict[str, Any]:
+    inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(TRIED_SAMPLES)
+    return _form(request, partial(imported_model.facts, shape=on.shape, classes=on.outputs, inputs=inputs))
+
+
+def _form(request: CheckRequest, facts: Callable[[Source, Mapping[str, Any]], Source]) -> dict[str, Any]:
+    """The component as a spec has it. facts: finds what a spec knows of a user's."""
+    if request.registered:
+        return {"name": request.registered, **request.parameters}
+    imported = facts(source_of(request), request.parameters).model_dump(mode="json")
+    return {"name": request.label, **request.parameters, IMPORTED: imported}
 
 
 def _accepting(own: Model, on: Dataset) -> Model:

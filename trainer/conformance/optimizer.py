@@ -211,7 +211,7 @@ def _rate(stepping: Stepping, steps: Steps) -> Outcome:
 
     def slower(built: TorchOptimizer) -> None:
         for group in built.param_groups:
-            group["lr"] = steps.lr / 10
+            group["lr"] /= 10
 
     low = Steps(steps.number, steps.lr / 10)
     expected, found = stepping.after(low), stepping.after(steps, slower)
@@ -241,9 +241,16 @@ def _state(stepping: Stepping, steps: Steps) -> Outcome:
 
 def _order(stepping: Stepping, steps: Steps) -> Outcome:
     weights = initial()
+    _check_one_group(stepping)
     built = stepping.optimizer.build(weights[::-1], steps.lr)
     take(built, weights, range(steps.number))
     return _off(weights, stepping.after(steps), "in the other order")
+
+
+def _check_one_group(stepping: Stepping) -> None:
+    """Raise NotApplicable if the optimizer groups weights, by their place or their shape."""
+    if len(stepping.optimizer.build(initial(), LR).param_groups) > 1:
+        raise NotApplicable("it groups the weights")
 
 
 def _layers(stepping: Stepping, steps: Steps) -> Outcome:
@@ -252,6 +259,7 @@ def _layers(stepping: Stepping, steps: Steps) -> Outcome:
 
     if stepping.optimizer.layerwise:
         raise NotApplicable("it declares layerwise")
+    _check_one_group(stepping)
     halves = [part.detach().clone().requires_grad_() for part in initial()[2].split(HALF)]
     built = stepping.optimizer.build(halves, steps.lr)
     for step in range(steps.number):

@@ -129,7 +129,9 @@ def test_a_rule_is_its_formula(
 
 
 @pytest.mark.parametrize(
-    ("form", "reference"), [each for each in REFERENCES if each[0]["name"] in KRUM], ids=str
+    ("form", "reference"),
+    [each for each in REFERENCES if each[0]["name"] in KRUM],
+    ids=[name for name, each in zip(IDS, REFERENCES, strict=True) if each[0]["name"] in KRUM],
 )
 def test_ranks_decide_between_vectors_that_tie(
     form: dict[str, Any], reference: Callable[..., Matrix]

@@ -1,0 +1,128 @@
+"""The law that a component is trained as it is written: see trainer/component_trials/written.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.component_trials.written import LONG, compare
+from trainer.conformance.law import Law, NotApplicable, Note, Outcome
+from trainer.core.failure import Failure
+from trainer.data.base import Dataset
+from trainer.models.shapes import noise
+from trainer.spec.registries import REGISTRIES
+from trainer.user_components.dataset import DatasetFacts
+from trainer.user_components.samples import TRIED_SAMPLES
+from trainer.user_components.source import ImportFailure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Form = dict[str, Any]
+
+CLASSES = 3
+MODEL: Form = {"name": "mlp", "hidden": [8]}
+OPTIMIZER: Form = {"name": "momentum"}
+# For targets that are classes, of samples or of tokens, and for numbers.
+OF_CLASSES: Form = {"name": "cross_entropy", "label_smoothing": 0.0}
+OF_NUMBERS: Form = {"name": "mse"}
+
+
+@dataclass(frozen=True)
+class Few:
+    """Samples on which components are trained together.
+
+    forms: dataset, model, loss and optimizer as a spec has them.
+    """
+
+    forms: Form
+    inputs: Tensor
+    targets: Tensor
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.inputs.shape[1:]))
+        return f"{len(self.inputs)} samples of shape {shape or '1'}"
+
+
+def law_of_model(form: Form, on: Dataset, on_form: Form | None, inputs: Tensor | None) -> Law[Few]:
+    """Of a model. on_form: the form of a registered dataset. inputs: samples of a user's; None: noise."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = noise(on, TRIED_SAMPLES, generator) if inputs is None else inputs
+    shape = len(inputs), *on.target_shape
+    if on.class_count == 1 and not on.target_shape:
+        targets, loss = torch.randn(*shape, 1, generator=generator), OF_NUMBERS
+    else:
+        targets, loss = torch.arange(len(inputs)) % on.outputs, OF_CLASSES
+        if on.target_shape:
+            targets = torch.randint(on.outputs, shape, generator=generator)
+    dataset = on_form if on.target_shape and on_form else _described(inputs, on.class_count)
+    return _law(
+        [Few({"dataset": dataset, "model": form, "loss": loss, "optimizer": OPTIMIZER}, inputs, targets)]
+    )
+
+
+def law_of_optimizer(form: Form) -> Law[Few]:
+    """Of an optimizer."""
+    return _law([next(_vectors({"loss": OF_CLASSES, "optimizer": form}))])
+
+
+def law_of_loss(form: Form) -> Law[Few]:
+    """Of a loss: of classes, or of one number."""
+    return _law([*_vectors({"loss": form, "optimizer": OPTIMIZER})])
+
+
+def _vectors(forms: Form) -> Iterator[Few]:
+    """Vectors with classes, with numbers and with labels of 0 or 1, on which a model has its outputs."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(TRIED_SAMPLES, 4, generator=generator)
+    classes, number = torch.arange(len(inputs)) % CLASSES, torch.randn(len(inputs), 1, generator=generator)
+    for targets, count in ((classes, CLASSES), (number, 1), ((number > 0).long(), 1)):
+        yield Few({"dataset": _described(inputs, count), "model": MODEL, **forms}, inputs, targets)
+
+
+def _described(inputs: Tensor, classes: int) -> Form:
+    """A dataset that is known by its samples alone, of which no process loads others."""
+    facts = DatasetFacts(
+        code="",
+        folder="",
+        module="samples.py",
+        attribute="samples",
+        train_samples=len(inputs),
+        test_samples=len(inputs),
+        shape=tuple(inputs.shape[1:]),
+        input_type=str(inputs.dtype).removeprefix("torch."),
+        class_count=classes,
+        data="",
+    )
+    return {"name": "samples", "imported": facts.model_dump(mode="json")}
+
+
+def _law(inputs: list[Few]) -> Law[Few]:
+    return Law("written", "a run takes the steps of plain torch", _compared, inputs)
+
+
+def _compared(few: Few) -> Outcome:
+    import torch
+    from torch import nn
+
+    on, model, loss = (REGISTRIES[field].parse(few.forms[field]) for field in ("dataset", "model", "loss"))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            blocks = model.blocks(on.shape, on.outputs, torch.Generator())
+            output = nn.Sequential(*(block for _, block in blocks))(few.inputs)
+            reason = loss.output_error(output, few.targets)
+            fits = reason is None and bool(torch.isfinite(loss.of(output, few.targets)))
+    except Exception as error:  # the model or the loss takes other samples
+        raise NotApplicable(f"no loss of classes or numbers fits: {error}") from error
+    if not fits:
+        raise NotApplicable(f"no loss of classes or numbers fits: {reason or 'the loss is not finite'}")
+    try:
+        compared = compare(few.forms, few.inputs, few.targets)
+    except ImportFailure as error:
+        return Failure("the weights of a loop of plain torch", str(error))
+    return None if str(LONG) in compared else Note(f"compared in {compared}")
