@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.core.cgroup import memory_left
+from trainer.core.registry import IMPORTED
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
+from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
+from trainer.user_components.dataset import DatasetFacts
 from trainer.user_components.model import LARGE, ImportedModel
 from trainer.user_components.samples import TRIED_SAMPLES, spread, taken
 from trainer.user_components.source import ImportFailure, located
@@ -97,7 +100,7 @@ def compare(components: Mapping[str, Any], inputs: Tensor, targets: Tensor) -> s
     """
     error: Exception = ImportFailure("")
     for kind, data in _forms(components, inputs, targets):
-        with _default_type(kind):
+        with default_type(kind):
             run, few = run_of(components, 2, SHORT), _some(data, SHORT.samples)
             started = time.process_time()
             try:
@@ -168,7 +171,7 @@ def _some(data: Data, samples: int) -> Data:
 
 
 @contextmanager
-def _default_type(kind: torch.dtype) -> Iterator[None]:
+def default_type(kind: torch.dtype) -> Iterator[None]:
     import torch
 
     before = torch.get_default_dtype()
@@ -179,8 +182,29 @@ def _default_type(kind: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def described(shape: Sequence[int], input_type: str, classes: int, samples: int) -> dict[str, Any]:
+    """The form of a dataset that is known by its samples alone: no process loads others."""
+    facts = DatasetFacts(
+        code="",
+        folder="",
+        module="samples.py",
+        attribute="samples",
+        train_samples=samples,
+        test_samples=samples,
+        shape=tuple(shape),
+        input_type=input_type,
+        class_count=classes,
+        data="",
+    )
+    return {"name": "samples", IMPORTED: facts.model_dump(mode="json")}
+
+
 def run_of(components: Mapping[str, Any], ranks: int, length: Length, **fields: Any) -> RunSpec:
     """A run of so many replicas. fields: others than those of `serial` and `all_reduce`."""
+    on = REGISTRIES["dataset"].parse(components["dataset"])
+    if not on.target_shape:  # whose facts have no place for it
+        few = described(on.shape, on.input_type, on.class_count, length.samples)
+        components = {**components, "dataset": few}
     return RunSpec.model_validate(
         {
             **components,

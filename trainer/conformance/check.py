@@ -166,7 +166,7 @@ def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
         case "model":
             on, samples = _dataset_of(request)
             yield from model.laws(_model(request, on, samples), on, samples)
-            registered = request.dataset if samples is None else None
+            registered = request.dataset if on.target_shape and samples is None else None
             yield written.law_of_model(_model_form(request, on, samples), on, registered, samples)
         case "dataset":
             stated, load = _dataset(request)

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.component_trials.written import LONG, compare
+from trainer.component_trials.written import LONG, compare, described
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import Dataset
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES
-from trainer.user_components.dataset import DatasetFacts
 from trainer.user_components.samples import TRIED_SAMPLES
 from trainer.user_components.source import ImportFailure
 
@@ -58,10 +57,9 @@ def law_of_model(form: Form, on: Dataset, on_form: Form | None, inputs: Tensor |
         targets, loss = torch.arange(len(inputs)) % on.outputs, OF_CLASSES
         if on.target_shape:
             targets = torch.randint(on.outputs, shape, generator=generator)
-    dataset = on_form if on.target_shape and on_form else _described(inputs, on.class_count)
-    return _law(
-        [Few({"dataset": dataset, "model": form, "loss": loss, "optimizer": OPTIMIZER}, inputs, targets)]
-    )
+    dataset = on_form or described(on.shape, on.input_type, on.class_count, len(inputs))
+    forms = {"dataset": dataset, "model": form, "loss": loss, "optimizer": OPTIMIZER}
+    return _law([Few(forms, inputs, targets)])
 
 
 def law_of_optimizer(form: Form) -> Law[Few]:
@@ -82,24 +80,11 @@ def _vectors(forms: Form) -> Iterator[Few]:
     inputs = torch.randn(TRIED_SAMPLES, 4, generator=generator)
     classes, number = torch.arange(len(inputs)) % CLASSES, torch.randn(len(inputs), 1, generator=generator)
     for targets, count in ((classes, CLASSES), (number, 1), ((number > 0).long(), 1)):
-        yield Few({"dataset": _described(inputs, count), "model": MODEL, **forms}, inputs, targets)
-
-
-def _described(inputs: Tensor, classes: int) -> Form:
-    """A dataset that is known by its samples alone, of which no process loads others."""
-    facts = DatasetFacts(
-        code="",
-        folder="",
-        module="samples.py",
-        attribute="samples",
-        train_samples=len(inputs),
-        test_samples=len(inputs),
-        shape=tuple(inputs.shape[1:]),
-        input_type=str(inputs.dtype).removeprefix("torch."),
-        class_count=classes,
-        data="",
-    )
-    return {"name": "samples", "imported": facts.model_dump(mode="json")}
+        yield Few(
+            {"dataset": described((4,), "float32", count, len(inputs)), "model": MODEL, **forms},
+            inputs,
+            targets,
+        )
 
 
 def _law(inputs: list[Few]) -> Law[Few]:

@@ -13,9 +13,15 @@ from torch import Tensor
 
 from tests.unit import written_components
 from tests.unit.written_components import CLASSES, IMAGES, SHAPE
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.component_trials import written
+from trainer.core.clock import Clock
 from trainer.data.base import Data, Split
 from trainer.launch.threads import threads_in_torch
+from trainer.spec.run_spec import RunSpec
+from trainer.training.evaluation import Evaluation
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 from trainer.user_components import dataset, loss, model, optimizer
 from trainer.user_components.source import CODE, ImportFailure, Source
 
@@ -72,10 +78,10 @@ def form(name: str, facts: Source) -> Forms:
     return {"name": name, "imported": facts.model_dump(mode="json")}
 
 
-def few(shape: tuple[int, ...] = SHAPE) -> Data:
-    """The samples in float64, in which rounding is small."""
-    inputs, targets = samples(shape)
-    split = Split(inputs.double().numpy(), targets.numpy())
+def few() -> Data:
+    """The samples, in the default type."""
+    inputs, targets = samples(SHAPE)
+    split = Split(inputs.to(torch.get_default_dtype()).numpy(), targets.numpy())
     return Data(split, split, CLASSES, None)
 
 
@@ -172,11 +178,103 @@ def test_optimizers_that_a_run_cannot_step_are_refused(steps: str, part: str) ->
     assert part in str(raised.value)
 
 
-STRATEGIES: list[Forms] = [
-    {"strategy": "all_gather", "nodes": 2},
-    {"strategy": "reduce_broadcast", "nodes": 2},
-    {"strategy": "parameter_server", "nodes": 3},
-    {"strategy": "zero2", "nodes": 2},
-    {"strategy": {"name": "gossip", "graph": "complete"}, "nodes": 2, "optimizer": "sgd"},
-    {"strategy": {"name": "local_sgd", "sync_every": 1}, "nodes": 2, "optimizer": "sgd"},
-]
+def run_of(strategy: str, nodes: int, **chosen: Any) -> RunSpec:
+    """A run of two replicas with a last batch that is smaller on one."""
+    one = {"strategy": strategy, "nodes": nodes, "batch_size": written.LONG.batch // 2}
+    return written.run_of(forms(**chosen), 2, written.LONG, **one)
+
+
+MODELS = ["FrozenNorm", "FrozenChain", "Unused", "Masked", "Average", "RepeatedLinear", "Scalar", "Mixed"]
+EQUAL = [("all_gather", 2), ("reduce_broadcast", 2), ("parameter_server", 3), ("zero2", 2)]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "FrozenNorm",
+        "FrozenChain",
+        "Unused",
+        "Masked",
+        "Average",
+        "RepeatedLinear",
+        "Scalar",
+        "Integers",
+        "Mixed",
+        "Complex",
+    ],
+)
+@pytest.mark.parametrize(("strategy", "nodes"), EQUAL)
+def test_strategies_that_equal_all_reduce_train_as_written(strategy: str, nodes: int, named: str) -> None:
+    spec = run_of(
+        strategy, nodes, named=named, steps="by_dimensions", of="weighted", weight="weight_of_class"
+    )
+    with written.default_type(torch.float64 if {*spec.model.types} == {"float32"} else torch.float32):
+        written.compare_run(spec, few())
+
+
+def replica(named: str, weights_seed: int = 0, **chosen: Any) -> Replica:
+    spec = run_of("all_reduce", 2, named=named, **chosen)
+    task = Task(spec, Path(), written.Few(few()))
+    return Replica(task.build_model(0, weights_seed), task, Clock())
+
+
+@pytest.mark.parametrize(
+    ("named", "buffers"), [("Masked", 0), ("FrozenNorm", 0), ("Average", 6), ("Norm", 16)]
+)
+def test_ranks_exchange_the_buffers_that_training_changes(named: str, buffers: int) -> None:
+    assert replica(named).flat_buffers().numel() == buffers
+
+
+def test_ranks_exchange_no_frozen_parameter() -> None:
+    whole, part = replica("FrozenBody"), replica("Unused")
+    assert [each.weights().numel() for each in (whole, part)] == [8 * 3 + 3, 8 * 3 + 3 + 8 * 6 + 8 + 12]
+
+
+def test_frozen_weights_are_equal_on_ranks_that_start_apart() -> None:
+    first, second = (replica("FrozenBody", weights_seed).model.model for weights_seed in (0, 1))
+    assert torch.equal(first.body.weight, second.body.weight)
+    assert not torch.equal(first.head.weight, second.head.weight)
+
+
+def test_every_state_of_an_optimizer_with_a_number_for_each_weight_is_averaged() -> None:
+    trained = replica("Norm", steps="Sign")
+    for weight in trained.model.parameters():
+        trained._optimizer.state[weight] = {"velocity": torch.ones_like(weight), "step": torch.tensor(1.0)}
+    assert trained.optimizer_state().numel() == trained.parameter_count
+
+
+def test_evaluation_does_not_change_what_a_model_draws_in_training() -> None:
+    trained, inputs = replica("Noise"), few().train.inputs[:4]
+    state = trained.state()["dropout"][0].clone()
+    with trained.evaluating():
+        trained.predict(torch.from_numpy(inputs))
+    assert torch.equal(trained.state()["dropout"][0], state)
+    trained.predict(torch.from_numpy(inputs))
+    assert not torch.equal(trained.state()["dropout"][0], state)
+
+
+@pytest.mark.parametrize(
+    ("named", "chain"),
+    [("RepeatedReLU", True), ("FrozenNormInAChain", False), ("OwnForward", False), ("Hooked", False),
+     ("Detached", False), ("Probabilities", False), ("RepeatedNorm", False), ("Double", False)],
+)  # fmt: skip
+def test_a_model_is_split_only_if_its_children_do_the_same(named: str, chain: bool) -> None:
+    facts = model.facts(source(named), {}, SHAPE, CLASSES, samples(SHAPE)[0])
+    assert (facts.indivisible is None) is chain
+
+
+def test_a_loss_of_ignored_targets_is_evaluated_by_its_weights() -> None:
+    spec = run_of("all_reduce", 2, of="ignoring", weight="counts")
+    evaluate = Evaluation(few().test, spec.loss, MemoryCommunicator(0, 1, Clock(), ThreadGroup(1)))
+    trained = replica("Norm", of="ignoring", weight="counts")
+    _, found = evaluate(trained, alone=True)
+    with trained.evaluating(), torch.no_grad():
+        output = trained.model(torch.from_numpy(few().test.inputs))
+    expected = written_components.ignoring(output, torch.from_numpy(few().test.targets))
+    assert found == pytest.approx(expected.item())
+
+
+def test_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written, "memory_left", lambda: 1000.0)
+    with pytest.raises(ImportFailure, match="memory_mb"):
+        compare()
