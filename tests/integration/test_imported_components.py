@@ -15,6 +15,7 @@ import yaml
 import shardyard
 from orchestrator.results.store import SweepPaths
 from shardyard import InputError, Results
+from tests.unit import written_components
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your_own.md"
 BASE: dict[str, Any] = {
@@ -154,3 +155,38 @@ def test_reports_need_no_code(results: Results, tmp_path: Path) -> None:
     again = shardyard.load(copied)
     assert again.findings == results.findings
     assert [*again.runs] == [*results.runs]
+
+
+def test_strategies_of_torch_and_transports_train_as_written(folder: Path) -> None:
+    """Equal to all_reduce over gloo, which loading has compared with plain torch."""
+    shutil.copy(written_components.__file__, folder / "written.py")
+    common = {
+        "dataset": "./written.py:vectors",
+        "loss": {"name": "./written.py:weighted", "weight": "weight_of_class"},
+        "optimizer": "./written.py:by_dimensions",
+        "partitioner": "contiguous",
+        "batch_size": 4,
+        "lr": 0.02,
+        "save_weights": True,
+    }
+    whole = [("ddp", "gloo"), ("zero1", "gloo"), ("fsdp", "gloo"), ("all_reduce", "mpi")]
+    several_types = [("ddp", "gloo"), ("all_reduce", "mpi")]
+    cases = dict.fromkeys(("Unused", "FrozenNorm", "FrozenChain", "Double", "Noise"), whole)
+    cases |= dict.fromkeys(("Mixed", "Complex"), several_types)
+    blocks = [
+        {**common, "model": f"./written.py:{model}", "strategy": strategy, "transport": transport}
+        for model, others in cases.items()
+        for strategy, transport in [("all_reduce", "gloo"), *others]
+    ]
+    found = swept(folder, "as_written", blocks)
+    assert [line["cause"] for line in found.runs if line["status"] != "ok"] == []
+    runs = SweepPaths(folder / "as_written")
+    weights = [np.load(runs.run(line["key"]).weights) for line in found.runs]
+    of_block = {
+        (b["model"], b["strategy"], b["transport"]): w for b, w in zip(blocks, weights, strict=True)
+    }
+    for (model, strategy, transport), values in of_block.items():
+        expected = of_block[model, "all_reduce", "gloo"]
+        np.testing.assert_allclose(
+            values, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model}, {strategy} over {transport}"
+        )

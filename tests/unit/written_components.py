@@ -1,11 +1,18 @@
 """Components of users that a trainer may take for something else: each is sound as its own loop runs it."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, nll_loss
 
 SHAPE, CLASSES = (6,), 3
 IMAGES = (3, 8, 8)
+
+
+def vectors(samples: int = 60):
+    """Samples in the order of their classes, as many files have them."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, *SHAPE)), np.arange(samples) * CLASSES // samples
 
 
 class Layers(nn.Sequential):
@@ -281,6 +288,11 @@ class Sparse(nn.Module):
 class Tuple(FrozenBody):
     def forward(self, x):
         return super().forward(x), x
+
+
+class Pair(FrozenBody):
+    def forward(self, x, other):
+        return super().forward(x + other)
 
 
 class Listed(Layers):

@@ -167,7 +167,8 @@ def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
             on, samples = _dataset_of(request)
             yield from model.laws(_model(request, on, samples), on, samples)
             registered = request.dataset if on.target_shape and samples is None else None
-            yield written.law_of_model(_model_form(request, on, samples), on, registered, samples)
+            form = partial(_model_form, request, on, samples)
+            yield written.law_of_model(form, on, registered, samples)
         case "dataset":
             stated, load = _dataset(request)
             yield from dataset.laws(load, stated, lambda: _in_another_process(request))
@@ -175,10 +176,10 @@ def laws_of(request: CheckRequest) -> Iterator[Law[Any]]:
             built = _optimizer(request)
             declared = "" if request.registered else getattr(source_of(request).load(), "equals", None)
             yield from optimizer.laws(built, request.equals or declared or "")
-            yield written.law_of_optimizer(_form(request, imported_optimizer.facts))
+            yield written.law_of_optimizer(partial(_form, request, imported_optimizer.facts))
         case "loss":
             yield from loss.laws(_loss(request))
-            yield written.law_of_loss(_form(request, imported_loss.facts))
+            yield written.law_of_loss(partial(_form, request, imported_loss.facts))
         case _ if request.dataset:
             on, samples = _dataset_of(request)
             yield from augmentation.laws(_augmentation(request), on.shape, samples)
@@ -245,7 +246,7 @@ def _model(request: CheckRequest, on: Dataset, samples: Tensor | None) -> Model:
     if imported_model.is_own(called):
         own: Model = configured(called, request.parameters)
         return _accepting(own, on)
-    inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
+    inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(TRIED_SAMPLES)
     facts = imported_model.facts(source, request.parameters, on.shape, on.outputs, inputs)
     return imported_model.ImportedModel(name=request.label, parameters=request.parameters, imported=facts)
 

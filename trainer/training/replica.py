@@ -104,7 +104,9 @@ class Replica:
             self.zero_grad()
             for number, (inputs, targets, share, counts) in enumerate(self._in_micro_batches(batch), 1):
                 self._begin_micro_batch(last=number == self._micro_batches)
-                self._track_statistics(counts and batch.samples > 0)
+                # Of ignored targets, samples have no weight in the loss and count in statistics.
+                ignored = self._loss_function.weighted and batch.samples > 0
+                self._track_statistics(counts and (bool(weight) or ignored))
                 self._weigh_balance(weight * share)
                 output = self._forward(self.model, inputs)
                 # Of no weight, it may be nan, as a mean over ignored targets is.
@@ -319,7 +321,7 @@ class Replica:
             parameter.grad = None
 
     def optimizer_state(self) -> Tensor:
-        """The flat optimizer state per weight (momentum, moments): float32; empty before the first step."""
+        """The flat optimizer state (momentum, moments) without counters; empty before the first step."""
         return _flat(self._per_weight_state)
 
     def set_optimizer_state(self, flat: Tensor) -> None:
@@ -333,12 +335,12 @@ class Replica:
     @property
     def _per_weight_state(self) -> list[Tensor]:
         optimizer = self._optimizer.state
-        states = [(p, optimizer[p]) for p in self._parameters if p in optimizer]
+        states = [optimizer[parameter] for parameter in self._parameters if parameter in optimizer]
         return [
             state[name]
-            for p, state in states
+            for state in states
             for name in sorted(state)
-            if name != "step" and _is_like(state[name], p)
+            if name != "step" and _is_number(state[name])
         ]
 
     def flat_parameters(self) -> Tensor:
@@ -374,9 +376,9 @@ class Replica:
         unflatten(flat, self._state)
 
 
-def _is_like(value: object, parameter: Tensor) -> bool:
-    """Whether a value of the optimizer's state has one number for each weight of a parameter."""
-    return isinstance(value, Tensor) and value.shape == parameter.shape and value.dtype == parameter.dtype
+def _is_number(value: object) -> bool:
+    """Whether a value of the optimizer's state is one that ranks can average."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def channels_last(x: Tensor) -> Tensor:

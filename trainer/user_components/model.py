@@ -15,7 +15,7 @@ from trainer.core.registry import ImportedComponent
 from trainer.models.base import Model, ParallelPair
 from trainer.user_components.random_state import global_states, scatter_seeds
 from trainer.user_components.samples import taken
-from trainer.user_components.signature import checked, configured
+from trainer.user_components.signature import POSITIONAL, checked, configured, signature_of
 from trainer.user_components.source import MAX_NAME, TORCHVISION, ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
@@ -176,9 +176,22 @@ def build(
     module = called(**checked(called, parameters, given))
     if not isinstance(module, nn.Module):
         raise ImportFailure(f"it gives {type(module).__name__}; it must be an nn.Module")
+    if (inputs := _inputs_of(module)) > 1:
+        raise ImportFailure(
+            f"its forward takes {inputs} inputs, and a dataset has one array of inputs: join them in the "
+            "dataset, and split them in forward"
+        )
     if any(nn.parameter.is_lazy(each) for each in module.parameters()):
         raise ImportFailure("its lazy layers have no shapes before they are used; give them sizes")
     return module
+
+
+def _inputs_of(module: nn.Module) -> int:
+    """How many inputs the forward pass needs."""
+    return sum(
+        each.default is each.empty and each.kind in POSITIONAL
+        for each in signature_of(module.forward).values()
+    )
 
 
 def blocks_of(module: nn.Module, *, divided: bool) -> list[tuple[str, nn.Module]]:
@@ -480,7 +493,7 @@ def _conditional(module: nn.Module, inputs: Tensor) -> str | None:
     large = sum(each.numel() for each in module.parameters()) > LARGE
     reached = set[tuple[bool, ...]]()
     for start in range(2 if large else CONDITIONS):
-        gradients = _Computed.of(module, inputs[start::CONDITIONS]).gradients
+        gradients = _Computed.of(module, inputs[taken(len(inputs), 2, start)]).gradients
         reached.add(tuple(gradient is not None for _, gradient in gradients))
     differing = (name for name, *each in zip(names, *reached, strict=True) if len({*each}) > 1)
     return next(differing, None)

@@ -33,7 +33,7 @@ def check_memory(task: Task, workers: int = 1, one_module: bool = True) -> None:
     if spec.strategy.partitions_model:
         return
     replica = Replica(task.build_model(0), task, Clock())
-    replica.set_gradient(torch.zeros(replica.parameter_count))
+    replica.set_gradient(torch.ones(replica.parameter_count))
     replica.step()
     state = replica.state_bytes
     weights = state.pop("weights")

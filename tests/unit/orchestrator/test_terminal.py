@@ -60,7 +60,7 @@ def message(
         (["sweep", "--set", "epoch=3"], ["did you mean 'epochs'?"]),
         (["sweep", "--set", "strategy=all_redus"], ["did you mean 'all_reduce'?"]),
         (["schema", "/proc/x"], ["/proc/x", "DIRECTORY"]),
-        (["schema", "/dev/null"], ["/dev/null: is not a directory"]),
+        (["schema", "/dev/null"], ["/dev/null", "another DIRECTORY"]),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(

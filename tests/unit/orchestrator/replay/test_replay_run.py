@@ -294,7 +294,7 @@ def test_the_command_prints_json(
         (["--node-speed", "1,0"], "--node-speed 1,0"),
         (["--node-speed", "nan"], "--node-speed nan"),
         (["--node-speed", ""], "--node-speed"),
-        (["--node-speed", "1,1,1"], None),  # more than the run needs
+        (["--node-speed", "1,1,1"], "--node-speed"),  # more than the run needs
     ],
 )
 def test_bad_input_is_one_line(

@@ -95,7 +95,13 @@ class Link(TorchDispatchMode):
 class FakeDdp(nn.Module):
     """Stands in for DDP: runs the model unchanged."""
 
-    def __init__(self, module: nn.Module, bucket_cap_mb: int | None, broadcast_buffers: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_cap_mb: int | None,
+        broadcast_buffers: bool,
+        find_unused_parameters: bool,
+    ) -> None:
         super().__init__()
         self.module = module
         self.forward = module.forward

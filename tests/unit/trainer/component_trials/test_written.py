@@ -162,6 +162,7 @@ def test_losses_that_are_no_mean_over_samples_are_refused(of: str) -> None:
         ("Half", "0.weight of type bfloat16"),
         ("Sparse", "words.weight has a sparse gradient"),
         ("Tuple", "a tuple of 2"),
+        ("Pair", "takes 2 inputs"),
         ("Listed", "parameters()"),
     ],
 )

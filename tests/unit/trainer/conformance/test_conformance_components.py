@@ -161,11 +161,15 @@ def test_components_are_frozen(kind: str, name: str, parameter: str) -> None:
 # Serialization
 
 
+OF_EXPERTS = ("top_k", "capacity_factor", "balance")  # have no effect without any
+
+
 def forms(kind: str, name: str) -> Iterator[Component]:
     """The component with its defaults, then with each parameter changed in turn."""
     yield build(kind, name)
     for parameter, field in OF_COMPONENTS[kind].load(name).model_fields.items():
-        yield build(kind, name, **{parameter: other_value(field.annotation, field.default)})
+        others = {"experts": 4} if parameter in OF_EXPERTS else {}
+        yield build(kind, name, **others, **{parameter: other_value(field.annotation, field.default)})
 
 
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)

@@ -67,7 +67,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
     ("FixedRate", {"rate"}, "1 step", "param_groups"),
     ("ForgetsState", {"state"}, "1 step", ""),
     ("HidesLayers", {"layers"}, "1 step", "layerwise"),
-    ("sums", {"mean"}, "2 samples", ""),
+    ("sums", {"mean", "written"}, "2 samples", ""),
     ("IgnoresReduction", {"sum"}, "2 samples", ""),
     ("WrongGradient", {"gradient"}, "1 sample", ""),
     ("RightAboveOne", {"right"}, "1 sample", "2 to 2"),
