@@ -257,7 +257,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         outputs[line] = done.stdout
-    assert "3/3" in outputs["shardyard course grade mine --tests checks.py"]
+    assert "3/3" in outputs["shardyard course grade mine --tests checks.py --runtime docker"]
     assert len(json.loads((tmp_path / "grades.json").read_text())["submissions"]) == len(
         WRONG["data_and_replicas"]
     )
