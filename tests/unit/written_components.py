@@ -114,6 +114,19 @@ class Unused(FrozenBody):
         self.unused = nn.Linear(3, 3)
 
 
+class Unfrozen(FrozenBody):
+    """Trains its body from the second epoch on."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def train(self, mode=True):
+        self.calls += mode
+        self.body.requires_grad_(self.calls > 1)
+        return super().train(mode)
+
+
 class Experts(nn.Module):
     """Samples choose one of many experts, so in most batches some experts get no gradient."""
 
@@ -384,6 +397,30 @@ class Rateless(torch.optim.Optimizer):
             for weight in group["params"]:
                 if weight.grad is not None:
                     weight -= self.rate * weight.grad
+
+
+class Clipped(torch.optim.SGD):
+    """Scales the gradient of all weights to a norm of 1."""
+
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, lr)
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_([w for group in self.param_groups for w in group["params"]], 1.0)
+        return super().step(closure)
+
+
+class Normalised(torch.optim.SGD):
+    """Scales the gradient of each tensor to a norm of 1."""
+
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, lr)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        return super().step(closure)
 
 
 class Closure(torch.optim.LBFGS):

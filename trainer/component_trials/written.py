@@ -345,7 +345,11 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     for name, each in _constant(spec, modules[0]).items():
         if not torch.equal(each.nan_to_num(), constant[name].nan_to_num()):
             raise ImportFailure(f"the buffer {name} changes in training, but not in its first batch")
-    return State(before, _changing(spec, modules[0]))
+    after = _changing(spec, modules[0])
+    if before.keys() != after.keys():
+        name = next(iter(before.keys() ^ after.keys()))
+        raise ImportFailure(f"{name} is frozen in a part of the training, which a run does not follow")
+    return State(before, after)
 
 
 def check_memory(module: nn.Module) -> None:

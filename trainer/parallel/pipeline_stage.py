@@ -239,6 +239,7 @@ class PipelineStage(Replica):
     def finish_batch(self) -> None:
         """Flush the pipeline: wait for all sends, and compute the loss of the batch on the last stage."""
         self._wait_for_sends()
+        self._restore_statistics()
         if self._is_last and self._loss_weight:  # with weight 0 the batch holds no sample of this replica
             with self._clock.phase("compute"):
                 self.loss = torch.stack(self._losses).sum()

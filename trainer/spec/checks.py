@@ -321,7 +321,20 @@ def recompute(run: RunFields) -> CheckError:
 
 
 def optimizer(run: RunFields) -> CheckError:
-    if run.strategy.full_gradients or not run.optimizer.layerwise:
+    strategy = run.strategy
+    divides = strategy.partitions_model or strategy.shards_state or not strategy.full_gradients
+    reason = None
+    if run.optimizer.groups_by_place and strategy.partitions_model:
+        reason = "groups weights by their place in the model, and ranks of {strategy} have a part of it"
+    elif run.optimizer.couples_tensors and divides:
+        reason = "steps by the gradients of all tensors, and ranks of {strategy} have some of them"
+    if reason and run.world_size > 1:
+        return PydanticCustomError(
+            "optimizer",
+            f"{{optimizer}} {reason}; allowed: another strategy, such as all_reduce",
+            {"optimizer": run.name_of("optimizer"), "strategy": run.name_of("strategy")},
+        )
+    if strategy.full_gradients or not run.optimizer.layerwise:
         return None
     allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).layerwise]
     return PydanticCustomError(

@@ -58,6 +58,14 @@ class Replica:
         self._drops = [module for module in model.modules() if isinstance(module, Dropout | Draws)]
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._paused: list[_BatchNorm] = []  # in evaluation mode for batches that do not count
+        of_norms = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
+        # That a user's model changes itself.
+        self._own_buffers = [
+            buffer
+            for buffer in (model.buffers() if task.spec.model.statistics else ())
+            if id(buffer) not in of_norms
+        ]
+        self._before: list[Tensor] = []  # their values, while a batch that does not count passes
         self._mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
         self._channels_last = task.spec.model.channels_last
         # With frozen parameters: an optimizer may group all of them. torch's optimizers reject an empty
@@ -112,6 +120,7 @@ class Replica:
                 # Of no weight, it may be nan, as a mean over ignored targets is.
                 loss = self._loss_function.of(output, targets) if weight * share else output.sum() * 0.0
                 (loss if weight * share == 1.0 else loss * (weight * share)).backward()
+                self._restore_statistics()
                 if share:
                     losses.append(loss.detach() * share)
                     outputs.append(output.detach())
@@ -160,6 +169,14 @@ class Replica:
                 self._paused.append(norm.eval())
         if counts:
             self._paused.clear()
+        else:
+            self._before = [buffer.clone() for buffer in self._own_buffers]
+
+    def _restore_statistics(self) -> None:
+        """Undo what a batch that does not count has changed in buffers."""
+        for buffer, value in zip(self._own_buffers, self._before, strict=False):
+            buffer.copy_(value)
+        self._before = []
 
     def _weigh_balance(self, weight: float) -> None:
         """The weight of the load-balance losses of the next forward pass: that of its loss."""

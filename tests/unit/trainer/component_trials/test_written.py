@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from tests.unit import written_components
@@ -20,6 +21,8 @@ from trainer.data.base import Data, Split
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
+from trainer.training.loader import Batch
+from trainer.training.partition import StepSizes
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 from trainer.user_components import dataset, loss, model, optimizer
@@ -164,6 +167,7 @@ def test_losses_that_are_no_mean_over_samples_are_refused(of: str) -> None:
         ("Tuple", "a tuple of 2"),
         ("Pair", "takes 2 inputs"),
         ("Listed", "parameters()"),
+        ("Unfrozen", "body"),
     ],
 )
 def test_models_that_cannot_be_trained_as_written_are_refused(named: str, part: str) -> None:
@@ -279,3 +283,53 @@ def test_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "memory_left", lambda: 1000.0)
     with pytest.raises(ImportFailure, match="memory_mb"):
         compare()
+
+
+def test_a_batch_that_does_not_count_changes_no_buffer_of_a_model() -> None:
+    trained = replica("Average")
+    inputs, targets = (torch.from_numpy(each) for each in (few().train.inputs, few().train.targets))
+    before = trained.flat_buffers()
+    trained.backward(Batch(inputs[:1], targets[:1], 0, StepSizes([0, 1]), 1, 1), weight=0.0)
+    assert torch.equal(trained.flat_buffers(), before)
+    trained.backward(Batch(inputs[:1], targets[:1], 0, StepSizes([1, 1]), 1, 1))
+    assert not torch.equal(trained.flat_buffers(), before)
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ("decays", []),
+        ("by_dimensions", []),
+        ("Sign", []),
+        ("two_rates", ["groups_by_place"]),
+        ("only_the_last", ["groups_by_place"]),
+        ("Normalised", ["layerwise"]),
+        ("Clipped", ["layerwise", "couples_tensors", "groups_by_place"]),
+    ],
+)
+def test_what_an_optimizer_must_have_together_is_found(steps: str, found: list[str]) -> None:
+    facts = optimizer.facts(source(steps), {}).model_dump()
+    assert [name for name in ("layerwise", "couples_tensors", "groups_by_place") if facts[name]] == found
+
+
+DIVIDING = [
+    ("two_rates", "pipeline", "memory"),
+    ("Clipped", "zero1", "gloo"),
+    ("Clipped", "zero2", "memory"),
+]
+WHOLE = [("two_rates", "zero2"), ("Clipped", "parameter_server"), ("by_dimensions", "pipeline")]
+
+
+@pytest.mark.parametrize(("steps", "strategy", "transport"), DIVIDING)
+def test_strategies_that_divide_weights_refuse_such_optimizers(
+    steps: str, strategy: str, transport: str
+) -> None:
+    fields = {"strategy": strategy, "transport": transport, "batch_size": 4}
+    with pytest.raises(ValidationError) as raised:
+        written.run_of(forms("RepeatedReLU", steps), 2, written.LONG, **fields)
+    assert [each["type"] for each in raised.value.errors()] == ["optimizer"]
+
+
+@pytest.mark.parametrize(("steps", "strategy"), WHOLE)
+def test_other_strategies_take_such_optimizers(steps: str, strategy: str) -> None:
+    assert written.run_of(forms("RepeatedReLU", steps), 2, written.LONG, strategy=strategy, batch_size=4)
