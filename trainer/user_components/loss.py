@@ -194,7 +194,10 @@ def mean_error(loss: Loss, size: int, output: Tensor, target: Tensor) -> Failure
         for part in zip(output.split(size), target.split(size), strict=True)
     ]
     mean = sum(value * total for value, total in parts if total) / loss.total(target)
-    of = f"the mean of the losses of {size} sample{'s' * (size > 1)} each, since ranks share a batch"
+    of = (
+        f"the mean of the losses of {size} sample{'s' * (size > 1)} each, since ranks share a batch; the "
+        f"parameter `{WEIGHT}` states weights of samples"
+    )
     return value_difference(loss.of(output, target), cast("Tensor", mean), of)
 
 
