@@ -193,6 +193,7 @@ def test_hybrid_of_one_replica_equals_pipeline() -> None:
 def test_a_batch_with_weight_0_does_not_change_the_loss() -> None:
     stage = PipelineStage.__new__(PipelineStage)
     stage._is_last, stage._loss_weight, stage._sends = True, 0.0, []
+    stage._own_buffers, stage._before = [], []
     stage.loss = before = object()  # type: ignore[assignment]
     stage.finish_batch()
     assert stage.loss is before
