@@ -1,4 +1,4 @@
-"""The law above all others: what a user brings is trained as the user's own loop would train it.
+"""Compares the training of what a user brings with a loop of plain torch.
 
 Some steps of plain torch equal as many of a run's, on one rank and on two with different samples: the
 user's module called as it is, the optimizer as the user's function built it, and one loss over all samples
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,9 +80,6 @@ class Few(DatasetCache):
 
     def load(self, dataset: Dataset, data_dir: Path) -> Data:
         return self._few
-
-
-Train = Callable[[RunSpec, DatasetCache], "Tensor"]
 
 
 def compare(components: Mapping[str, Any], inputs: Tensor, targets: Tensor) -> str:
@@ -222,19 +219,21 @@ def run_of(components: Mapping[str, Any], ranks: int, length: Length, **fields: 
     )
 
 
-def compare_run(spec: RunSpec, data: Data, plain: State | None = None, train: Train | None = None) -> None:
+def compare_run(spec: RunSpec, data: Data, plain: State | None = None) -> None:
     """Raise ImportFailure unless a run does what plain torch does.
 
     Args:
         spec: the run.
         data: its samples.
         plain: what plain torch does; None: find out.
-        train: the flat weights after a training; None: by threads, without evaluation.
     """
+    from trainer.launch.threads import weights_of
+    from trainer.training.task import Task
+
     where = "on one rank" if spec.nodes == 1 else f"on {spec.nodes} ranks"
     plain = plain or _plain(spec, data)
     try:
-        weights = (train or _trained)(spec, Few(data))
+        weights = weights_of(Task(spec, Path(), Few(data)))
     except Exception as error:
         reason = f"{located(error)}, and does not in a loop of plain torch"
         raise ImportFailure(f"a training {where} fails with {reason}") from error
@@ -255,14 +254,6 @@ def compare_run(spec: RunSpec, data: Data, plain: State | None = None, train: Tr
                 f"trained {where}, {name} differs by {difference:.2g} from a loop of plain torch, which "
                 f"changes it by {_norm(change):.2g}{ADVICE if spec.nodes > 1 else ''}"
             )
-
-
-def _trained(spec: RunSpec, samples: DatasetCache) -> Tensor:
-    """The flat weights of rank 0 after a training, see `Replica.weights`."""
-    from trainer.launch.threads import weights_of
-    from trainer.training.task import Task
-
-    return weights_of(Task(spec, Path(), samples))
 
 
 ADVICE = (
@@ -304,7 +295,7 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
 
     task = Task(spec, Path(), Few(data))
     modules = [_module(task)]
-    check_memory(modules[0])
+    _check_memory(modules[0])
     modules += [_module(task) for _ in range(spec.num_replicas - 1)]
     generators = [
         torch.Generator().manual_seed(task.rngs.torch_seed("dropout", rank)) for rank in range(len(modules))
@@ -352,7 +343,7 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     return State(before, after)
 
 
-def check_memory(module: nn.Module) -> None:
+def _check_memory(module: nn.Module) -> None:
     """Raise ImportFailure if the memory cannot hold the copies of the weights that are compared."""
     needed, left = COPIES * sum(each.nbytes for each in module.parameters()), memory_left()
     if needed > left:

@@ -37,7 +37,7 @@ class Few:
     forms: dataset, model, loss and optimizer as a spec has them. Raises ImportFailure.
     """
 
-    forms: Callable[[], Form]
+    forms: MakeForm
     inputs: Tensor
     targets: Tensor
 
