@@ -44,12 +44,12 @@ class Net(nn.Sequential):
 FORGE = """
 import json
 import trainer.component_trials.inspect as inspection
-honest = inspection.TrialAnswer
+honest = inspection.checked
 class Forged:
-    def __init__(self, **fields): self.fields = fields
+    def __init__(self, *given): self.answer = honest(*given)
     def model_dump_json(self):
-        return json.dumps({**json.loads(honest(**self.fields).model_dump_json()), **CHANGED})
-inspection.TrialAnswer = Forged
+        return json.dumps({**json.loads(self.answer.model_dump_json()), **CHANGED})
+inspection.checked = Forged
 """
 FACTS = {"blocks": ["0"], "indivisible": None, "code": "", "folder": "", "module": "", "attribute": ""}
 
