@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from tests.mutants.catalogue import PROJECT, CatalogueError, Mutant, read_catalogue
+from tests.mutants.catalogue import CATALOGUE, PROJECT, CatalogueError, Mutant, read_catalogue
 
 LIMIT_S = 300.0  # for the tests of a mutant; a mistake may let ranks wait for ever
 LEAST_KILLED = 0.95
@@ -116,11 +116,12 @@ def main() -> int:
     """Try the mutants that the command line names. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of mutants; default: all")
+    parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help="another file of mistakes")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time; default: 1")
     parser.add_argument("--list", action="store_true", help="show names and mistakes, and try nothing")
     options = parser.parse_args()
     try:
-        mutants = read_catalogue()
+        mutants = read_catalogue(options.catalogue)
     except CatalogueError as error:
         print(error, file=sys.stderr)
         return 2
