@@ -21,7 +21,7 @@ from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_r
 from orchestrator.runtimes.slurm.commands import queued
 from tests.integration.test_slurm_runtime import MISSING, PROJECT, Cluster, cluster, no_job_is_left
 from tests.support.command_line import heed_signals
-from tests.support.runs import SMALL
+from tests.support.runs import SMALL, event_files
 from trainer.slurm_allocation.messages import SILENCE_S
 
 __all__ = ["cluster", "no_job_is_left"]  # fixtures
@@ -115,7 +115,7 @@ class Sweep:
     def job_during(self, seed: int) -> str:
         """The number of the allocation, once all ranks of this seed's run have started."""
         deadline = time.monotonic() + 90
-        while not [*self.directory.glob(f"*-s{seed}-*/live/rank-1.jsonl")]:
+        while not any(path.match(f"*-s{seed}-*/live/rank-1.jsonl") for path in event_files(self.directory)):
             assert time.monotonic() < deadline
             assert self.process.poll() is None
             time.sleep(0.05)

@@ -22,7 +22,7 @@ from tests.support.command_line import (
     start_sweep,
 )
 from tests.support.processes import node_processes, wait_until
-from tests.support.runs import HANGING_SWEEP
+from tests.support.runs import HANGING_SWEEP, event_files
 
 END_S = 30.0  # for a sweep to stop its nodes; the runs would last 300 s
 
@@ -53,7 +53,7 @@ def hanging(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:
     # One process with both ranks, two nodes, or mpirun and two nodes.
     up = {"memory": 1, "gloo": 2, "mpi": 3}[transport]
     wait_until(lambda: len(list(out.glob("*/result.json"))) == 1 and len(node_processes(out)) == up)
-    wait_until(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2)
+    wait_until(lambda: len(event_files(out)) == 2)
     return process
 
 

@@ -25,7 +25,7 @@ from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import SCRIPT
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import heed_signals
-from tests.support.runs import SMALL
+from tests.support.runs import SMALL, event_files
 from tests.support.slurm_cluster import START_AGAIN, slurm_missing, trial_cluster
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -243,7 +243,7 @@ def hanging(cluster: Cluster, directory: Path, content: str = HANGING) -> Iterat
     )
     try:
         deadline = time.monotonic() + 60
-        while not [*directory.glob("out/*/live/rank-*.jsonl")]:
+        while not event_files(directory / "out"):
             assert time.monotonic() < deadline
             time.sleep(0.2)
         yield running

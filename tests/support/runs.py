@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -115,16 +116,18 @@ def execute(
 
 
 def event_files(out: Path) -> list[Path]:
-    """The files into which ranks write events, of all runs of a results directory.
+    """The files into which ranks have written events, of all runs of a results directory.
 
     `Path.rglob` raises an error if a directory is removed meanwhile; `os.walk` passes it over.
     """
-    return [
-        Path(directory, name)
-        for directory, _, names in os.walk(out)
-        for name in names
-        if name.startswith("rank-") and name.endswith(".jsonl")
-    ]
+    found = []
+    for directory, _, names in os.walk(out):
+        for name in names:
+            path = Path(directory, name)
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if name.startswith("rank-") and path.suffix == ".jsonl" and path.stat().st_size:
+                    found.append(path)
+    return found
 
 
 def weights_in(out: Path) -> dict[str, list[str | None]]:
