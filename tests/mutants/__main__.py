@@ -14,21 +14,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 import psutil
+import pytest
 
 from tests.mutants.catalogue import CATALOGUE, PROJECT, CatalogueError, Mutant, read_catalogue
 
 LIMIT_S = 300.0  # for the tests of a mutant; a mistake may let ranks wait for ever
 LEAST_KILLED = 0.95
 KILLED, LATE, SURVIVED = "killed", "killed (time limit)", "survived"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header")
+POLL_S = 0.05
+# Of plugins that are imported before pytest starts, it cannot rewrite assertions, which is no error here.
+PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+# Libraries that take long to import. The tests of each mutant run in a fork of a process that has them.
+LIBRARIES = ("torch", "torch.distributed.rpc", "docker", "hypothesis", "rich.console")
 # Exit codes of pytest: tests passed, tests failed, tests cannot be collected.
 VERDICTS = {0: SURVIVED, 1: KILLED, 2: KILLED}
 
@@ -58,58 +62,82 @@ def copy_repository(to: Path) -> Path:
     return to
 
 
-def exit_code(tests: Sequence[str], directory: Path) -> int | None:
-    """The exit code of pytest; None if it exceeds the time limit."""
-    environment = {name: value for name, value in os.environ.items() if name != "CI"}  # where skips fail
-    environment |= {"PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        (*PYTEST, *tests),
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        return process.wait(LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-                with suppress(psutil.NoSuchProcess):
+def start(tests: Sequence[str], directory: Path) -> int:
+    """Run tests of a copy in a fork of this process, which has the libraries. Returns the process id."""
+    if pid := os.fork():
+        return pid
+    with suppress(BaseException):
+        os.setsid()
+        os.chdir(directory)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nowhere, descriptor)
+        os.environ |= {"PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ.pop("CI", None)  # where skips fail
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "tests":
+                del sys.modules[name]
+        sys.path[:] = [str(directory), *(path for path in sys.path if Path(path).resolve() != PROJECT)]
+        sys.dont_write_bytecode = True
+        os._exit(pytest.main([*PYTEST, *tests]))
+    os._exit(pytest.ExitCode.INTERNAL_ERROR)
+
+
+@dataclass
+class Trial:
+    """A mutant in a copy of the repository, whose tests run."""
+
+    mutant: Mutant
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self._source, self._began = self.directory / self.mutant.file, time.monotonic()
+        self._text = self._source.read_text(encoding="utf-8")
+        self._source.write_text(self.mutant.applied_to(self._text), encoding="utf-8")
+        self._pid = start(self.mutant.tests, self.directory)
+
+    def outcome(self) -> Outcome | None:
+        """What became of it; None while its tests run."""
+        seconds = time.monotonic() - self._began
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            return self._ended(VERDICTS.get(code, f"error (pytest {code})"), seconds)
+        return self._ended(LATE, seconds) if seconds > LIMIT_S else None
+
+    def _ended(self, verdict: str, seconds: float) -> Outcome:
+        self.close()
+        return Outcome(self.mutant, verdict, seconds)
+
+    def close(self) -> None:
+        """End its tests, and undo the mistake."""
+        for each in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if each.pid == self._pid or os.getsid(each.pid) == self._pid:
                     each.kill()
-            process.wait()
-
-
-def tried(mutant: Mutant, directory: Path) -> Outcome:
-    """Make the mistake in a copy of the repository, run the tests, and undo it."""
-    source, began = directory / mutant.file, time.monotonic()
-    text = source.read_text(encoding="utf-8")
-    source.write_text(mutant.applied_to(text), encoding="utf-8")
-    try:
-        code = exit_code(mutant.tests, directory)
-    finally:
-        source.write_text(text, encoding="utf-8")
-    verdict = LATE if code is None else VERDICTS.get(code, f"error (pytest {code})")
-    return Outcome(mutant, verdict, time.monotonic() - began)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        self._source.write_text(self._text, encoding="utf-8")
 
 
 def tried_all(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
-    """The outcomes, in the order of the mutants. jobs: mutants at a time, each in a copy of its own."""
-    free: SimpleQueue[Path] = SimpleQueue()
-
-    def in_a_copy(mutant: Mutant) -> Outcome:
-        directory = free.get()
-        try:
-            return tried(mutant, directory)
-        finally:
-            free.put(directory)
-
-    with TemporaryDirectory(prefix="mutants-") as name, ThreadPoolExecutor(jobs) as pool:
-        for number in range(jobs):
-            free.put(copy_repository(Path(name) / str(number)))
-        yield from pool.map(in_a_copy, mutants)
+    """The outcomes, as they come. jobs: mutants at a time, each in a copy of its own."""
+    for name in LIBRARIES:
+        import_module(name)
+    with TemporaryDirectory(prefix="mutants-") as name, ExitStack() as running:
+        free = [copy_repository(Path(name) / str(number)) for number in range(jobs)]
+        trials: list[Trial] = []
+        running.callback(lambda: [trial.close() for trial in trials])
+        left = [*reversed(mutants)]
+        while left or trials:
+            while left and free:
+                trials.append(Trial(left.pop(), free.pop()))
+            time.sleep(POLL_S)
+            for trial in [*trials]:
+                if outcome := trial.outcome():
+                    trials.remove(trial)
+                    free.append(trial.directory)
+                    yield outcome
 
 
 def main() -> int:
