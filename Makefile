@@ -9,6 +9,8 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
+# Tests that are marked so run only with NIGHTLY=1.
+KEPT := $(if $(NIGHTLY),, and not nightly)
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
@@ -91,22 +93,21 @@ test: $(VENV)/ready-dev ## run fast unit tests and one sweep over every topology
 test-unit: $(VENV)/ready-dev ## run all unit tests
 	$(RUN) -m pytest $(WORKERS) tests/unit $(ARGS)
 
-test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser
-	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser tests/attacks -m "not containers" $(ARGS)
+test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser; NIGHTLY=1 for all of them
+	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser tests/attacks -m "not containers$(KEPT)" $(ARGS)
 
-# Tests that start containers look at all containers of the engine, so they run one after the other. Many of
-# them are about faults and have time limits, so they do not run beside the others.
-test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers
+test-all: ## run all tests: unit, local processes and containers
 	@status=0; \
-	$(RUN) -m pytest $(WORKERS) -m "not containers" $(ARGS) || status=1; \
-	$(RUN) -m pytest -m containers $(ARGS) || status=1; \
+	for part in test-unit test-process smoke; do $(MAKE) $$part NIGHTLY=1 || status=1; done; \
 	exit $$status
 
 golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/orchestrator/report/test_report_golden.py
 
-smoke: $(VENV)/ready-dev ## run only the tests that start containers
-	$(RUN) -m pytest tests/attacks tests/contract tests/smoke -m containers $(ARGS)
+# Tests that start containers look at all containers of the engine, so they run one after the other. Many of
+# them are about faults and have time limits, so they do not run beside the others.
+smoke: $(VENV)/ready-dev ## run the tests that start containers; NIGHTLY=1 for all of them
+	$(RUN) -m pytest tests/attacks tests/contract tests/smoke $(if $(NIGHTLY),tests/integration) -m "containers$(KEPT)" $(ARGS)
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)

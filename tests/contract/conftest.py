@@ -36,12 +36,14 @@ class Nodes:
 
 
 def _nodes(name: str) -> Iterator[Any]:
-    """The ways in which a registered runtime runs nodes."""
+    """The ways in which a registered runtime runs nodes. Every change must keep its usual one."""
     marks = [pytest.mark.containers] if name in ("docker", "swarm") else []
+    marks += [pytest.mark.nightly] if name == "swarm" else []
     if RUNTIMES.load(name).info.warm:
         yield pytest.param(Nodes(name, cold=False), id=name, marks=marks)
     if name != "ray":  # each run would start a cluster of its own
-        yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=marks)
+        nightly = [] if name == "local" else [pytest.mark.nightly]
+        yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=[*marks, *nightly])
 
 
 @pytest.fixture(params=[param for name in RUNTIMES.entries for param in _nodes(name)])

@@ -33,6 +33,8 @@ from orchestrator.sweeps.load import load_sweep
 from tests.unit.report_support import a_record, a_run
 from trainer.spec.run_spec import RunSpec
 
+pytestmark = pytest.mark.nightly
+
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 SIMULATED = 500
 IMAGES = 360

@@ -15,6 +15,8 @@ import yaml
 from tests.support.command_line import PROJECT, environment
 from trainer.core.events import EventReader
 
+pytestmark = pytest.mark.nightly
+
 
 def blocks(page: str, language: str) -> list[str]:
     text = (PROJECT / "docs" / page).read_text()

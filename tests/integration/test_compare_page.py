@@ -6,7 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.support.command_line import PROJECT, run_cli
+
+pytestmark = pytest.mark.nightly
 
 PAGE = (PROJECT / "docs" / "comparing.md").read_text()
 BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", PAGE)

@@ -14,6 +14,8 @@ import pytest
 from tests.support.command_line import PROJECT, environment
 from tests.support.processes import private_network_missing
 
+pytestmark = pytest.mark.nightly
+
 PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")])
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")

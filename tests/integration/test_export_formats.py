@@ -25,7 +25,10 @@ from orchestrator.results.store import SweepPaths
 from tests.support.command_line import PROJECT, environment
 from tests.unit.report_support import a_run, write_page
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, when they are imported
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries, when they are imported
+]
 
 # The language and the text of each block of code.
 BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", (PROJECT / "docs" / "export.md").read_text())

@@ -11,6 +11,8 @@ from tests.faults.case import DOCKER, Case
 from tests.faults.runner import References, missing, play
 from tests.faults.table import CASES
 
+pytestmark = pytest.mark.nightly
+
 
 def _sample() -> Iterator[Any]:
     for case in CASES:

@@ -19,6 +19,8 @@ import yaml
 from orchestrator.commands.export import export
 from orchestrator.export.base import Options
 
+pytestmark = pytest.mark.nightly
+
 IMAGE = "localhost/shardyard-empty:1"
 SWEEP = "name: s\nblocks: [base: {strategy: ddp, nodes: 2, cpus: 0.5, memory_mb: 700}]\n"
 MISSING = next(

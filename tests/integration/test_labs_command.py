@@ -6,7 +6,11 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.command_line import run_cli
+
+pytestmark = pytest.mark.nightly
 
 
 def test_quick_lab_runs_on_digits(tmp_path: Path) -> None:

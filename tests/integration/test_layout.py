@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.command_line import run_cli
+
+pytestmark = pytest.mark.nightly
 
 MODEL = "{name: gpt, layers: 2, width: 16, heads: 2}"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.runs import RunCache
+
+pytestmark = pytest.mark.nightly
 
 
 def test_nodes_that_have_returned_certify_the_epochs_that_they_missed(run_cache: RunCache) -> None:

@@ -16,6 +16,8 @@ from orchestrator.runtimes.docker.image import source_digest
 from orchestrator.shipped import sweep_names
 from tests.support.command_line import PROJECT, environment
 
+pytestmark = pytest.mark.nightly
+
 Shardyard = Callable[..., subprocess.CompletedProcess[str]]
 
 SWEEP = """

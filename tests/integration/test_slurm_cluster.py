@@ -11,6 +11,7 @@ from tests.support.processes import ended, wait_until
 from tests.support.slurm_cluster import TrialCluster, slurm_missing, trial_cluster
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(slurm_missing() is not None, reason=str(slurm_missing())),
     pytest.mark.xdist_group("slurm"),
 ]

@@ -17,6 +17,8 @@ from trainer.core.events import EventReader
 from trainer.launch.launchers import PORT
 from trainer.spec.run_spec import RunSpec
 
+pytestmark = pytest.mark.nightly
+
 TOOLS = ("ip", "nsenter", "unshare")
 HOLD_S = "120"  # a namespace ends with the process that holds it
 

@@ -15,6 +15,8 @@ from orchestrator.report.verdict import Verdict, verdicts
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 
+pytestmark = pytest.mark.nightly
+
 SIMULATED = 200
 IMAGES = 360
 TOLERANCE = Tolerance()

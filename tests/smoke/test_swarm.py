@@ -24,6 +24,8 @@ from tests.smoke.test_users_components import results_of
 from tests.support.command_line import heed_signals, run_cli
 from tests.support.containers import leftovers, swarm_host
 
+pytestmark = pytest.mark.nightly
+
 LABEL = "shardyard.orchestrator"
 OWN = """
 import torch

@@ -10,6 +10,8 @@ import pytest
 from tests.support.processes import ended
 from tests.support.swarm_cluster import swarm_missing, trial_swarm
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.skipif(swarm_missing() is not None, reason=str(swarm_missing()))
 def test_killed_machine_starts_again_and_stop_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
