@@ -103,6 +103,25 @@ class Verdict:
     of_next: bool = False
 
 
+TRAINING: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [16]},
+    "lr": 0.1,
+    "timeout_s": 120,
+}
+GLOO = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
+
+
+def long(base: Mapping[str, Any] = GLOO, **fields: Any) -> dict[str, Any]:
+    """A run that lasts longer than any case."""
+    return {**TRAINING, "epochs": 10_000, **base, **fields}
+
+
+def short(base: Mapping[str, Any] = GLOO, **fields: Any) -> dict[str, Any]:
+    """A run that ends in seconds, so that it can be resumed."""
+    return {**TRAINING, "epochs": 300, **base, **fields}
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the matrix.
@@ -119,9 +138,9 @@ class Case:
 
     name: str
     fault: Fault
-    moment: Moment
-    run: Mapping[str, Any]
     verdict: Verdict
+    run: Mapping[str, Any] = field(default_factory=long)
+    moment: Moment = Moment.EPOCH
     runtimes: tuple[str, ...] = (LOCAL, DOCKER)
     victims: tuple[int, ...] = ()
     count: int = 1

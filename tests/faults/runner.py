@@ -77,12 +77,7 @@ def missing(case: Case, runtime: str) -> str | None:
         return "needs root"
     if case.fault.needs_data and (absent := mnist_missing()):
         return absent
-    of_runtime = {
-        DOCKER: containers_missing,
-        SLURM: slurm_missing,
-        SWARM: swarm_missing,
-        RAY: ray_missing,
-    }
+    of_runtime = {DOCKER: containers_missing, SLURM: slurm_missing, SWARM: swarm_missing, RAY: ray_missing}
     return of_runtime[runtime]() if runtime in of_runtime else None
 
 

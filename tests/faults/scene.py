@@ -101,11 +101,7 @@ class Scene:
     def _environment(self) -> dict[str, str]:
         """Temporary files lie in the case; torch's cache, which programs share, lies beside them."""
         cache = str(self.directory / "cache")
-        return {
-            "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            **self.case.environment,
-        }
+        return {"TMPDIR": str(self.temporary), "TORCHINDUCTOR_CACHE_DIR": cache, **self.case.environment}
 
     def wait(self, seconds: float) -> int:
         """Wait for the command to end; returns its exit code. Raises SceneError."""

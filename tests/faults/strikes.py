@@ -322,6 +322,15 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def forbid_others(path: Path) -> None:
+    """Take away the permission of other users to read a file."""
+    path.chmod(0o600)
+
+
 def of_another_run(path: Path) -> None:
     """Make a checkpoint that of another run."""
     head, newline, state = path.read_bytes().partition(b"\n")
@@ -341,6 +350,16 @@ def link(path: Path) -> None:
     """Replace a file by a link to a file elsewhere."""
     path.unlink()
     path.symlink_to("/etc/hostname")
+
+
+# A checkpoint that is skipped: the name of its case, what is wrong with it, and what its row says.
+DAMAGED = (
+    ("damaged", "the last checkpoint of a rank is damaged", flip, "damaged"),
+    ("foreign", "the last checkpoint is of another run", of_another_run, "run is other-"),
+    ("empty", "the last checkpoint of a rank is empty", empty, "damaged"),
+    ("linked", "the last checkpoint of a rank is a link to another file", link, "damaged|cannot be read"),
+    ("unreadable", "the last checkpoint of a rank cannot be read", forbid, "cannot be read"),
+)
 
 
 def damaged_result(scene: Scene, draws: random.Random) -> None:
