@@ -10,7 +10,13 @@ from tests.faults.table import SECTIONS
 from tools.docs import PROJECT, markdown_table
 
 PAGE = PROJECT / "docs" / "faults.md"
-RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm", (RAY,): "Ray"}
+RUNTIMES: dict[tuple[str, ...], str] = {
+    (LOCAL,): "local",
+    (DOCKER,): "containers",
+    (SLURM,): "Slurm",
+    (SWARM,): "Swarm",
+    (RAY,): "Ray",
+}
 HEADER = ("case", "fault", "when", "run", "runtime", "row", "who is named, and why", "within", "the sweep")
 _BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
 

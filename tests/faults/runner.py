@@ -29,7 +29,12 @@ from tests.support.swarm_cluster import swarm_missing
 
 HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
 LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
-MISSING = {DOCKER: containers_missing, SLURM: slurm_missing, SWARM: swarm_missing, RAY: ray_missing}
+MISSING: dict[str, Callable[[], str | None]] = {
+    DOCKER: containers_missing,
+    SLURM: slurm_missing,
+    SWARM: swarm_missing,
+    RAY: ray_missing,
+}
 Weights = dict[str, list[str | None]]
 
 
