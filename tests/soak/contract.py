@@ -23,7 +23,9 @@ def main(times: int, runtime: str) -> int:
     """Returns the exit code."""
     failed, sizes, segments = 0, list[tuple[float, int]](), {*SHARED_MEMORY.iterdir()}
     for number in range(times):
-        code = pytest.main(["-q", "tests/contract", "-k", f"{runtime} and not cold"])
+        # Warm nodes, whose sockets are open, outlive a session.
+        quiet = ["-q", "-p", "no:unraisableexception", "-p", "no:cacheprovider"]
+        code = pytest.main([*quiet, "tests/contract", "-k", f"{runtime} and not cold"])
         failed += code != pytest.ExitCode.OK
         sizes.append(footprint(runtime))
         print(f"{number + 1}/{times}: nodes have {sizes[-1][0]:.1f} MiB and {sizes[-1][1]} descriptors")
