@@ -3,72 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
-from tests.bench import (
-    augmentation,
-    claims,
-    clock,
-    collectives,
-    containers,
-    engines,
-    flower,
-    gpt_reference,
-    ladder,
-    layout,
-    links,
-    model_partitioning,
-    overhead,
-    partitioners,
-    predict,
-    replay,
-    report,
-    sessions,
-    slow_motion,
-    splits,
-    step,
-    traffic,
-    virtual,
-    virtual_error,
-    vtrain,
-    written,
+PARTS = (
+    *("step", "claims", "clock", "collectives", "replay", "report", "traffic", "links", "engines"),
+    "virtual",
 )
-
-PARTS = {
-    "step": step.main,
-    "partitioners": partitioners.main,
-    "augmentation": augmentation.main,
-    "claims": claims.main,
-    "clock": clock.main,
-    "collectives": collectives.main,
-    "overhead": overhead.main,
-    "replay": replay.main,
-    "report": report.main,
-    "containers": containers.main,
-    "bytes": traffic.main,
-    "links": links.main,
-    "model": model_partitioning.main,
-    "engines": engines.main,
-    "virtual": virtual.main,
-}
-ON_REQUEST = {
-    "flower": flower.main,  # installs another package
-    "gpt_reference": gpt_reference.main,  # installs another package
-    "allocation": engines.many,  # takes minutes
-    "virtual_error": virtual_error.main,  # takes ten minutes
-    "predict": predict.main,  # takes half an hour
-    "splits": splits.main,  # takes minutes
-    "layout": layout.main,  # takes minutes
-    "written": written.main,  # takes minutes
-    "ladder": ladder.main,  # takes an hour, in three calls
-    "vtrain": vtrain.main,  # reads files that are not shipped
-    "slow_motion": slow_motion.main,  # needs a machine without other load
-    "sessions": sessions.main,  # rests between its runs
-}
+ON_REQUEST = ("predict", "splits", "layout")  # take minutes
+OTHER_NAMES = {"bytes": "traffic"}
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or list(PARTS)
-    parts = PARTS | ON_REQUEST
-    if unknown := set(names) - set(parts):
-        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(parts)}")
+    names = [OTHER_NAMES.get(name, name) for name in sys.argv[1:]] or PARTS
+    if unknown := set(names) - {*PARTS, *ON_REQUEST}:
+        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join((*PARTS, *ON_REQUEST))}")
     for name in names:
-        parts[name]()
+        import_module(f"tests.bench.{name}").main()

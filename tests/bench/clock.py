@@ -1,4 +1,4 @@
-"""The clock and what is built on it: what recording costs, and cluster time, predicted and beside load.
+"""The clock and what is built on it: what recording costs, and cluster time as a prediction.
 
 Overhead of recording: ranks train as in a local run, and take turns from epoch to epoch: no trace, `steps`,
 `full`. All ranks change at the same time, so other load on the machine affects all three. CPU time says
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from orchestrator.results.store import write_atomic
-from tests.bench import clock_load, predictions
+from tests.bench import predictions
+from tests.bench.measuring import ratio
 from tests.bench.ranks import measured_by_ranks
 from trainer.core.events import EventWriter
 from trainer.core.trace import Kind
@@ -43,27 +44,27 @@ RUN: dict[str, Any] = {
     "lr": 0.01,
     "timeout_s": PATIENCE_S,
 }
-Turns = dict[str, list[list[float]]]  # (wall, CPU) seconds of a step and its records, by mode and turn
+Turns = dict[str, list[list[float]]]  # wall and CPU seconds of a step, and its records, by mode and turn
 
 
 def main() -> None:
     recording()
     predictions.main()
-    clock_load.main()
 
 
 def recording() -> None:
     """Print what recording costs, for each strategy that is traced."""
     print(f"overhead of recording: mlp, batches of {RUN['batch_size']}, {TURNS} turns of an epoch per mode")
     print(f"  a record takes {1e6 * seconds_per_record():.2f} µs of CPU time in a loop")
-    print("  rank 0's step without a trace, and ratios of medians (quartiles of the turns' ratios)")
-    for name in STRATEGIES.entries:
-        run = _run(name)
-        if reason := untraced_reason(run):
-            print(f"  {name:24} not traced: {reason}")
-            continue
-        found = measured(run)
-        print(f"  {name:24} {run.transport:6} {run.world_size} ranks  {_row(found)}")
+    print("  rank 0's step without a trace, and ratios (quartiles of the turns' ratios)")
+    for name, kind in ((name, STRATEGIES.load(name)) for name in STRATEGIES.entries):
+        # The ranks are processes of their own, as they are in containers.
+        transport = next((each for each in kind.transports if each in ("gloo", "rpc")), "memory")
+        ranks, epochs = 1 if name == "serial" else max(2, kind.min_nodes), len(MODES) * (TURNS + 1)
+        fields = {"strategy": name, "transport": transport, "nodes": ranks, "epochs": epochs}
+        run = RunSpec.model_validate({**RUN, **fields})
+        found = untraced_reason(run) or row(measured_by_ranks(run, __name__, PATIENCE_S))
+        print(f"  {name:24} {transport:6} {ranks} ranks  {found}", flush=True)
 
 
 def seconds_per_record() -> float:
@@ -80,34 +81,15 @@ def seconds_per_record() -> float:
     return min(found)
 
 
-def _run(name: str) -> RunSpec:
-    strategy = STRATEGIES.load(name)
-    # The ranks are processes of their own, as they are in containers.
-    transport = next((each for each in strategy.transports if each in ("gloo", "rpc")), "memory")
-    ranks, epochs = 1 if name == "serial" else max(2, strategy.min_nodes), len(MODES) * (TURNS + 1)
-    fields = {"strategy": name, "transport": transport, "nodes": ranks, "epochs": epochs}
-    return RunSpec.model_validate({**RUN, **fields})
-
-
-def measured(run: RunSpec) -> Turns:
-    """What rank 0 has measured. Ranks start as in a local run."""
-    turns: Turns = measured_by_ranks(run, __name__, PATIENCE_S)
-    return turns
-
-
-def _row(turns: Turns) -> str:
+def row(turns: Turns) -> str:
     """A step in milliseconds, and the ratios of wall and CPU time."""
-    wall = [1e3 * each[0] for each in turns["none"]]
-    cells = [f"{statistics.median(wall):6.2f} ms"]
+    cells = [f"{1e3 * median(wall for wall, _, _ in turns['none']):6.2f} ms"]
     for mode in MODES[1:]:
         for index, what in enumerate(("wall", "CPU")):
             one, other = ([each[index] for each in turns[name]] for name in (mode, "none"))
-            low, _, high = statistics.quantiles([a / b for a, b in zip(one, other, strict=True)], n=4)
-            ratio = statistics.median(one) / statistics.median(other)
-            cells.append(f"{mode} {what} {ratio:5.3f} ({low:.3f} … {high:.3f})")
-    records = max(each[2] for each in turns["steps"]), max(each[2] for each in turns["full"])
-    cells.append(f"records per step {records[0]:.1f}, {records[1]:.1f}")
-    return "  ".join(cells)
+            cells.append(f"{mode} {what} {ratio(one, other, 3)}")
+    records = [f"{max(each[2] for each in turns[mode]):.1f}" for mode in MODES[1:]]
+    return "  ".join([*cells, f"records per step {', '.join(records)}"])
 
 
 def rank_main() -> None:
@@ -149,17 +131,12 @@ class TakesTurns(Session):
             self.clock.tracer = tracer = self._tracers[mode]
             if tracer:
                 tracer.skip_work()
-            before, records, steps = self.clock.lap(), _length(tracer), self.steps_taken
+            before, records, steps = self.clock.lap(), tracer.count if tracer else 0, self.steps_taken
             yield epoch
-            after = self.clock.lap()
-            taken = self.steps_taken - steps
+            gained = [b - a for a, b in zip(before, self.clock.lap(), strict=True)]
+            gained.append(tracer.count - records if tracer else 0)
             if turn:  # the first one warms up
-                gained = [b - a for a, b in zip(before, after, strict=True)]
-                self.turns[mode].append([each / taken for each in (*gained, _length(tracer) - records)])
-
-
-def _length(tracer: Tracer | None) -> int:
-    return tracer.count if tracer else 0
+                self.turns[mode].append([each / (self.steps_taken - steps) for each in gained])
 
 
 if __name__ == "__main__":

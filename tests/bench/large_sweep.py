@@ -29,30 +29,19 @@ from trainer.core.event_schema import CoverageRecord
 from trainer.spec.run_spec import RunSpec
 
 OVER_MPI_AND_GLOO = (
-    "one_shot",
-    "local_sgd",
-    "diloco",
-    "gossip",
-    "all_reduce",
-    "all_gather",
-    "reduce_broadcast",
-    "parameter_server",
+    *("one_shot", "local_sgd", "diloco", "gossip"),
+    *("all_reduce", "all_gather", "reduce_broadcast", "parameter_server"),
 )
 PAIRS = [
     *((strategy, transport) for strategy in OVER_MPI_AND_GLOO for transport in ("mpi", "gloo")),
     ("async_parameter_server", "rpc"),
-    ("ddp", "gloo"),
-    ("zero1", "gloo"),
-    ("fsdp", "gloo"),
+    *((strategy, "gloo") for strategy in ("ddp", "zero1", "fsdp")),
 ]
 ON_FEW_NODES = 9  # of the pairs were also run on 4 nodes, so that there are 50 configurations
-SEEDS = 10
-EPOCHS = 10
+SEEDS, EPOCHS, SAMPLES = 10, 10, 60_000
 STEPS = 940  # of all ranks in an epoch
-SAMPLES = 60_000
-STARTED = 1_780_000_000.0
 CORES = 16.0
-LINK_S, LINK_BYTES_PER_S = 8e-5, 3e9
+ENVIRONMENT = {"cores": CORES, "torch": "2.13.0"}
 
 
 def specs(seeds: int = SEEDS) -> Iterator[RunSpec]:
@@ -61,11 +50,10 @@ def specs(seeds: int = SEEDS) -> Iterator[RunSpec]:
     for number, (strategy, transport) in enumerate(PAIRS):
         on = (4, 16, 64) if number < ON_FEW_NODES else (16, 64)
         configurations += [{"strategy": strategy, "transport": transport, "nodes": nodes} for nodes in on]
+    common = {"dataset": "mnist", "model": "lenet", "epochs": EPOCHS}
     for configuration in configurations:
         for seed in range(seeds):
-            yield RunSpec.model_validate(
-                {**configuration, "dataset": "mnist", "model": "lenet", "epochs": EPOCHS, "seed": seed}
-            )
+            yield RunSpec.model_validate({**configuration, **common, "seed": seed})
 
 
 def write_large_sweep(directory: Path, seeds: int = SEEDS) -> SweepPaths:
@@ -80,13 +68,9 @@ def write_large_sweep(directory: Path, seeds: int = SEEDS) -> SweepPaths:
         if spec.seed == seeds - 1:  # its time is the longest, so its timeline is drawn
             write_atomic(paths.run(result.key).timeline, "[]\n")
             write_atomic(paths.run(result.key).windows, windows_of(time).model_dump_json() + "\n")
-    record = SweepRecord(
-        name="large",
-        description="Made-up results of a large sweep.",
-        source="name: large\n",
-        overrides=[],
-        keys=keys,
-        environment={"cores": CORES, "torch": "2.13.0"},
+    texts = {"name": "large", "description": "Made-up results of a large sweep.", "source": "name: large\n"}
+    record = SweepRecord.model_validate(
+        {**texts, "overrides": [], "keys": keys, "environment": ENVIRONMENT}
     )
     write_atomic(paths.record, record.model_dump_json())
     return paths
@@ -95,18 +79,15 @@ def write_large_sweep(directory: Path, seeds: int = SEEDS) -> SweepPaths:
 def a_result(spec: RunSpec, order: int) -> RunResult:
     """A result with made-up times, which grow with the strategy's number, the nodes and the seed."""
     draws, size = Random(spec.key), spec.world_size
-    servers = spec.strategy.servers
-    workers = size - servers
+    workers = size - spec.strategy.servers
     number = PAIRS.index((spec.name_of("strategy"), spec.transport)) if size > 1 else 0
     slower = 1 + 0.01 * spec.seed
     work_s = 60.0 / workers * slower
     exchange_s = 0.0 if size == 1 else (0.4 + 0.1 * number) * slower
     train_s = work_s * max(1.0, size / CORES) + exchange_s
     accuracy = 0.97 - 0.002 * number - 0.0005 * size + draws.gauss(0, 0.003)
-    ranks = [
-        _rank(spec, rank, train_s, work_s, exchange_s, accuracy, draws, trains=rank >= servers)
-        for rank in range(size)
-    ]
+    ranks = [_rank(spec, rank, train_s, work_s, exchange_s, accuracy, draws) for rank in range(size)]
+    links = [LinkResult(source=0, to=to, latency_s=8e-5, bytes_per_s=3e9) for to in range(1, size)]
     return RunResult(
         key=spec.key,
         status="ok",
@@ -116,7 +97,7 @@ def a_result(spec: RunSpec, order: int) -> RunResult:
         runtime="local",
         runtime_info=RUNTIMES.load("local").info,
         node_kind="local processes",
-        started_at=STARTED + 90 * order,
+        started_at=1_780_000_000.0 + 90 * order,
         wall_s=train_s + 3,
         startup_s=2.0,
         teardown_s=0.5,
@@ -127,8 +108,8 @@ def a_result(spec: RunSpec, order: int) -> RunResult:
         ranks=ranks,
         epochs=[_point(rank, epoch, draws) for rank in ranks for epoch in range(1, EPOCHS + 1)],
         certificate=_certificate(spec, workers, draws),
-        links=_links(size),
-        environment={"cores": CORES, "torch": "2.13.0"},
+        links=links,
+        environment=ENVIRONMENT,
     )
 
 
@@ -140,28 +121,22 @@ def _rank(
     exchange_s: float,
     accuracy: float,
     draws: Random,
-    trains: bool,
 ) -> RankResult:
-    size, workers = spec.world_size, spec.world_size - spec.strategy.servers
+    size, servers = spec.world_size, spec.strategy.servers
+    trains, workers = rank >= servers, size - servers
     waits = [0.0 if other == rank else draws.random() for other in range(size)]
     waited_s = exchange_s / 2
     share = waited_s / sum(waits) if size > 1 else 0.0
     stale = spec.name_of("strategy") == "async_parameter_server" and trains
+    seconds = {"data": work_s * 0.05, "compute": work_s * 0.9, "other": work_s * 0.05, "evaluate": 1.0}
+    seconds |= {"communicate": exchange_s - waited_s, "wait": waited_s}
     return RankResult(
         rank=rank,
         steps=STEPS * EPOCHS // workers,
         samples=SAMPLES * EPOCHS // workers if trains else 0,
         train_s=train_s,
         work_cpu_s=work_s,
-        seconds={
-            "data": work_s * 0.05,
-            "compute": work_s * 0.9,
-            "communicate": exchange_s - waited_s,
-            "wait": waited_s,
-            "cpu_contention": train_s - work_s - exchange_s,
-            "evaluate": 1.0,
-            "other": work_s * 0.05,
-        },
+        seconds={**seconds, "cpu_contention": train_s - work_s - exchange_s},
         bytes_sent=0.0 if size == 1 else 1e6 * EPOCHS * (1 + size / 64),
         accuracy=min(max(accuracy, 0.0), 1.0),
         test_loss=0.3,
@@ -173,63 +148,43 @@ def _rank(
         peak_memory_mb=300 + draws.random(),
         staleness_mean=size / 2 if stale else None,
         staleness_max=2 * size if stale else None,
-        state_bytes={"weights": 246_824, "gradient": 246_824, "optimizer": 246_824},
+        state_bytes=dict.fromkeys(("weights", "gradient", "optimizer"), 246_824),
         activation_bytes=1_998_852,
         wait_s_by_rank=[share * wait for wait in waits] if size > 1 else None,
     )
 
 
 def _point(rank: RankResult, epoch: int, draws: Random) -> EpochPoint:
-    final = rank.accuracy or 0.0
     return EpochPoint(
         rank=rank.rank,
         epoch=epoch,
         train_s=rank.train_s * epoch / EPOCHS,
         loss=2.3 * exp(-epoch / 4) + draws.random() / 100 if rank.samples else None,
-        accuracy=final * (1 - exp(-epoch / 2)),
+        accuracy=(rank.accuracy or 0.0) * (1 - exp(-epoch / 2)),
         test_loss=2.3 * exp(-epoch / 4),
         lr=0.02,
     )
 
 
 def _certificate(spec: RunSpec, workers: int, draws: Random) -> Certificate:
-    servers, each = spec.strategy.servers, SAMPLES // workers
+    each, epochs = SAMPLES // workers, range(1, EPOCHS + 1)
     labels = [each // 10] * 10
-    return Certificate(
-        verified=True,
-        splits=[
-            CoverageRecord(
-                epoch=epoch,
-                digest="9fa256554915898e",
-                coverage=1.0,
-                overlap=0.0,
-                coverage_so_far=1.0,
-                overlap_so_far=0.0,
-            )
-            for epoch in range(1, EPOCHS + 1)
-        ],
-        parts=[
-            CertifiedPart(
-                rank=servers + part,
-                epoch=epoch,
-                samples=each,
-                labels=labels,
-                js_divergence=divergence,
-                js_divergence_so_far=divergence,
-                earth_movers_distance=divergence * 10,
-                digest="75ad0baa150b9917",
-            )
-            for part, divergence in enumerate(draws.random() / 100 for _ in range(workers))
-            for epoch in range(1, EPOCHS + 1)
-        ],
-    )
-
-
-def _links(size: int) -> list[LinkResult]:
-    return [
-        LinkResult(source=0, to=other, latency_s=LINK_S, bytes_per_s=LINK_BYTES_PER_S)
-        for other in range(1, size)
-    ]
+    shares = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_far": 0.0}
+    parts = []
+    for rank in range(spec.strategy.servers, spec.world_size):
+        divergence = draws.random() / 100
+        distances = dict.fromkeys(("js_divergence", "js_divergence_so_far"), divergence)
+        distances["earth_movers_distance"] = divergence * 10
+        fields = {
+            "rank": rank,
+            "samples": each,
+            "labels": labels,
+            "digest": "75ad0baa150b9917",
+            **distances,
+        }
+        parts += [CertifiedPart.model_validate({**fields, "epoch": epoch}) for epoch in epochs]
+    splits = [CoverageRecord(epoch=epoch, digest="9fa256554915898e", **shares) for epoch in epochs]
+    return Certificate(verified=True, splits=splits, parts=parts)
 
 
 def a_cluster_time(result: RunResult) -> ClusterTime:
@@ -259,17 +214,15 @@ def a_cluster_time(result: RunResult) -> ClusterTime:
 
 def windows_of(time: ClusterTime) -> Windows:
     """Eight steps of every rank, each with work, waiting and communication."""
-    step_s, draws = 0.01, Random(time.run)
-    tracks = []
+    step_s, draws, tracks = 0.01, Random(time.run), []
     for _ in time.ranks:
         parts: list[Part] = []
-        for step in range(8):
-            start = step * step_s
-            worked = start + step_s * (0.4 + 0.2 * draws.random())
+        for start in (step * step_s for step in range(8)):
+            worked, waited = start + step_s * (0.4 + 0.2 * draws.random()), start + 0.7 * step_s
             parts += [
                 Part(phase="compute", start_s=start, end_s=worked),
-                Part(phase="wait", start_s=worked, end_s=start + 0.7 * step_s),
-                Part(phase="communicate", start_s=start + 0.7 * step_s, end_s=start + step_s),
+                Part(phase="wait", start_s=worked, end_s=waited),
+                Part(phase="communicate", start_s=waited, end_s=start + step_s),
             ]
         tracks.append(parts)
     window = Window(start_s=0.0, end_s=8 * step_s, ranks=tracks)

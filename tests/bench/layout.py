@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from statistics import median
 
 from orchestrator.commands.layout import REAL, advice, asked
 from orchestrator.commands.sweep import SelectedRuntime
-from orchestrator.layouts.advice import Advice
 from orchestrator.report import formats
 from orchestrator.report.model.labels import strategy_label
 from orchestrator.runtimes import RUNTIMES
+from tests.bench.measuring import errors
 
 NODES = 2
 # Model, batch size, memory of a node and link.
@@ -42,23 +41,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             found = advice(question, Path(directory), selected, REAL)
         regrets += [] if found.regret is None else [found.regret]
+        counts = f"{len(found.fitting)} layouts fit, {len(found.too_large)} do not"
         print(
-            f"  {model}, batches of {batch_size}, memory {memory or 'any'}, {link}: "
-            f"{len(found.fitting)} layouts fit, {len(found.too_large)} do not; "
+            f"  {model}, batches of {batch_size}, memory {memory or 'any'}, {link}: {counts}; "
             f"regret {formats.percent(found.regret)}"
         )
-        print(times(found), flush=True)
-    print(
-        f"regret over {len(regrets)} of {len(CASES)} cases: "
-        f"median {median(regrets):.1%}, worst {max(regrets):.1%}"
-    )
-
-
-def times(found: Advice) -> str:
-    """A line for each layout that ran for real, the advised one first."""
-    rows = [(each, found.real_of(each)) for each in found.fitting[:REAL]]
-    return "\n".join(
-        f"    {strategy_label(each.run):46} {formats.seconds(each.step_s):>9} "
-        f"{formats.seconds(real.step_s if real else None):>9}"
-        for each, real in rows
-    )
+        for each in found.fitting[:REAL]:  # the advised one first
+            real = found.real_of(each)
+            times = [formats.seconds(each.step_s), formats.seconds(real.step_s if real else None)]
+            print(f"    {strategy_label(each.run):46} {times[0]:>9} {times[1]:>9}", flush=True)
+    print(errors(f"regret over {len(regrets)} of {len(CASES)} cases", regrets))

@@ -12,18 +12,20 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from orchestrator.identity import identity
 from orchestrator.runtimes.docker.compose import SWITCH
-from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.runtime import links_missing
 from tests.support.command_line import start_sweep
 from tests.support.containers import containers_missing
+from tests.support.places import DockerPlace
 from tests.support.processes import wait_until
 from tests.support.runs import event_files
 from trainer.link_switch.control import Setup, Stats
 from trainer.spec.link import Links
 
-BANDWIDTHS_MBIT = (10, 100, 1000)
+BANDWIDTHS_MBIT = (10, 100, 1000, None)
 LATENCIES_MS = (0, 1, 10)
 SECONDS = 3.0  # of sending
 PORT = 40_000
@@ -77,72 +79,50 @@ def main() -> None:
         print(f"links: skipped, {reason}")
         return
     with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory) / "out"
-        file = Path(directory) / "links.yml"
+        out, file = Path(directory) / "out", Path(directory) / "links.yml"
         file.write_text(json.dumps({"name": "links", "base": RUN, "blocks": [{}]}))
         sweep = start_sweep(file, out, "--runtime", "docker")
         try:
             wait_until(lambda: len(event_files(out)) == RUN["nodes"], timeout_s=120)
-            measure(sweep.pid)
+            measure(DockerPlace(psutil.Process(sweep.pid), identity(sweep.pid), out))
         finally:
             sweep.send_signal(signal.SIGINT)
             sweep.communicate(timeout=60)
 
 
-def measure(sweep: int) -> None:
-    """Print a table of all links. sweep: PID of the orchestrator."""
-    found = containers(sweep)
-    sender, receiver, switch = (found[name] for name in ("node-1", "node-2", "switch-1"))
-    addresses = [address_of(each) for each in (sender, receiver)]
-    serving = ["docker", "exec", "-d", receiver, "python", "-c", SERVER, str(PORT)]
-    subprocess.run(serving, check=True, capture_output=True)
+def measure(place: DockerPlace) -> None:
+    """Print a table of all links."""
+    nodes, (switch,) = (
+        [place.containers("node", number)[0] for number in (1, 2)],
+        place.containers("switch"),
+    )
+    addresses = [
+        network["IPAddress"] for node in nodes for network in node["NetworkSettings"]["Networks"].values()
+    ]
+    execute(nodes[1]["Id"], "python", "-c", SERVER, str(PORT), detached=True)
     print("  requested                  achieved                       switch")
     print("  Mbit/s   latency ms        Mbit/s      round trip ms      CPU s per s   CPU s per GB")
-    for mbit in (*BANDWIDTHS_MBIT, None):
+    for mbit in BANDWIDTHS_MBIT:
         for latency in LATENCIES_MS:
             link = Links.of({"bandwidth_mbit": mbit, "latency_ms": latency})
             setup = Setup(addresses=addresses, nodes=2, seed=0, timeout_s=900.0, link=link)
-            execute(switch, *SWITCH, "setup", setup.model_dump_json())
-            before = stats(switch)
+            execute(switch["Id"], *SWITCH, "setup", setup.model_dump_json())
+            before_s = cpu_s(switch["Id"])
             sending = ("python", "-c", CLIENT, addresses[1], str(PORT), str(SECONDS))
-            trip_s, bytes_per_s, sent = json.loads(execute(sender, *sending))
-            cpu_s = stats(switch).cpu_s - before.cpu_s
+            trip_s, bytes_per_s, sent = json.loads(execute(nodes[0]["Id"], *sending))
+            used_s = cpu_s(switch["Id"]) - before_s
             print(
                 f"  {mbit or 'any':<8} {latency:<16} {bytes_per_s * 8 / 1e6:8.1f} {trip_s * 1e3:14.2f}"
-                f" {cpu_s * bytes_per_s / sent:18.2f} {cpu_s / sent * 1e9:14.1f}"
+                f" {used_s * bytes_per_s / sent:18.2f} {used_s / sent * 1e9:14.1f}"
             )
 
 
-def stats(switch: str) -> Stats:
-    return Stats.model_validate_json(execute(switch, *SWITCH, "stats"))
+def cpu_s(switch: str) -> float:
+    return Stats.model_validate_json(execute(switch, *SWITCH, "stats")).cpu_s
 
 
-def execute(container: str, *command: str) -> str:
-    done = subprocess.run(
-        ["docker", "exec", container, *command], capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def containers(sweep: int) -> dict[str, str]:
-    """IDs of the containers of an orchestrator, by service and number."""
-    listed = subprocess.run(
-        ["docker", "ps", "--quiet", "--filter", f"label={LABEL}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = subprocess.run(["docker", "inspect", *listed.stdout.split()], capture_output=True, check=True)
-    found = {}
-    for each in json.loads(shown.stdout):
-        labels = each["Config"]["Labels"]
-        if labels[LABEL] == identity(sweep):
-            name = f"{labels['com.docker.compose.service']}-{labels['com.docker.compose.container-number']}"
-            found[name] = each["Id"]
-    return found
-
-
-def address_of(container: str) -> str:
-    shown = subprocess.run(["docker", "inspect", container], capture_output=True, check=True)
-    (network,) = json.loads(shown.stdout)[0]["NetworkSettings"]["Networks"].values()
-    return str(network["IPAddress"])
+def execute(container: str, *command: str, detached: bool = False) -> str:
+    """The output of a command in a container."""
+    options = ["-d"] if detached else []
+    full = ["docker", "exec", *options, container, *command]
+    return subprocess.run(full, capture_output=True, text=True, check=True).stdout

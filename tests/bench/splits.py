@@ -60,11 +60,20 @@ VARIANTS: dict[str, Sequence[dict[str, Any]]] = {
         {"mesh": {"pipeline": 2, "tensor": 2}},
     ],
 }
+COLUMNS = (
+    "| split | tied | ranks | loss off | weights off | sent a step | by the formula "
+    "| weights | gradient | optimizer | activations |\n|" + " --- |" * 11
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A split beside one node. loss, weights: how far they are off, see `compared`."""
+    """A split beside one node.
+
+    Attributes:
+        loss: the largest absolute difference of any step, whose loss is the mean over its samples.
+        weights: the largest difference of a final weight, relative to their root mean square.
+    """
 
     result: RunResult
     serial: RunResult
@@ -79,10 +88,9 @@ class Row:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name, runs_on("local", results=Path(name)) as execute:
         print(
-            f"{STEPS} steps of gpt beside serial; allowed: loss {LOSS_ATOL:g}, weights {WEIGHTS_RTOL:g}\n\n"
-            "| split | tied | ranks | loss off | weights off | sent a step | by the formula "
-            "| weights | gradient | optimizer | activations |\n|" + " --- |" * 11
+            f"{STEPS} steps of gpt beside serial; allowed: loss {LOSS_ATOL:g}, weights {WEIGHTS_RTOL:g}\n"
         )
+        print(COLUMNS)
         rows: list[Row] = []
         known: dict[str, RunResult] = {}
         for runs in splits():
@@ -111,14 +119,14 @@ def splits() -> Iterator[list[RunSpec]]:
         strategy = STRATEGIES.load(name)
         if strategy.equals is None and name not in ("all_reduce", "ddp"):
             continue
+        transports = ("rpc",) if strategy.transports == ("rpc",) else ("gloo", "mpi")
         for parameters in VARIANTS.get(name, ({},)):
-            transports = ("rpc",) if strategy.transports == ("rpc",) else ("gloo", "mpi")
-            found = [
-                run
+            runs = [
+                allowed({"name": name, **parameters}, ranks, transport)
                 for transport in transports
                 for ranks in RANKS
-                if (run := allowed({"name": name, **parameters}, ranks, transport))
             ]
+            found = [run for run in runs if run]
             if not found:
                 sys.exit(f"{name} {parameters}: no number of ranks allows it")
             yield found
@@ -129,12 +137,12 @@ def allowed(strategy: dict[str, Any], ranks: int, transport: str) -> RunSpec | N
     fields: dict[str, Any] = {**RUN, "nodes": ranks, "transport": transport, "model": GPT}
     if strategy["name"] == "expert_parallel":
         fields["model"] = {**GPT, **EXPERTS}
+    if strategy["name"] != "rpc_split":
+        fields["clip_norm"] = CLIP_NORM
     if "micro_batches" in STRATEGIES.load(strategy["name"]).model_fields:
         strategy = {**strategy, "micro_batches": MICRO_BATCHES}
     elif strategy["name"] != "rpc_split":
         fields["accumulate"] = ACCUMULATE
-    if strategy["name"] != "rpc_split":
-        fields["clip_norm"] = CLIP_NORM
     for tied in (True, False):
         with suppress(ValidationError):
             model = {**fields["model"], "tied": tied}
@@ -142,23 +150,19 @@ def allowed(strategy: dict[str, Any], ranks: int, transport: str) -> RunSpec | N
     return None
 
 
-def compared(result: RunResult, serial: RunResult, paths: SweepPaths) -> Row:
-    """A split beside the same training on one node.
-
-    The loss of a step is the mean over its samples, and the row has the largest absolute difference of any
-    step. Of the final weights it has the largest difference, relative to their root mean square.
-    """
-    losses = [abs(mine - other) for mine, other in zip(losses_of(result), losses_of(serial), strict=True)]
-    mine, expected = (np.load(paths.run(each.key).weights).astype(float) for each in (result, serial))
-    off = np.abs(mine - expected).max() / np.sqrt(np.square(expected).mean())
-    return Row(result, serial, max(losses), float(off))
-
-
 def on_one_node(run: RunSpec) -> RunSpec:
     """The same training, neither split nor in micro-batches."""
     own = {"strategy", "nodes", "transport", "accumulate"}
     fields = run.model_dump(mode="json", exclude_defaults=True, exclude=own)
     return RunSpec.model_validate({**fields, "strategy": "serial"})
+
+
+def compared(result: RunResult, serial: RunResult, paths: SweepPaths) -> Row:
+    """A split beside the same training on one node."""
+    losses = np.abs(np.array(losses_of(result)) - losses_of(serial))
+    mine, expected = (np.load(paths.run(each.key).weights).astype(float) for each in (result, serial))
+    off = np.abs(mine - expected).max() / np.sqrt(np.square(expected).mean())
+    return Row(result, serial, float(losses.max()), float(off))
 
 
 def losses_of(result: RunResult) -> list[float]:
@@ -179,14 +183,9 @@ def losses_of(result: RunResult) -> list[float]:
 
 def differing(rows: Sequence[Row]) -> list[str]:
     """Keys of runs of which another one sends other bytes, over another transport on as many ranks."""
-    first: dict[int, float | None] = {}
-    return [
-        each.result.key
-        for each in rows
-        if each.result.bytes_sent_per_rank is None
-        or each.result.bytes_sent_per_rank
-        != first.setdefault(each.result.run.nodes, each.result.bytes_sent_per_rank)
-    ]
+    sent = [(each.result.key, each.result.run.nodes, each.result.bytes_sent_per_rank) for each in rows]
+    first = {nodes: each for _, nodes, each in reversed(sent)}
+    return [key for key, nodes, each in sent if each is None or each != first[nodes]]
 
 
 def line(rows: Sequence[Row]) -> str:
@@ -197,7 +196,6 @@ def line(rows: Sequence[Row]) -> str:
     ranks: dict[str, list[str]] = defaultdict(list)
     for each in rows:
         ranks[str(each.result.run.transport)].append(str(each.result.run.nodes))
-    places = [f"{transport} {', '.join(numbers)}" for transport, numbers in ranks.items()]
     first = [each for each in rows if each.result.run.transport == rows[0].result.run.transport]
     largest = max(rows, key=lambda row: row.result.run.nodes).result
     most = max(largest.ranks, key=lambda rank: rank.held_bytes or 0)
@@ -206,7 +204,7 @@ def line(rows: Sequence[Row]) -> str:
     cells = [
         label.removesuffix(f" micro_batches={MICRO_BATCHES}"),
         "yes" if largest.run.model.tied else "no",
-        "; ".join(places),
+        "; ".join(f"{transport} {', '.join(numbers)}" for transport, numbers in ranks.items()),
         f"{max(each.loss for each in rows):.1e}",
         f"{max(each.weights for each in rows):.1e}{' exceeds' * any(each.exceeds for each in rows)}",
         ", ".join(formats.size((each.result.bytes_sent_per_rank or 0.0) / STEPS) for each in first),

@@ -9,14 +9,14 @@ import sys
 from typing import Any
 
 from orchestrator.results.records import RunResult
-from tests.bench.runs import Execute, runs_on
+from tests.bench.runs import runs_on
 from tests.support.containers import containers_missing
 from trainer.spec.run_spec import RunSpec
 
 PIXELS, CLASSES, BATCH = 64, 10, 4
-NODES = (2, 3, 4)
 # Strategy, floats of the model, and enough steps to make start-up negligible.
 ROWS = [
+    ({"name": "one_shot", "init": "independent"}, 0, 1),  # exchanges almost nothing
     ("all_reduce", 1_000, 2000),
     ("all_reduce", 5_000, 500),
     ("all_reduce", 100_000, 60),
@@ -35,44 +35,35 @@ def main() -> None:
     print(f"  {'run':48} {'interfaces':>14} {'counted':>14}      ratio  busiest node")
     with runs_on("docker") as execute:
         for transport in ("mpi", "gloo"):
-            for nodes in NODES:
-                quiet = one(execute, transport, nodes, "one_shot", 1, init="independent")
-                show(f"{transport}, {nodes} nodes, almost nothing exchanged", quiet)
+            for nodes in (2, 3, 4):
                 for strategy, floats, steps in ROWS:
-                    result = one(execute, transport, nodes, strategy, steps, hidden(floats))
-                    show(f"{transport}, {nodes} nodes, {strategy}, {floats:,} × {steps}", result)
+                    run = spec(transport, nodes, strategy, floats, steps)
+                    label = f"{transport}, {nodes} nodes, {run.name_of('strategy')}, {floats:,} × {steps}"
+                    print(f"  {label:48} {cells(execute(run))}", flush=True)
 
 
-def show(label: str, result: RunResult) -> None:
-    """Print one line. Busiest node: the largest interface count divided by a rank's largest payload."""
+def cells(result: RunResult) -> str:
+    """Busiest node: the largest interface count divided by a rank's largest payload."""
     interfaces = [usage.sent_bytes for usage in result.usage if usage.sent_bytes and usage.ranks]
     if len(interfaces) < len(result.ranks):
         sys.exit(f"{result.key}: sent_bytes of some containers is missing")
     counted = [rank.bytes_sent for rank in result.ranks]
     ratios = f"{sum(interfaces) / sum(counted):10.3f} {max(interfaces) / max(counted):13.3f}"
     enough = sum(counted) > sum(interfaces) / 10  # otherwise start-up dominates the ratio
-    sums = f"{sum(interfaces):14,.0f} {sum(counted):14,.0f}"
-    print(f"  {label:48} {sums} {ratios if enough else ''}", flush=True)
+    return f"{sum(interfaces):14,.0f} {sum(counted):14,.0f} {ratios if enough else ''}"
 
 
-def one(
-    execute: Execute, transport: str, nodes: int, name: str, steps: int, width: int = 1, **parameters: Any
-) -> RunResult:
-    """A run of one epoch."""
+def spec(transport: str, nodes: int, strategy: Any, floats: int, steps: int) -> RunSpec:
+    """A run of one epoch of a perceptron whose hidden layer makes about so many parameters."""
     samples = nodes * BATCH * steps
     fields = {
-        "strategy": {"name": name, **parameters},
+        "strategy": strategy,
         "transport": transport,
         "nodes": nodes,
         "epochs": 1,
         "batch_size": BATCH,
         "dataset": {"name": "synthetic", "samples": samples, "test_samples": 64, "height": 8, "width": 8},
-        "model": {"name": "mlp", "hidden": [width]},
+        "model": {"name": "mlp", "hidden": [max(1, round((floats - CLASSES) / (PIXELS + 1 + CLASSES)))]},
         "lr": 0.001,
     }
-    return execute(RunSpec.model_validate(fields))
-
-
-def hidden(floats: int) -> int:
-    """The width at which a perceptron with one hidden layer has about `floats` parameters."""
-    return round((floats - CLASSES) / (PIXELS + 1 + CLASSES))
+    return RunSpec.model_validate(fields)

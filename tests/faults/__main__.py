@@ -9,13 +9,11 @@ python -m tests.faults docs                 write docs/faults.md
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.faults.case import DOCKER, LOCAL, RAY, SLURM, SWARM
@@ -41,53 +39,43 @@ def main() -> int:
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="how often each case is played")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
     parser.add_argument("--alone", action="store_true", help="also stop the Docker engine of this machine")
-    parser.add_argument("--json", type=Path, help="a file for all results")
     parser.add_argument("--keep", type=Path, help="a directory for the files of cases that fail")
     parser.add_argument("--times", type=int, help="of orchestrator and sweep, on each runtime")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end what the case in progress has started
     runtimes = [each for each in RUNTIMES if each in (options.runtime or RUNTIMES)]
-    match options.words:
-        case ["docs"]:
-            return write_page()
-        case ["orchestrator"]:
-            return max(
-                end_orchestrators(options.times or 200, options.first_seed, each)
-                for each in runtimes
-                if each not in CLUSTERS
-            )
-        case ["sweep"]:
-            return max(
-                end_sweep(options.times or 50, options.first_seed, each)
-                for each in runtimes
-                if each not in CLUSTERS
-            )
+    if options.words == ["docs"]:
+        return write_page()
+    if options.words in (["orchestrator"], ["sweep"]):
+        end = end_sweep if options.words == ["sweep"] else end_orchestrators
+        return max(
+            end(options.times, options.first_seed, each) for each in runtimes if each not in CLUSTERS
+        )
     with ExitStack() as stack:
         return _play(options, runtimes, stack)
 
 
 def _play(options: argparse.Namespace, runtimes: list[str], stack: ExitStack) -> int:
     """Play the cases; returns the exit code. stack: ends what several cases share."""
-    started: set[str] = set()
     chosen = [
         (case, runtime)
         for runtime in runtimes
         for case in CASES
-        if runtime in case.runtimes and case.name not in options.skip
-        if not options.words or any(word in case.name for word in options.words)
+        if runtime in case.runtimes
+        and (not options.words or any(each in case.name for each in options.words))
     ]
-    references = References()
+    references, started = References(), set[str]()
     played: list[Played] = []
     skipped: Counter[str] = Counter()
     for number, (case, runtime) in enumerate(chosen, start=1):
+        head = f"{number}/{len(chosen)} {case.name} {runtime}"
         reason = missing(case, runtime)
         if case.fault.alone and not options.alone:
             reason = "stops the engine: --alone"
         if reason:
             skipped[runtime] += 1
-            print(f"{number}/{len(chosen)} {case.name} {runtime}: skipped, {reason}", flush=True)
+            print(f"{head}: skipped, {reason}", flush=True)
             continue
         if runtime in CLUSTERS and runtime not in started:
             started.add(runtime)
@@ -96,17 +84,11 @@ def _play(options: argparse.Namespace, runtimes: list[str], stack: ExitStack) ->
             began = time.monotonic()
             done = play(case, runtime, seed, references, options.keep)
             played.append(done)
-            took = "" if done.seconds is None else f", {done.seconds:.1f} s after the fault"
-            verdict = "; ".join(done.wrong) or "ok"
-            print(
-                f"{number}/{len(chosen)} {case.name} {runtime} seed {seed} "
-                f"({time.monotonic() - began:.0f} s{took}): {verdict}",
-                flush=True,
-            )
+            took = f"{time.monotonic() - began:.0f} s"
+            took += "" if done.seconds is None else f", {done.seconds:.1f} s after the fault"
+            print(f"{head} seed {seed} ({took}): {'; '.join(done.wrong) or 'ok'}", flush=True)
             if done.wrong:
                 print(f"    said: {done.said[-600:]}", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps([asdict(each) for each in played], indent=1))
     for runtime in runtimes:
         of = [each for each in played if each.runtime == runtime]
         good = sum(not each.wrong for each in of)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.faults.scene import Scene
 
 LOCAL, DOCKER, SLURM, SWARM, RAY = "local", "docker", "slurm", "swarm", "ray"
-Strike = Callable[["Scene", Random], None]
+Strike = Callable[["Scene"], object]
 
 
 class Moment(StrEnum):
@@ -21,7 +20,7 @@ class Moment(StrEnum):
     BEFORE = "before the sweep"
     PENDING = "waiting for room"
     START = "start"
-    ASSIGNMENT = "connecting"
+    CONNECTING = "connecting"
     FIRST_STEP = "first step"
     EPOCH = "epoch"
     EVALUATION = "evaluation"
@@ -64,12 +63,17 @@ class Fault:
 
     words: str
     strike: Strike
-    arrange: Callable[[Scene], None] = _nothing
-    repair: Callable[[Scene], None] = _nothing
+    arrange: Strike = _nothing
+    repair: Strike = _nothing
     needs_root: bool = False
     needs_data: bool = False
     alone: bool = False
     leaves: bool = False
+
+
+def fault(words: str, **options: Any) -> Callable[[Strike], Fault]:
+    """Make a strike a fault with these words for the page."""
+    return lambda strike: Fault(words, strike, **options)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Verdict:
 
     Attributes:
         status: of the run's row, any of these; empty: it has no row yet.
-        named: who is named. {nodes} stands for the victims: the first node that is named must be one.
+        named: who is named. Fact NODE stands for the victims: the first node that is named must be one.
         cause: what is said about it. Both are only checked in a row that is not silent.
         within_s: from the fault to the row, or to the end of the command where the sweep stops.
         silent: statuses whose row need not name anything, such as ok after a fault that came too late.
@@ -103,25 +107,43 @@ class Verdict:
     of_next: bool = False
 
 
+TRAINING: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [16]},
+    "lr": 0.1,
+    "timeout_s": 120,
+}
+GLOO = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
+
+
+def long(base: Mapping[str, Any] = GLOO, **fields: Any) -> dict[str, Any]:
+    """A run that lasts longer than any case."""
+    return {**TRAINING, "epochs": 10_000, **base, **fields}
+
+
+def short(base: Mapping[str, Any] = GLOO, **fields: Any) -> dict[str, Any]:
+    """A run that ends in seconds, so that it can be resumed."""
+    return {**TRAINING, "epochs": 300, **base, **fields}
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the matrix.
 
     Attributes:
         run: fields of the run that is disturbed; a healthy run follows it in the sweep.
-        next_run: fields of the healthy run that differ.
-        sweep: further keys of the sweep file.
         victims: the ranks of which the seed chooses `count`; default: all.
         options: of the command.
         again: whether the same command is run again, and must end as if nothing had happened.
         sample: the runtimes on which CI plays it.
+        next_run: fields of the healthy run that differ. sweep: further keys of the sweep file.
     """
 
     name: str
     fault: Fault
-    moment: Moment
-    run: Mapping[str, Any]
     verdict: Verdict
+    run: Mapping[str, Any] = field(default_factory=long)
+    moment: Moment = Moment.EPOCH
     runtimes: tuple[str, ...] = (LOCAL, DOCKER)
     victims: tuple[int, ...] = ()
     count: int = 1

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,62 +24,51 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LIMIT_S = 300.0  # of a command
 EXIT_S = 40.0  # from the signal to the end of the command
 LEFT_S = 30.0  # from the end of the command until nothing is left
-BASE: dict[str, Any] = {**SMALL, "epochs": 20, "nodes": 2}
-# Every way to start ranks: warm and cold, mpirun, remote calls, shared memory and torchrun.
-LOCAL: list[dict[str, Any]] = [
-    {"strategy": "all_reduce", "transport": "gloo"},
-    {"strategy": "all_reduce", "transport": "gloo", "checkpoint_epochs": 2, "epochs": 60},
-    {"strategy": "all_reduce", "transport": "mpi"},
-    {"strategy": "all_reduce", "transport": "rpc"},
-    {"strategy": "one_shot", "transport": "memory"},
-    {"strategy": "ddp", "transport": "gloo", "restarts": 1},
-]
-# Each topology starts containers of its own, which takes longer than the runs.
-DOCKER: list[dict[str, Any]] = [
-    {"strategy": "all_reduce", "transport": "gloo"},
-    {"strategy": "all_reduce", "transport": "mpi"},
-    {"strategy": "all_reduce", "transport": "gloo", "checkpoint_epochs": 2, "epochs": 60},
-]
-RUNS = {"local": LOCAL, "docker": DOCKER}
 SEEDS = 4  # of each run in a sweep that is killed again and again
+RESUMABLE = {"strategy": "all_reduce", "transport": "gloo", "checkpoint_epochs": 2, "epochs": 60}
+RUNS: dict[str, list[dict[str, Any]]] = {
+    # Every way to start ranks: warm and cold, mpirun, remote calls, shared memory and torchrun.
+    "local": [
+        *({"strategy": "all_reduce", "transport": transport} for transport in ("gloo", "mpi", "rpc")),
+        RESUMABLE,
+        {"strategy": "one_shot", "transport": "memory"},
+        {"strategy": "ddp", "transport": "gloo", "restarts": 1},
+    ],
+    # Each topology starts containers of its own, which takes longer than the runs.
+    "docker": [
+        *({"strategy": "all_reduce", "transport": transport} for transport in ("gloo", "mpi")),
+        RESUMABLE,
+    ],
+}
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A command that was ended. after_s: the signal, from its start. left_s: until nothing was left."""
-
-    after_s: float
-    left_s: float
-    code: int
-    wrong: list[str]
-
-
-def end_orchestrators(times: int, seed: int, runtime: str) -> int:
+def end_orchestrators(times: int | None, seed: int, runtime: str) -> int:
     """End the orchestrator `times` times, each in a new results directory; returns the exit code."""
-    draws, bad = random.Random(seed), 0
+    draws, bad, times = random.Random(seed), 0, times or 200
     with _sweep(runtime) as (file, directory):
         duration, _ = _undisturbed(file, directory, runtime)
         for number in range(times):
-            out, sent = directory / str(number), SIGNALS[number % len(SIGNALS)]
-            ended = _end(file, out, runtime, sent, draws.uniform(0, duration))
-            bad += bool(ended.wrong)
-            _say(f"{number + 1}/{times} {sent.name}", ended)
+            sent = SIGNALS[number % len(SIGNALS)]
+            head = f"{number + 1}/{times} {sent.name}"
+            _, wrong = _end(head, file, directory / str(number), runtime, sent, draws.uniform(0, duration))
+            bad += bool(wrong)
     print(f"{times - bad} of {times} ends left nothing ({runtime})")
     return 1 if bad else 0
 
 
-def end_sweep(times: int, seed: int, runtime: str) -> int:
+def end_sweep(times: int | None, seed: int, runtime: str) -> int:
     """Kill a sweep `times` times, or until it is finished; returns the exit code."""
-    draws, wrong, kills = random.Random(seed), [], 0
+    draws, wrong, kills, times = random.Random(seed), list[str](), 0, times or 50
     with _sweep(runtime, SEEDS) as (file, directory):
         _, first_row = _undisturbed(file, directory, runtime)
         expected, out = weights_in(directory / "undisturbed"), directory / "killed"
         while kills < times and weights_in(out) != expected:
+            head = f"{kills}/{times} {len(weights_in(out))} of {len(expected)} runs done"
             # Most commands end during start, some after a run or two.
-            ended = _end(file, out, runtime, signal.SIGKILL, draws.uniform(0, 1.2 * first_row))
-            kills += ended.code == -signal.SIGKILL
-            wrong += ended.wrong
-            _say(f"{kills}/{times} {len(weights_in(out))} of {len(expected)} runs done", ended)
+            after_s = draws.uniform(0, 1.2 * first_row)
+            code, problems = _end(head, file, out, runtime, signal.SIGKILL, after_s)
+            kills += code == -signal.SIGKILL
+            wrong += problems
         last = start_sweep(file, out, "--runtime", runtime)
         output, _ = last.communicate(timeout=LIMIT_S)
         if last.returncode or "Traceback" in output:
@@ -97,10 +85,9 @@ def end_sweep(times: int, seed: int, runtime: str) -> int:
 def _sweep(runtime: str, seeds: int = 1) -> Iterator[tuple[Path, Path]]:
     """The sweep file, and a directory for results."""
     with TemporaryDirectory(prefix="shardyard-ends-") as name:
-        file = Path(name) / "ends.yml"
-        axes = {"seed": list(range(1, seeds + 1))}
-        blocks = [{"base": fields, "axes": axes} for fields in RUNS[runtime]]
-        file.write_text(json.dumps({"name": "ends", "base": BASE, "blocks": blocks}))
+        file, base = Path(name) / "ends.yml", {**SMALL, "epochs": 20, "nodes": 2}
+        blocks = [{"base": fields, "axes": {"seed": [*range(1, seeds + 1)]}} for fields in RUNS[runtime]]
+        file.write_text(json.dumps({"name": "ends", "base": base, "blocks": blocks}))
         yield file, Path(name)
 
 
@@ -116,37 +103,40 @@ def _undisturbed(file: Path, directory: Path, runtime: str) -> tuple[float, floa
     return time.monotonic() - began, first_row
 
 
-def _end(file: Path, out: Path, runtime: str, sent: signal.Signals, after_s: float) -> Ended:
-    """Start the sweep, send the signal, and wait until nothing is left."""
+def _end(
+    head: str, file: Path, out: Path, runtime: str, sent: signal.Signals, after_s: float
+) -> tuple[int, list[str]]:
+    """Start the sweep, send the signal, and wait until nothing is left.
+
+    Prints a line, and returns the exit code and what is wrong.
+    """
     process = start_sweep(file, out, "--runtime", runtime)
     place = PLACES[runtime](psutil.Process(process.pid), identity(process.pid), out)
+    wrong: list[str] = []
     try:
         time.sleep(after_s)
         process.send_signal(sent)
         output, _ = process.communicate(timeout=EXIT_S)
-        hangs = []
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        hangs = [f"no end {EXIT_S:.0f} s after the signal: {output[-1500:]}"]
+        wrong.append(f"no end {EXIT_S:.0f} s after the signal: {output[-1500:]}")
     finally:
         process.kill()
-    wrong = [*hangs, *([f"there is a traceback: {output[-1500:]}"] if "Traceback" in output else [])]
+    code = process.returncode
+    if "Traceback" in output:
+        wrong.append(f"there is a traceback: {output[-1500:]}")
     # Before its packages are imported, Python itself ends by the signal; a sweep may also be finished.
-    if process.returncode not in (0, -sent, 130 if sent is not signal.SIGKILL else -sent):
-        wrong.append(f"exit code {process.returncode}")
+    if code not in (0, -sent, 130 if sent is not signal.SIGKILL else -sent):
+        wrong.append(f"exit code {code}")
     began = time.monotonic()
     while (left := place.left()) and time.monotonic() - began < LEFT_S:
         time.sleep(0.1)
-    wrong += [f"{each} is left" for each in left]
     # A run that was killed keeps its live directory until the same command repeats it.
-    if sent is not signal.SIGKILL:
-        wrong += [f"directory {path} is left" for path in (*out.glob("*/live"), *out.glob(".warm"))]
-    return Ended(after_s, time.monotonic() - began, process.returncode, wrong)
-
-
-def _say(head: str, ended: Ended) -> None:
-    found = "; ".join(ended.wrong) or "ok"
+    live = [] if sent is signal.SIGKILL else [*out.glob("*/live"), *out.glob(".warm")]
+    wrong += [f"{each} is left" for each in (*left, *(f"directory {path}" for path in live))]
+    left_s = time.monotonic() - began
     print(
-        f"{head} after {ended.after_s:.1f} s, code {ended.code}, {ended.left_s:.1f} s: {found}", flush=True
+        f"{head} after {after_s:.1f} s, code {code}, {left_s:.1f} s: {'; '.join(wrong) or 'ok'}", flush=True
     )
+    return code, wrong

@@ -10,59 +10,41 @@ from tests.faults.table import SECTIONS
 from tools.docs import PROJECT, markdown_table
 
 PAGE = PROJECT / "docs" / "faults.md"
-RUNTIMES = {(LOCAL,): "local", (DOCKER,): "containers", (SLURM,): "Slurm", (SWARM,): "Swarm", (RAY,): "Ray"}
+RUNTIMES: dict[tuple[str, ...], str] = {
+    (LOCAL,): "local",
+    (DOCKER,): "containers",
+    (SLURM,): "Slurm",
+    (SWARM,): "Swarm",
+    (RAY,): "Ray",
+}
+HEADER = ("case", "fault", "when", "run", "runtime", "row", "who is named, and why", "within", "the sweep")
 _BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
 
 
 def with_cases(text: str) -> str:
-    """The text of the page with current tables."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{tables()}{match[2]}", text)
-
-
-def tables() -> str:
-    """A heading and a table for each section."""
-    header = (
-        "case",
-        "fault",
-        "when",
-        "run",
-        "runtime",
-        "row",
-        "who is named, and why",
-        "within",
-        "the sweep",
-    )
-    parts = []
-    for title, cases in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n{markdown_table(header, map(row, cases))}")
-    return "".join(parts)
+    """The text of the page with a heading and a current table for each section."""
+    parts = [
+        f"\n## {title}\n\n{markdown_table(HEADER, map(row, cases))}" for title, cases in SECTIONS.items()
+    ]
+    return _BLOCK.sub(lambda match: f"{match[1]}{''.join(parts)}{match[2]}", text)
 
 
 def row(case: Case) -> tuple[str, ...]:
     """A case as a row."""
-    verdict = case.verdict
-    named = ": ".join(fact.words for fact in (verdict.named, verdict.cause) if fact)
-    then = verdict.then.value
-    if case.again and verdict.then is not Then.STOPS:
-        then += "; the same command resumes"
-    where = RUNTIMES.get(case.runtimes, "both")
-    options = "".join(f", `{option}`" for option in case.options)
+    verdict, strategy = case.verdict, case.run["strategy"]
+    name = strategy["name"] if isinstance(strategy, dict) else strategy
+    resumes = case.again and verdict.then is not Then.STOPS
     return (
         f"`{case.name}`",
         case.fault.words,
         case.moment.value,
-        f"`{_strategy(case)}`, `{case.run['transport']}`",
-        f"{where}{options}",
+        f"`{name}`, `{case.run['transport']}`",
+        "".join([RUNTIMES.get(case.runtimes, "both"), *(f", `{option}`" for option in case.options)]),
         " or ".join(verdict.status) or "none",
-        named or "–",
+        ": ".join(fact.words for fact in (verdict.named, verdict.cause) if fact) or "–",
         f"{verdict.within_s:g} s",
-        then,
+        verdict.then.value + "; the same command resumes" * resumes,
     )
-
-
-def _strategy(case: Case) -> str:
-    strategy = case.run["strategy"]
-    return str(strategy["name"] if isinstance(strategy, dict) else strategy)
 
 
 def write_page() -> int:

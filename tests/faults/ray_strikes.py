@@ -2,79 +2,78 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from signal import SIGKILL
 
 import psutil
 
-from tests.faults.case import Strike
+from tests.faults.case import Fault, fault
 from tests.faults.scene import Scene
+from tests.faults.strikes import first, killed, send, suspend
 from tests.support.places import RayPlace
 from tests.support.ray_cluster import TrialRay
 
 LOCAL_RAYLETS = {"RAY_ADDRESS": ""}  # which the sweep starts; without it, it uses the trial cluster
-DRIVER, HEAD = "runtimes.ray.driver", "gcs/gcs_server"  # in their command lines
+DRIVER_COMMAND, HEAD_COMMAND = "runtimes.ray.driver", "gcs/gcs_server"
 CUT_OFF_S = 75.0  # Ray gives up a silent machine after 65 s
 NOTICE_S = 5  # from the announcement to the end of a preempted machine
 LARGE = 8  # CPUs of a node that no machine of the trial cluster can have
 
 
-def actor(scene: Scene) -> psutil.Process:
+def actor(scene: Scene) -> list[psutil.Process]:
     """The actor of the victim, above the warm parent of its rank."""
     (rank,) = scene.victims
-    return scene.rank(rank).parents()[1]
+    return [scene.rank(rank).parents()[1]]
 
 
-def machine(scene: Scene) -> psutil.Process:
+def raylet(scene: Scene) -> list[psutil.Process]:
     """The raylet of a machine other than the head's. The rank there becomes the victim."""
     place = scene.place
     assert isinstance(place, RayPlace)
-    raylet = TrialRay().raylets()[-1]
-    scene.victims = [each for each in range(2) if raylet in scene.rank(each).parents()]
-    place.others.remove(raylet)
-    return raylet
+    found = TrialRay().raylets()[-1]
+    scene.victims = [each for each in range(2) if found in scene.rank(each).parents()]
+    place.others.remove(found)
+    return [found]
 
 
-def kill(find: Callable[[Scene], psutil.Process]) -> Strike:
-    return lambda scene, _: find(scene).kill()
+def actor_and_processes(scene: Scene) -> list[psutil.Process]:
+    return [each for top in actor(scene) for each in (top, *top.children(recursive=True))]
 
 
-def suspend(find: Callable[[Scene], psutil.Process], seconds: float | None = None) -> Strike:
-    """Suspend a process and all its descendants, which then do not answer, and continue them."""
-
-    def strike(scene: Scene, _: random.Random) -> None:
-        top = find(scene)
-        found = [top, *top.children(recursive=True)]
-        _all(psutil.Process.suspend, found)
-        if seconds is not None:
-            time.sleep(seconds)
-            _all(psutil.Process.resume, found)
-
-    return strike
-
-
-def _all(act: Callable[[psutil.Process], None], processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            act(process)
-
-
-def kill_orchestrator_and_driver(scene: Scene, _: random.Random) -> None:
-    for process in [*scene.place.commands(DRIVER), scene.orchestrator]:
-        process.kill()
-
-
-def preempt(scene: Scene, _: random.Random) -> None:
-    TrialRay().preempt(machine(scene), NOTICE_S)
-
-
-def add_machine(_: Scene, __: random.Random) -> None:
-    TrialRay().add(2 * LARGE)
+def raylet_and_processes(scene: Scene) -> list[psutil.Process]:
+    return [each for top in raylet(scene) for each in (top, *top.children(recursive=True))]
 
 
 def repair(_: Scene) -> None:
     """Replace the cluster: machines were lost or added."""
     TrialRay().stop()
     TrialRay().up()
+
+
+ACTOR = killed("the actor of a node", actor)
+ACTOR_SUSPENDED = Fault("an actor and its processes are suspended", suspend(actor_and_processes))
+DRIVER = killed("Ray's driver", first(DRIVER_COMMAND))
+HEAD = killed("the head", first(HEAD_COMMAND))
+RAYLET = Fault(
+    "the raylet of a machine gets SIGKILL", lambda scene: send(SIGKILL, raylet(scene)), repair=repair
+)
+MACHINE_SUSPENDED = Fault(
+    "a raylet and its processes are suspended for 75 s",
+    suspend(raylet_and_processes, CUT_OFF_S),
+    repair=repair,
+)
+
+
+@fault("the orchestrator and Ray's driver get SIGKILL", leaves=True)
+def end_with_driver(scene: Scene) -> None:
+    send(SIGKILL, [*scene.place.commands(DRIVER_COMMAND), scene.orchestrator])
+
+
+@fault("a machine is preempted, with 5 s of notice", repair=repair)
+def preempt(scene: Scene) -> None:
+    (found,) = raylet(scene)
+    TrialRay().preempt(found, NOTICE_S)
+
+
+@fault("a machine with the CPUs is added", repair=repair)
+def add_machine(_: Scene) -> None:
+    TrialRay().add(2 * LARGE)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
-from tests.faults.case import DOCKER, RAY, SLURM, SWARM, Case, Earlier, Moment, Then
+from tests.faults.case import DOCKER, RAY, SLURM, SWARM, Case, Earlier, Moment, Then, Verdict
 from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
 from tests.support.containers import containers_missing
 from tests.support.datasets import mnist_missing
@@ -29,6 +29,12 @@ from tests.support.swarm_cluster import swarm_missing
 
 HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
 LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
+MISSING: dict[str, Callable[[], str | None]] = {
+    DOCKER: containers_missing,
+    SLURM: slurm_missing,
+    SWARM: swarm_missing,
+    RAY: ray_missing,
+}
 Weights = dict[str, list[str | None]]
 
 
@@ -44,8 +50,6 @@ class Played:
 
     case: str
     runtime: str
-    seed: int
-    victims: list[int]
     seconds: float | None
     said: str
     wrong: list[str]
@@ -63,7 +67,8 @@ class References:
         if name not in self._weights:
             with TemporaryDirectory(prefix="shardyard-reference-") as directory:
                 scene = Scene(case, "local", Random(0), Path(directory))
-                case.fault.arrange(scene) if case.fault.needs_data else None
+                if case.fault.needs_data:
+                    case.fault.arrange(scene)
                 scene.start()
                 if code := scene.wait(2 * MOMENT_S):
                     raise SceneError(f"the undisturbed sweep ended with exit code {code}: {scene.output}")
@@ -77,13 +82,7 @@ def missing(case: Case, runtime: str) -> str | None:
         return "needs root"
     if case.fault.needs_data and (absent := mnist_missing()):
         return absent
-    of_runtime = {
-        DOCKER: containers_missing,
-        SLURM: slurm_missing,
-        SWARM: swarm_missing,
-        RAY: ray_missing,
-    }
-    return of_runtime[runtime]() if runtime in of_runtime else None
+    return MISSING[runtime]() if runtime in MISSING else None
 
 
 def play(case: Case, runtime: str, seed: int, references: References, keep: Path | None = None) -> Played:
@@ -102,7 +101,7 @@ def play(case: Case, runtime: str, seed: int, references: References, keep: Path
                 shutil.copytree(directory, keep / f"{case.name}-{runtime}-{seed}", dirs_exist_ok=True)
             wrong += _end(scene)
     took = scene.ended_at - scene.struck_at if scene.struck_at and scene.ended_at else None
-    return Played(case.name, runtime, seed, scene.victims, took, scene.said, wrong)
+    return Played(case.name, runtime, took, scene.said, wrong)
 
 
 def _play(scene: Scene, references: References) -> list[str]:
@@ -120,21 +119,18 @@ def _play(scene: Scene, references: References) -> list[str]:
         scene.strike()
     wrong = _await(scene)
     code = scene.wait(END_S)
-    row = scene.row() if verdict.then is not Then.STOPS else None
-    wrong += judge(scene, row, code)
+    wrong += judge(scene, scene.row() if verdict.then is not Then.STOPS else None, code)
     if case.again:
         case.fault.repair(scene)
         # The next command removes what is left; nodes and the reaper should have been faster.
-        if not _until(lambda: not scene.place.left(), LEFT_S) and not case.fault.leaves:
-            wrong += [f"{each} is left before the same command" for each in scene.place.left()]
+        left = _left(scene.place.left)
+        wrong += [] if case.fault.leaves else [f"{each} is left before the same command" for each in left]
         scene.start()
         if code := scene.wait(2 * MOMENT_S):
             wrong.append(f"the same command ended with exit code {code}: {scene.output[-400:]}")
         wrong += _traceback(scene)
-    if expected is not None:
-        found = weights_in(scene.out)
-        if found != expected:
-            wrong.append(f"weights differ from those of an undisturbed sweep: {found}, not {expected}")
+    if expected is not None and (found := weights_in(scene.out)) != expected:
+        wrong.append(f"weights differ from those of an undisturbed sweep: {found}, not {expected}")
     return wrong
 
 
@@ -148,13 +144,13 @@ def _earlier(scene: Scene) -> None:
     scene.reach(Moment.CHECKPOINT)
     scene.orchestrator.send_signal(signal.SIGKILL)
     scene.wait(HANG_S)
-    if not _until(lambda: not scene.place.left(), LEFT_S):
-        raise SceneError(f"left by the first command: {scene.place.left()}")
+    if left := _left(scene.place.left):
+        raise SceneError(f"left by the first command: {left}")
 
 
 def _await(scene: Scene) -> list[str]:
     """Wait for the row of the disturbed run, or for the end of the command where the sweep stops."""
-    verdict, stops = scene.case.verdict, scene.case.verdict.then is Then.STOPS
+    within_s, stops = scene.case.verdict.within_s, scene.case.verdict.then is Then.STOPS
 
     def over() -> bool:
         if not scene.running:
@@ -163,62 +159,64 @@ def _await(scene: Scene) -> list[str]:
             return not stops and (row := scene.row()) is not None and row.started_at > scene.started_at
         return False
 
-    if not _until(over, verdict.within_s + HANG_S):
-        raise SceneError(f"hangs: no end {verdict.within_s + HANG_S:.0f} s after the fault")
+    if not _until(over, within_s + HANG_S):
+        raise SceneError(f"hangs: no end {within_s + HANG_S:.0f} s after the fault")
     scene.ended_at = time.time()
     took = scene.ended_at - scene.struck_at
-    return [] if took <= verdict.within_s else [f"took {took:.1f} s, not {verdict.within_s:g} s"]
+    return [] if took <= within_s else [f"took {took:.1f} s, not {within_s:g} s"]
 
 
 def judge(scene: Scene, row: RunResult | None, code: int) -> list[str]:
     """What in the row and the command's output differs from the verdict."""
     verdict, wrong = scene.case.verdict, _traceback(scene)
-    healthy = next(each.key for each in scene.runs if each.key != scene.run.key)
     silent = row is not None and row.status in verdict.silent
     if code != (0 if silent else verdict.exit_code):
         wrong.append(f"exit code {code}, not {verdict.exit_code}: {scene.output[-400:]}")
     if verdict.then is Then.STOPS:
-        said = scene.output
+        scene.said = scene.output.strip()
     elif row is None:
         return [*wrong, "the run has no row"]
     else:
-        skipped = [
-            f"node {event['rank']}: {event['cause']}"
-            for event in scene.events()
-            if event["kind"] == "checkpoint_skipped" and "some rank" not in event["cause"]
-        ]
         if row.status not in verdict.status:
             wrong.append(f"{row.status}, not {' or '.join(verdict.status)}")
-        other = scene.row(healthy)
-        named = other if verdict.of_next and other else row
-        said = "; ".join(filter(None, [named.cause, named.nodes_replaced, *named.flags, *skipped]))
+        other = scene.row(scene.runs[1].key)
         if other is None or other.status != "ok":
             wrong.append(f"the next run is not ok: {other.cause if other else 'it has no row'}")
-    scene.said = said.strip()
-    return wrong if silent else wrong + unnamed(scene, said)
+        scene.said = _said(scene, other if verdict.of_next and other else row)
+    return wrong if silent else wrong + _unnamed(scene, verdict)
 
 
-def unnamed(scene: Scene, said: str) -> list[str]:
+def _said(scene: Scene, row: RunResult) -> str:
+    """The cause and flags of a row, and why checkpoints of the disturbed run were skipped."""
+    skipped = [
+        f"node {event['rank']}: {event['cause']}"
+        for event in scene.events()
+        if event["kind"] == "checkpoint_skipped" and "some rank" not in event["cause"]
+    ]
+    return "; ".join(filter(None, [row.cause, row.nodes_replaced, *row.flags, *skipped]))
+
+
+def _unnamed(scene: Scene, verdict: Verdict) -> list[str]:
     """Which facts of the verdict are not stated."""
-    verdict, wrong = scene.case.verdict, []
+    wrong = []
     if verdict.named and verdict.named.pattern:
-        if not re.search(verdict.named.pattern, said):
+        if not re.search(verdict.named.pattern, scene.said):
             wrong.append(f"does not name {verdict.named.words}")
     elif verdict.named:
-        nodes = {str(rank // scene.run.processes_per_node) for rank in scene.victims}
-        first = re.search(r"\bnodes? (\d+)", said)
-        if scene.run.processes_per_node > 1 and scene.run.nodes == 1:
-            first = re.search(r"\brank (\d+)", said)
+        in_node = scene.run.processes_per_node
+        what = "rank" if in_node > 1 and scene.run.nodes == 1 else "nodes?"
+        first = re.search(rf"\b{what} (\d+)", scene.said)
+        nodes = {str(rank // in_node) for rank in scene.victims}
         if not first or first[1] not in nodes:
             wrong.append(f"names {first[0] if first else 'no node'}, not node {' or '.join(nodes)}")
-    if verdict.cause and not re.search(verdict.cause.pattern, said):
+    if verdict.cause and not re.search(verdict.cause.pattern, scene.said):
         wrong.append(f"does not say: {verdict.cause.words}")
     return wrong
 
 
 def _traceback(scene: Scene) -> list[str]:
-    trace = scene.output.partition("Traceback")
-    return [f"there is a traceback: {trace[2][:1500]}"] if trace[1] else []
+    _, found, trace = scene.output.partition("Traceback")
+    return [f"there is a traceback: {trace[:1500]}"] if found else []
 
 
 def _end(scene: Scene) -> list[str]:
@@ -232,9 +230,7 @@ def _end(scene: Scene) -> list[str]:
         fault.repair(scene)
     if fault.leaves:
         clean(scene.runtime)
-    left: list[str] = []
-    if ended and not _until(lambda: not scene.left(), LEFT_S):
-        left = [f"{each} is left" for each in scene.left()]
+    left = _left(scene.left) if ended else []
     if left or not ended:
         clean(scene.runtime)
         for each in scene.left():
@@ -251,7 +247,12 @@ def _end(scene: Scene) -> list[str]:
     for mounted in (scene.checkpoints, scene.out):
         if mounted.is_mount():
             subprocess.run(["umount", "-l", str(mounted)], check=False)
-    return left
+    return [f"{each} is left" for each in left]
+
+
+def _left(find: Callable[[], list[str]]) -> list[str]:
+    """What is still left after a while."""
+    return [] if _until(lambda: not find(), LEFT_S) else find()
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

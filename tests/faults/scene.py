@@ -101,11 +101,7 @@ class Scene:
     def _environment(self) -> dict[str, str]:
         """Temporary files lie in the case; torch's cache, which programs share, lies beside them."""
         cache = str(self.directory / "cache")
-        return {
-            "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            **self.case.environment,
-        }
+        return {"TMPDIR": str(self.temporary), "TORCHINDUCTOR_CACHE_DIR": cache, **self.case.environment}
 
     def wait(self, seconds: float) -> int:
         """Wait for the command to end; returns its exit code. Raises SceneError."""
@@ -129,7 +125,7 @@ class Scene:
     def strike(self) -> None:
         """Let the fault happen."""
         self.struck_at = time.time()
-        self.case.fault.strike(self, self.draws)
+        self.case.fault.strike(self)
 
     @property
     def running(self) -> bool:
@@ -201,7 +197,7 @@ class Scene:
         elif moment is Moment.START:
             self.until(self._starting, "no process of the run has started")
             time.sleep(self.draws.uniform(0, 0.2))
-        elif moment is Moment.ASSIGNMENT:
+        elif moment is Moment.CONNECTING:
             self.until(lambda: self._reported("start"), "no rank has started")
         elif moment is Moment.FIRST_STEP:
             self.until(lambda: self._reported("train_start", all_ranks=True), "no rank trains")

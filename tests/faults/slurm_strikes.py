@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
+from signal import SIGCONT, SIGKILL
 
 import psutil
 
 from tests.faults.case import Fault, Strike
 from tests.faults.scene import Scene
+from tests.faults.strikes import Find, send, suspend
 from tests.support.places import SlurmPlace
 from tests.support.processes import wait_until
 from tests.support.slurm_cluster import START_AGAIN, TrialCluster
@@ -20,18 +20,14 @@ SAVED_S = 7.0  # within which slurmctld has saved a change of its jobs: it does 
 REQUEUE_S = 120.0  # within which Slurm requeues the job of a node that has failed
 
 
+def place_of(scene: Scene) -> SlurmPlace:
+    assert isinstance(scene.place, SlurmPlace)
+    return scene.place
+
+
 def nodes(scene: Scene) -> list[str]:
     """The victims' nodes."""
     return [scene.rank(rank).environ()["SLURMD_NODENAME"] for rank in scene.victims]
-
-
-def processes_of(scene: Scene, node: str) -> list[psutil.Process]:
-    """The processes of a node: its daemon, the ranks and scripts there, and their slurmstepd."""
-    place = scene.place
-    assert isinstance(place, SlurmPlace)
-    members = [*place.members(node)]
-    parents = {parent for each in members if (parent := step_daemon(each))}
-    return [place.cluster.slurmd(node), *parents, *members]
 
 
 def step_daemon(process: psutil.Process) -> psutil.Process | None:
@@ -41,82 +37,64 @@ def step_daemon(process: psutil.Process) -> psutil.Process | None:
     return None
 
 
-def kill(find: Callable[[Scene], Iterator[psutil.Process]]) -> Strike:
-    def strike(scene: Scene, _: random.Random) -> None:
-        for process in [*find(scene)]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    return strike
+def slurmd(scene: Scene) -> list[psutil.Process]:
+    return [TrialCluster().slurmd(node) for node in nodes(scene)]
 
 
-def slurmd(scene: Scene) -> Iterator[psutil.Process]:
-    for node in nodes(scene):
-        yield TrialCluster().slurmd(node)
+def slurmstepd(scene: Scene) -> list[psutil.Process]:
+    found = [step_daemon(scene.rank(rank)) for rank in scene.victims]
+    assert all(found)
+    return [each for each in found if each]
 
 
-def slurmstepd(scene: Scene) -> Iterator[psutil.Process]:
-    for rank in scene.victims:
-        daemon = step_daemon(scene.rank(rank))
-        assert daemon
-        yield daemon
-
-
-def slurmctld(_: Scene) -> Iterator[psutil.Process]:
+def slurmctld(_: Scene) -> list[psutil.Process]:
     """The controller, once it has saved the job: killed earlier, it would forget the job."""
     time.sleep(SAVED_S)
-    yield TrialCluster().daemon("slurmctld", "-D")
+    return [TrialCluster().daemon("slurmctld", "-D")]
 
 
-def munged(_: Scene) -> Iterator[psutil.Process]:
-    yield TrialCluster().daemon("munged", "--foreground")
+def munged(_: Scene) -> list[psutil.Process]:
+    return [TrialCluster().daemon("munged", "--foreground")]
 
 
-def machine(scene: Scene) -> Iterator[psutil.Process]:
-    for node in nodes(scene):
-        yield from processes_of(scene, node)
+def machine(scene: Scene) -> list[psutil.Process]:
+    """The processes of the victims' nodes: daemons, ranks and scripts, and their slurmstepd."""
+    members = [each for node in nodes(scene) for each in place_of(scene).members(node)]
+    return [*slurmd(scene), *{parent for each in members if (parent := step_daemon(each))}, *members]
 
 
-def suspend(scene: Scene, _: random.Random) -> None:
-    """Suspend all processes of the victims' nodes, which then do not answer, as if cut off."""
-    for process in [*machine(scene)]:
-        with suppress(psutil.NoSuchProcess):
-            process.suspend()
+def repair(_: Scene) -> None:
+    TrialCluster().up()
 
 
 def resume(scene: Scene) -> None:
     """Continue what is suspended, and repair the cluster."""
-    place = scene.place
-    assert isinstance(place, SlurmPlace)
-    for process in [*place.cluster.processes(), *place.members()]:
-        with suppress(psutil.NoSuchProcess):
-            process.resume()
+    send(SIGCONT, [*TrialCluster().processes(), *place_of(scene).members()])
     repair(scene)
 
 
-def restarted(words: str, find: Callable[[Scene], Iterator[psutil.Process]]) -> Fault:
+def kill(find: Find) -> Strike:
+    return lambda scene: send(SIGKILL, find(scene))
+
+
+def restarted(what: str, find: Find) -> Fault:
     """Kill a daemon, and start it again a moment later."""
 
-    def strike(scene: Scene, draws: random.Random) -> None:
-        kill(find)(scene, draws)
-        time.sleep(draws.uniform(0, DOWN_S))
+    def strike(scene: Scene) -> None:
+        send(SIGKILL, find(scene))
+        time.sleep(scene.draws.uniform(0, DOWN_S))
         TrialCluster().up()
 
-    return Fault(words, strike)
-
-
-def lost(words: str, find: Callable[[Scene], Iterator[psutil.Process]]) -> Fault:
-    """Kill processes, and repair the cluster only after the verdict."""
-    return Fault(words, kill(find), repair=repair)
+    return Fault(f"{what} gets SIGKILL, and is started again", strike)
 
 
 def requeued(words: str, strike: Strike) -> Fault:
     """A fault after which Slurm requeues the job. Start it soon: Slurm would wait for two minutes."""
 
-    def strike_and_start(scene: Scene, draws: random.Random) -> None:
+    def strike_and_start(scene: Scene) -> None:
         cluster = TrialCluster()
         (job,) = cluster.call("squeue", "--noheader", "--format=%i").split()
-        strike(scene, draws)
+        strike(scene)
 
         def waits() -> bool:  # or has ended
             return cluster.call("squeue", "--noheader", f"--jobs={job}", "--format=%r") in ("BeginTime", "")
@@ -127,7 +105,7 @@ def requeued(words: str, strike: Strike) -> Fault:
     return Fault(words, strike_and_start, repair=repair)
 
 
-def preempt(_: Scene, __: random.Random) -> None:
+def preempt(_: Scene) -> None:
     """Submit a job that needs all nodes at once, in a partition that takes precedence."""
     submitted = TrialCluster().call(
         *("sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"),
@@ -136,5 +114,14 @@ def preempt(_: Scene, __: random.Random) -> None:
     assert submitted
 
 
-def repair(_: Scene) -> None:
-    TrialCluster().up()
+KILLED_MACHINE = "all processes of a node get SIGKILL"
+SLURMSTEPD = Fault("the slurmstepd of a rank gets SIGKILL", kill(slurmstepd), repair=repair)
+SLURMD = Fault("the slurmd of a node gets SIGKILL", kill(slurmd), repair=repair)
+SLURMD_RESTARTED = restarted("the slurmd of a node", slurmd)
+SLURMCTLD_RESTARTED = restarted("slurmctld", slurmctld)
+MUNGED_RESTARTED = restarted("munged", munged)
+MACHINE = Fault(KILLED_MACHINE, kill(machine), repair=repair)
+MACHINE_REQUEUED = requeued(KILLED_MACHINE, kill(machine))
+NODE_SUSPENDED = Fault("all processes of a node are suspended", suspend(machine), repair=resume)
+PREEMPTED = Fault("another job preempts the run", preempt)
+PREEMPTED_REQUEUED = requeued("another job preempts the run", preempt)

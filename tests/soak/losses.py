@@ -1,4 +1,4 @@
-"""`make soak ARGS=losses`: runs that continue, with random schedules of nodes that are lost and return.
+"""Runs that continue, with random schedules of nodes that are lost and return.
 
 A run passes when it is ok, all nodes that finish have the same weights, no process is left, and the
 certificate's lost samples equal a recount: those of the partitions of nodes and epochs without a record.
@@ -13,40 +13,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes import RUNTIMES
 from tests.support.processes import node_processes
-from tests.support.runs import RecordingDisplay
+from tests.support.runs import RecordingDisplay, data_directory, execute
 from trainer.core.events import Event
 from trainer.core.rng import RngFactory
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import partition
 
-TIMES = 500
-EPOCHS = 12
 STRATEGIES = ["local_sgd", "diloco", "gossip"]
 PARTITIONERS: list[Any] = ["random_partition", "quantity", {"name": "dirichlet", "alpha": 0.3}]
 
 
 def main(times: int, seed: int) -> int:
     """Execute runs `seed`, `seed` + 1, … on local processes; returns the exit code."""
-    clusters, happened, bad = Clusters(RUNTIMES.load("local")()), Counter[str](), 0
+    happened, bad = Counter[str](), 0
     with TemporaryDirectory(prefix="shardyard-losses-") as name:
-        directory = Path(name)
         for number in range(seed, seed + times):
             run, display = draw(number), RecordingDisplay()
-            paths = SweepPaths(directory / str(number))
-            result = SweepRunner(clusters, "local", paths, directory / "data", display).run(run)
-            problems = judge(result, display.seen, directory)
+            result = execute(run, Path(name) / str(number), display=display)
+            wrong = judge(result, display.seen, Path(name))
             happened.update(event.kind for event in display.seen)
-            bad += bool(problems)
-            faults = [fault.model_dump(exclude_none=True) for fault in run.faults] if problems else ""
+            bad += bool(wrong)
+            faults = [fault.model_dump(exclude_none=True) for fault in run.faults] if wrong else ""
             what = f"{run.name_of('strategy')} on {run.size_label}, {len(run.faults)} losses"
-            print(f"{number}: {what}: {'; '.join(problems) or 'ok'} {faults}", flush=True)
-        clusters.close()
+            print(f"{number}: {what}: {'; '.join(wrong) or 'ok'} {faults}", flush=True)
     happenings = f"{happened['died']} losses, {happened['waiting']} returns"
     print(f"{times - bad} of {times} good: {happenings}")
     return 1 if bad else 0
@@ -56,23 +47,14 @@ def draw(seed: int) -> RunSpec:
     """A run with up to three losses. One node is never lost: it keeps the weights."""
     draws = random.Random(seed)
     nodes = draws.choice([3, 4])
-    survivor = draws.randrange(nodes)
-    others = [node for node in range(nodes) if node != survivor]
-    return RunSpec.model_validate(
-        {
-            "strategy": draws.choice(STRATEGIES),
-            "transport": "gloo",
-            "nodes": nodes,
-            "dataset": "digits",
-            "model": "mlp",
-            "partitioner": draws.choice(PARTITIONERS),
-            "epochs": EPOCHS,
-            "seed": seed,
-            "on_loss": "continue",
-            "faults": [loss(draws, draws.choice(others)) for _ in range(draws.randint(1, 3))],
-            "timeout_s": 60,
-        }
-    )
+    others = draws.sample(range(nodes), nodes - 1)
+    fields = {
+        "strategy": draws.choice(STRATEGIES),
+        "partitioner": draws.choice(PARTITIONERS),
+        "faults": [loss(draws, draws.choice(others)) for _ in range(draws.randint(1, 3))],
+    }
+    common = {"transport": "gloo", "dataset": "digits", "model": "mlp", "epochs": 12, "timeout_s": 60}
+    return RunSpec.model_validate({**common, **fields, "on_loss": "continue", "nodes": nodes, "seed": seed})
 
 
 def loss(draws: random.Random, node: int) -> dict[str, Any]:
@@ -86,20 +68,20 @@ def loss(draws: random.Random, node: int) -> dict[str, Any]:
 
 def judge(result: RunResult, events: Sequence[Event], directory: Path) -> list[str]:
     """The failures of a run. directory: of all results."""
-    left = [f"left behind: {process.pid}" for process in node_processes(directory)]
+    wrong = [f"process {process.pid} is left" for process in node_processes(directory)]
     if result.status != "ok":
-        return [f"{result.status}: {result.cause}", *left]
+        return [f"{result.status}: {result.cause}", *wrong]
     if not result.replicas_equal:
-        left.append("weights differ")
-    if (counted := recount(result.run, events, directory)) != result.samples_lost:
-        left.append(f"{result.samples_lost} samples lost, recounted {counted}")
-    return left
+        wrong.append("weights differ")
+    if (counted := recount(result.run, events)) != result.samples_lost:
+        wrong.append(f"{result.samples_lost} samples lost, recounted {counted}")
+    return wrong
 
 
-def recount(run: RunSpec, events: Sequence[Event], data: Path) -> int:
+def recount(run: RunSpec, events: Sequence[Event]) -> int:
     """The samples of all partitions and epochs of which no node has written a record."""
     trained = {(event.fields["epoch"], event.rank) for event in events if event.kind == "partition"}
-    labels, rngs = run.dataset.load(data).train.labels, RngFactory(run.seed, run.vary)
+    labels, rngs = run.dataset.load(data_directory()).train.labels, RngFactory(run.seed, run.vary)
     return sum(
         len(part)
         for epoch in range(1, run.epochs + 1)

@@ -1,4 +1,4 @@
-"""`make soak ARGS=views`: the protocol of elastic runs in larger settings than the unit test searches."""
+"""The protocol of elastic runs in larger settings than the unit test searches."""
 
 from __future__ import annotations
 

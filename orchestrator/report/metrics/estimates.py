@@ -15,7 +15,7 @@ from orchestrator.report.statistics.moderated import Estimate, Sample, moderated
 from orchestrator.report.statistics.seed_effect import pairing_helps, without_seed_effect
 
 # By how much the time of a configuration differs if a sweep is repeated minutes later on a quiet machine:
-# the standard deviation of its logarithm. `make bench ARGS=sessions` measures it.
+# the standard deviation of its logarithm. Measured with tests/bench/sessions.py of commit d1f43bb7.
 BETWEEN_SESSIONS = 0.027
 LEAST_SEEDS = 2  # of an estimate
 
