@@ -1,4 +1,4 @@
-"""Mistakes in the cluster of a run: units of links, quotas, which probes and runs count, and stored times."""
+"""Mistakes in the cluster of a run: units of links, quotas, which probes and runs count, stored times."""
 
 from __future__ import annotations
 

