@@ -1,4 +1,4 @@
-"""Shared by the tests of datasets: fake archives, and checks that apply to every dataset."""
+"""Shared by the tests of datasets: fake archives, and the textbook normalisation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from trainer.data.datasets.files import Archive
 
 NOWHERE = Path("/nonexistent")  # for datasets that read no data_dir
 
-Bytes = npt.NDArray[np.uint8]
-NOWHERE = Path("/nonexistent")  # for datasets that read no data_dir
+Pixels = npt.NDArray[np.uint8]
 
 
 def publish(path: str, content: bytes, folder: Path) -> Archive:
@@ -25,24 +24,13 @@ def publish(path: str, content: bytes, folder: Path) -> Archive:
     return Archive(path, hashlib.md5(content, usedforsecurity=False).hexdigest(), (source.as_uri(),))
 
 
-def expected(pixels: Bytes, train: Bytes) -> npt.NDArray[np.float64]:
-    """The textbook normalisation, with the statistics of `train`."""
-    axes = (0, 2, 3)
-    mean, deviation = train.mean(axes, keepdims=True), train.std(axes, keepdims=True)
-    scaled: npt.NDArray[np.float64] = (pixels - mean) / deviation
-    return scaled
-
-
-def assert_ready_for_training(data: Data) -> None:
-    for split in (data.train, data.test):
-        assert split.inputs.dtype == np.float32
-        assert split.inputs.ndim == 4
-        assert split.labels.dtype == np.int64
-        assert split.labels.shape == (len(split.inputs),)
-        assert set(np.unique(split.labels)) <= set(range(data.classes))
+def assert_standardised(data: Data, train: Pixels, test: Pixels) -> None:
+    """Check both splits against pixels scaled by the mean and deviation of each channel of `train`."""
+    mean, deviation = (each((0, 2, 3), keepdims=True) for each in (train.mean, train.std))
+    deviation[deviation == 0] = 1
+    for split, pixels in ((data.train, train), (data.test, test)):
+        np.testing.assert_allclose(split.inputs, (pixels - mean) / deviation, atol=1e-5)
+        assert (split.inputs.dtype, split.labels.dtype) == (np.float32, np.int64)
         for array in (split.inputs, split.labels):  # torch.from_numpy warns about read-only arrays
             assert array.flags.c_contiguous
             assert array.flags.writeable
-    train = data.train.inputs.astype(np.float64)
-    np.testing.assert_allclose(train.mean((0, 2, 3)), 0, atol=1e-5)
-    np.testing.assert_allclose(train.std((0, 2, 3)), 1, atol=1e-5)

@@ -17,7 +17,7 @@ ENTRY: dict[str, Any] = {
     "find": "np.array_split(",
     "replace": "np.array_split(*",
     "tests": [
-        "tests/unit/trainer/data/test_partitioner_laws.py::test_part_sizes_differ_by_at_most_one[any]"
+        "tests/unit/trainer/data/test_partitioners.py::test_each_node_has_the_given_number_of_classes[any]"
     ],
 }
 

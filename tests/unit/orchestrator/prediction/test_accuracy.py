@@ -1,4 +1,4 @@
-"""orchestrator/prediction/accuracy.py: errors, coverage, order and regret of predictions."""
+"""Mistakes in the accuracy of predictions: relative to what, ends of intervals, ties, cases too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of how far simulated times are off: its posterior, its intervals and its fit."""
+"""Mistakes in the model of how far simulated times are off: units, bounds, and what counts how much."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def test_without_observations_an_interval_is_that_of_the_prior() -> None:
     assert found.middle == 1.0
     assert log(found.high) == pytest.approx(1.645 * (0.2**2 + 0.02**2) ** 0.5)
     assert log(found.low) == pytest.approx(-log(found.high))
+    doubled = MODEL.interval([], 8, 0.0)  # three doublings of the nodes
+    spread = 1.645 * (0.2**2 + (3 * 0.05) ** 2 + 0.02**2) ** 0.5
+    assert log(doubled.high) == pytest.approx(spread)
 
 
 def test_near_observations_the_factor_is_theirs() -> None:
@@ -44,7 +47,7 @@ def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
     rng = np.random.default_rng(0)
     mean, spread, noise = np.array([0.1, -0.03, 0.2]), np.array([0.15, 0.04, 0.3]), 0.1
     groups = []
-    for _ in range(200):  # few and noisy observations of each do not determine its weights
+    for _ in range(80):  # few and noisy observations of each do not determine its weights
         own = rng.normal(mean, spread)
         places = [(nodes, rng.uniform(0, 1)) for nodes in (2, 4, 8, 64)]
         groups.append(
@@ -54,20 +57,22 @@ def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
             ]
         )
     found = MODEL.fitted(groups)
-    np.testing.assert_allclose(found.mean, mean, atol=0.06)
+    np.testing.assert_allclose(found.mean, mean, atol=0.1)
     np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.3)
-    assert found.noise == pytest.approx(noise, rel=0.1)
+    assert found.noise == pytest.approx(noise, rel=0.15)
 
 
 def test_few_configurations_change_a_prior_little_and_many_much() -> None:
     rng = np.random.default_rng(2)
     group = [Observation(2, 0.5, exp(0.3 + rng.normal(0, 0.2))) for _ in range(10)]
-    noises = [MODEL.fitted([group] * number, strength=10).noise for number in (0, 1, 100)]
+    noises = [MODEL.fitted([group] * number, strength=10).noise for number in (0, 1, 20)]
     assert noises[0] == pytest.approx(MODEL.noise)
+    # Ten configurations with five runs each, beside the ten runs of one.
+    assert noises[1] == pytest.approx(((50 * MODEL.noise**2 + 10 * 0.2**2) / 60) ** 0.5, rel=0.3)
     assert noises[0] < noises[1] < noises[2]
     assert noises[2] == pytest.approx(0.2, rel=0.3)
     middles = [
-        MODEL.fitted([group] * number, strength=10).interval([], 2, 0.5).middle for number in (1, 100)
+        MODEL.fitted([group] * number, strength=10).interval([], 2, 0.5).middle for number in (1, 20)
     ]
     assert 1 < middles[0] < middles[1] < exp(0.4)
 
@@ -75,7 +80,7 @@ def test_few_configurations_change_a_prior_little_and_many_much() -> None:
 def test_intervals_of_a_fitted_prior_hold_nine_of_ten() -> None:
     rng = np.random.default_rng(1)
     inside = []
-    for _ in range(2000):
+    for _ in range(1000):
         own = rng.multivariate_normal(MODEL.mean, MODEL.covariance)
         observed = [
             Observation(n, s, exp(own @ [1, np.log2(n), s] + rng.normal(0, MODEL.noise)))
@@ -84,4 +89,4 @@ def test_intervals_of_a_fitted_prior_hold_nine_of_ten() -> None:
         truth = exp(own @ [1, 6, 0.7] + rng.normal(0, MODEL.noise))
         found = MODEL.interval(observed, 64, 0.7)
         inside.append(found.low <= truth <= found.high)
-    assert 0.88 < np.mean(inside) < 0.92
+    assert 0.87 < np.mean(inside) < 0.93

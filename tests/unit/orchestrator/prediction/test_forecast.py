@@ -1,4 +1,4 @@
-"""What a forecast consists of, beside a simulation whose times are given."""
+"""Mistakes in a forecast: whose costs, speeds and links count, prices, bounds, and targets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import pytest
 from orchestrator.prediction.error_model import ErrorModel
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
-from orchestrator.prediction.forecast import Forecast, Question, Refused, cluster_of, forecasts
+from orchestrator.prediction.forecast import (
+    MOST_WIDTH,
+    Forecast,
+    Question,
+    Refused,
+    cluster_of,
+    forecasts,
+)
+from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Simulations, Time, simulated_run
 from orchestrator.results.records import RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
-from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.cluster import Cluster, Link, SoftwareCost
 
 SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
 OWN = Link(latency_s=0.0, bytes_per_s=1e9)
@@ -115,8 +123,36 @@ def test_a_faster_link_than_the_measured_one_is_not_capped_by_it() -> None:
 def test_nodes_have_the_quota_of_the_measured_ones() -> None:
     known = configuration("all_reduce", (2, 6.0))
     fifth = known.runs[0].cluster.model_copy(update={"node_speed": [0.2, 0.1]})
-    known = replace(known, runs=[replace(known.runs[0], cluster=fifth)])
+    larger = replace(known.runs[0], cluster=fifth, result=known.runs[0].result)
+    known = replace(known, runs=[larger])
     assert cluster_of(known, 3, Question([3], speed=2.0)).node_speed == [0.4, 0.4, 0.4]
+    of_four = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0))
+    costs = [0.1, 0.2, 0.3]
+    runs = [
+        replace(run, cluster=run.cluster.model_copy(update={"overhead_s": cost}))
+        for run, cost in zip(of_four.runs, costs, strict=True)
+    ]
+    assert cluster_of(replace(of_four, runs=runs), 8, Question([8])).overhead_s == 0.2  # of most nodes
+
+
+def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
+    exchanges = {"barrier": [SoftwareCost(bytes=0, seconds=0.5)]}
+    gloo = TransportCosts(message_s=1e-3, bytes_per_s=1e7, exchanges=exchanges)
+    measured = MeasuredCluster(runtime="ray", nodes="pods", transports={"gloo": gloo})
+    found = cluster_of(MEASURED, 3, Question([3], measured=measured))
+    assert found.link == Link(latency_s=0.0, bytes_per_s=1e7)
+    assert (found.overhead_s, found.software) == (5e-4, exchanges)  # half at each end
+    asked = Link(latency_s=0.5, bytes_per_s=1e9)
+    linked = cluster_of(MEASURED, 3, Question([3], asked, measured=measured)).link
+    assert linked == Link(latency_s=0.5, bytes_per_s=1e7)
+    with pytest.raises(NoPrediction, match="transport mpi was not measured on the cluster, but gloo"):
+        cluster_of(configuration("all_reduce", (2, 6.0)), 3, Question([3], measured=measured))
+
+
+def test_the_widest_interval_reaches_from_one_time_to_four() -> None:
+    for deviation, allowed in ((0.42, True), (0.43, False)):  # e^(2 · 1.645 · 0.4214) is 4
+        model = ErrorModel(np.zeros(3), np.diag([deviation, 1e-9, 1e-9]) ** 2, 1e-9)
+        assert (model.interval([], 1, 0.0).width <= MOST_WIDTH) == allowed
 
 
 def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
@@ -130,7 +166,7 @@ def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
             "Any",
             SimpleNamespace(run=run, last_epoch=epochs, epochs=[SimpleNamespace(target_reached=True)]),
         )
-        for epochs in (3, 4, 9)
+        for epochs in (3, 4, 5, 9)
     ]
     measured = configuration("all_reduce", (2, 2.0), (4, 2.0))
     evidence = Evidence([measured], [], cast("Any", None))

@@ -1,4 +1,4 @@
-"""How many epochs a target accuracy takes, as virtual nodes have shown."""
+"""Mistakes in the epochs to a target accuracy: which runs of virtual nodes count."""
 
 from __future__ import annotations
 

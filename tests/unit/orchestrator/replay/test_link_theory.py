@@ -1,4 +1,4 @@
-"""sweeps/links.yml: its links differ in what bounds them, and formulas, replay and docs agree on it."""
+"""Mistakes in sweeps/links.yml, its formulas, its table in the docs, and the replay of its links."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What exchanges took by their traces, what is left of it beyond their messages, and replays with that."""
+"""Mistakes in what exchanges cost: from whose entry to whose exit, beyond which messages, by which runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, nan
 from statistics import fmean
 
@@ -126,19 +127,52 @@ def recorded(seconds: float) -> list[TraceBuilder]:
     return ranks
 
 
-def test_the_run_with_the_fastest_exchange_counts() -> None:
-    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+MODELLED_S = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "without", "expected"),
+    [
+        ("ddp", "", 0.2),  # the fastest of the same strategy that was not loaded
+        ("ddp", "1", 0.25),
+        ("ddp", "1 2", 0.1),  # rather a loaded run of the same strategy
+        ("fsdp", "", 0.3),
+        ("fsdp", "3", 0.2),
+        ("gossip", "", 0.2),  # of all that were not loaded
+    ],
+)
+def test_runs_of_the_same_strategy_come_first_then_undisturbed_ones_then_the_fastest(
+    strategy: str, without: str, expected: float
+) -> None:
     calibration = Calibration()
-    for number, beyond_s in enumerate((0.01, 0.5, 0.02, 0.04)):
-        calibration.add(
-            f"run {number}", "all_reduce", PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER
-        )
-    for without, expected in (("run 1", 0.01), ("run 0", 0.02), ("none of them", 0.01)):
-        costs = calibration.costs(PLACE, "all_reduce", without)
-        assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
-        (cost,) = costs["all_reduce"]
-        assert (cost.bytes, cost.seconds) == (1000, pytest.approx(expected))
-    assert calibration.costs(("local", "mpi"), "all_reduce", "") == {}
+    for key, of, beyond_s, loaded in (
+        ("0", "ddp", 0.1, True),
+        ("1", "ddp", 0.2, False),
+        ("2", "ddp", 0.25, False),
+        ("3", "fsdp", 0.3, True),
+        ("4", "zero1", 0.4, False),
+    ):
+        if key not in without.split()[1:]:
+            found = traces(recorded(MODELLED_S + beyond_s))
+            calibration.add(key, of, PLACE, found, CLUSTER, loaded)
+    costs = calibration.costs(PLACE, strategy, without.split()[0] if without else "none of them")
+    assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
+    (cost,) = costs["all_reduce"]
+    assert (cost.bytes, cost.seconds) == (1000, pytest.approx(expected))
+    assert calibration.costs(("local", "mpi"), strategy, "") == {}
+    assert (calibration.count(PLACE), calibration.count(("local", "mpi"))) == (
+        5 - len(without.split()[1:]),
+        0,
+    )
+
+
+def test_a_run_alone_does_not_calibrate_itself_and_broken_traces_nothing() -> None:
+    calibration = Calibration()
+    calibration.add("run", "all_reduce", PLACE, traces(recorded(1.0)), CLUSTER)
+    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
+    broken = [rank.timed(Kind.GATHER, 1.0, 2.0, 10, peer=7) for rank in builders(2)]
+    calibration.add("broken", "all_reduce", PLACE, traces(broken), CLUSTER)
+    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
 
 
 def test_a_collective_faster_than_its_messages_shortens_them() -> None:
@@ -147,7 +181,7 @@ def test_a_collective_faster_than_its_messages_shortens_them() -> None:
     calibration.add("run", "all_reduce", PLACE, traces(recorded(0.0001)), CLUSTER)
     costs = calibration.costs(PLACE, "all_reduce", "")
     assert costs["all_reduce"][0].seconds < 0
-    ranks = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
+    ranks = all_reduce()
     calibrated = CLUSTER.model_copy(update={"software": costs})
     assert replayed(ranks, calibrated) == pytest.approx(0.0001, rel=0.01)
     impossible = with_software(all_reduce={1000: -5.0})
@@ -173,42 +207,6 @@ def test_over_rpc_a_rank_that_only_sends_waits_for_the_answer() -> None:
     assert [rank.end_s for rank in found.ranks] == [pytest.approx(0.9), pytest.approx(0.2)]
 
 
-def test_runs_of_the_same_strategy_come_first() -> None:
-    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
-    calibration = Calibration()
-    for strategy, beyond_s in (("ddp", 0.1), ("all_reduce", 0.2), ("all_reduce", 0.3)):
-        key = f"{strategy} {beyond_s}"
-        calibration.add(key, strategy, PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER)
-    for strategy, expected in (("all_reduce", 0.2), ("ddp", 0.1), ("local_sgd", 0.1)):
-        costs = calibration.costs(PLACE, strategy, without="")
-        assert costs["all_reduce"][0].seconds == pytest.approx(expected)
-        assert costs[ANY_COLLECTIVE] == costs["all_reduce"]
-    alone = calibration.costs(PLACE, "ddp", without="ddp 0.1")
-    assert alone["all_reduce"][0].seconds == pytest.approx(0.2)
-
-
-def test_undisturbed_runs_come_before_loaded_ones_of_the_same_kind() -> None:
-    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
-    calibration = Calibration()
-    for key, strategy, beyond_s, loaded in (
-        ("0", "ddp", 0.1, True),
-        ("1", "ddp", 0.2, False),
-        ("2", "fsdp", 0.3, True),
-        ("3", "zero1", 0.4, False),
-    ):
-        found = traces(recorded(modelled_s + beyond_s))
-        calibration.add(key, strategy, PLACE, found, CLUSTER, loaded)
-    for strategy, without, expected in (
-        ("ddp", "", 0.2),
-        ("ddp", "1", 0.1),  # rather of the same strategy
-        ("fsdp", "", 0.3),
-        ("fsdp", "2", 0.2),
-        ("gossip", "", 0.2),
-    ):
-        (cost,) = calibration.costs(PLACE, strategy, without)["all_reduce"]
-        assert cost.seconds == pytest.approx(expected), (strategy, without)
-
-
 def test_of_a_loaded_run_the_lower_quartile_counts() -> None:
     ranks = builders(2)
     for number, seconds in enumerate((0.1, 0.2, 0.9)):
@@ -219,12 +217,6 @@ def test_of_a_loaded_run_the_lower_quartile_counts() -> None:
         calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER, loaded)
         (cost,) = calibration.costs(PLACE, "all_reduce", "")["barrier"]
         assert cost.seconds == pytest.approx(expected, abs=0.01)
-
-
-def test_a_run_alone_does_not_calibrate_itself() -> None:
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", PLACE, traces(recorded(1.0)), CLUSTER)
-    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
 
 
 def test_messages_and_requests_have_costs_of_their_own() -> None:
@@ -239,13 +231,6 @@ def test_messages_and_requests_have_costs_of_their_own() -> None:
     assert costs["send"][0].seconds == pytest.approx(0.2)
     assert costs["request"][0].seconds == pytest.approx(0.1 - 2 * 0.0015)
     assert costs["receive"][0].seconds == pytest.approx(0.5 - MESSAGE_S)
-
-
-def test_traces_that_do_not_fit_together_show_no_costs() -> None:
-    ranks = [rank.timed(Kind.GATHER, 1.0, 2.0, 10, peer=7) for rank in builders(2)]
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER)
-    assert calibration.costs(PLACE, "all_reduce", "") == {}
 
 
 @pytest.mark.parametrize("started_s", [1e300, -1e300, inf, -inf, nan])
@@ -268,23 +253,50 @@ def replayed(ranks: list[TraceBuilder], cluster: Cluster) -> float:
     return simulate(traces(ranks), cluster).cluster_s
 
 
+def all_reduce() -> list[TraceBuilder]:
+    return [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
+
+
+def started() -> list[TraceBuilder]:
+    return [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
+
+
+def message() -> list[TraceBuilder]:
+    first, second = builders(2)
+    return [first.send(1, 1000, 0), second.add(Kind.RECEIVE, 1000, peer=0)]
+
+
+def request() -> list[TraceBuilder]:
+    server, worker = builders(2)
+    server.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
+    return [server, worker.add(Kind.REQUEST, 1000, peer=0)]
+
+
 @pytest.mark.parametrize(
-    ("described", "extra_s"),
+    ("program", "described", "extra_s"),
     [
-        ({"all_reduce": {1000: 0.25}}, 0.25),
-        ({"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
-        ({"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
-        ({"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
-        ({"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
-        ({"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
+        (all_reduce, {"all_reduce": {1000: 0.25}}, 0.25),
+        (all_reduce, {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
+        (all_reduce, {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
+        (all_reduce, {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
+        (all_reduce, {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
+        (all_reduce, {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
+        (started, {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
+        (started, {"collective": {1000: 0.2}}, 0.2),
+        (message, {"receive": {0: 0.5}}, 0.5),
+        (message, {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
+        (request, {"request": {0: 0.5}, "collective": {0: 9.0}}, 0.5),
     ],
+    ids=range(11),
 )
-def test_a_collective_costs_its_software_once(
-    described: dict[str, dict[int, float]], extra_s: float
+def test_an_exchange_costs_its_software_once(
+    program: Callable[[], list[TraceBuilder]], described: dict[str, dict[int, float]], extra_s: float
 ) -> None:
-    ranks = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
-    free_s = replayed(ranks, CLUSTER)
-    assert replayed(ranks, with_software(**described)) == pytest.approx(free_s + extra_s)
+    free_s = replayed(program(), CLUSTER)
+    assert replayed(program(), with_software(**described)) == pytest.approx(free_s + extra_s)
+    (rank,) = builders(1)
+    alone = with_software(all_reduce={0: 1.0}).model_copy(update={"node_speed": [1.0]})
+    assert replayed([rank.add(Kind.ALL_REDUCE, 1000)], alone) == 0.0
 
 
 @pytest.mark.parametrize(("kind", "receiver"), [(Kind.BROADCAST, 1), (Kind.GATHER, 0)])
@@ -298,31 +310,3 @@ def test_only_senders_of_a_broadcast_and_a_gather_have_its_cost(kind: Kind, rece
     prompt = [rank.add(kind, 1000, peer=0) for rank in builders(2)]
     # The receiver's request arrives meanwhile.
     assert replayed(prompt, with_software(**{name: {0: 0.5}})) == pytest.approx(0.5 + MESSAGE_S)
-
-
-def test_an_all_reduce_beside_the_computation_has_its_own_cost() -> None:
-    ranks = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
-    free_s = replayed(ranks, CLUSTER)
-    own = with_software(start_all_reduce={1000: 0.5}, all_reduce={1000: 0.1})
-    assert replayed(ranks, own) == pytest.approx(free_s + 0.5)
-    assert replayed(ranks, with_software(collective={1000: 0.2})) == pytest.approx(free_s + 0.2)
-
-
-def test_messages_and_requests_cost_their_software() -> None:
-    first, second = builders(2)
-    first.send(1, 1000, 0)
-    second.add(Kind.RECEIVE, 1000, peer=0)
-    free_s = replayed([first, second], CLUSTER)
-    assert replayed([first, second], with_software(receive={0: 0.5})) == pytest.approx(free_s + 0.5)
-    assert replayed([first, second], with_software(send={0: 0.5})) == pytest.approx(0.5)  # meanwhile
-    server, worker = builders(2)
-    server.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
-    worker.add(Kind.REQUEST, 1000, peer=0)
-    found = replayed([server, worker], with_software(request={0: 0.5}, collective={0: 9.0}))
-    assert found == pytest.approx(2 * MESSAGE_S + 0.5)
-
-
-def test_a_rank_alone_has_no_software() -> None:
-    (rank,) = builders(1)
-    cluster = with_software(all_reduce={0: 1.0}).model_copy(update={"node_speed": [1.0]})
-    assert replayed([rank.add(Kind.ALL_REDUCE, 1000)], cluster) == 0.0

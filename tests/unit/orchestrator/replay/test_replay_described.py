@@ -1,7 +1,8 @@
-"""The cluster that a run stands for: its nodes, its links, and the software that the probes measured."""
+"""Mistakes in the cluster of a run: units of links, quotas, which probes and runs count, stored times."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -23,7 +24,7 @@ from orchestrator.results.store import SweepPaths
 from tests.support.traces import builders
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
-from trainer.time_model.cluster import Cluster
+from trainer.time_model.cluster import Cluster, Link
 
 GLOO = Software(message_s=100e-6, bytes_per_s=2e9)
 
@@ -44,47 +45,38 @@ def probed(*links: tuple[float, float], runtime: str = "local", **fields: Any) -
     return run.model_copy(update={"links": measured})
 
 
-def test_without_links_a_message_costs_its_software() -> None:
-    found = cluster()
-    assert (found.link.latency_s, found.link.bytes_per_s) == (0.0, GLOO.bytes_per_s)
-    assert found.overhead_s == pytest.approx(GLOO.message_s / 2)  # at the sender and at the receiver
+def test_links_are_those_of_the_run_and_a_message_costs_its_software() -> None:
+    plain = cluster()
+    assert plain.link == Link(latency_s=0.0, bytes_per_s=GLOO.bytes_per_s)
+    assert plain.overhead_s == pytest.approx(GLOO.message_s / 2)  # at the sender and at the receiver
     unknown = cluster(nodes=1, strategy="serial", link={"latency_ms": 5})
-    assert (unknown.link.latency_s, unknown.link.bytes_per_s) == (0.0, UNKNOWN.bytes_per_s)
-
-
-def test_equal_links() -> None:
-    found = cluster(link={"bandwidth_mbit": 80, "latency_ms": 5})
-    assert found.links == []
-    assert (found.link.bytes_per_s, found.link.latency_s) == (10e6, 0.005)
+    assert unknown.link == Link(latency_s=0.0, bytes_per_s=UNKNOWN.bytes_per_s)
+    equal = cluster(link={"bandwidth_mbit": 80, "latency_ms": 5})
+    assert (equal.link, equal.links) == (Link(latency_s=0.005, bytes_per_s=10e6), [])
     assert cluster(link={"latency_ms": 5}).link.bytes_per_s == GLOO.bytes_per_s
-
-
-def test_links_that_differ() -> None:
-    found = cluster(link={"default": {"bandwidth_mbit": 80}, "pairs": {"1>0": {"latency_ms": 9}}})
-    assert len(found.links) == 6
-    link = found.links_of(range(3)).between
-    assert link(1, 0).latency_s == 0.009
-    assert link(0, 1).latency_s == 0.0
-    assert {link(*pair).bytes_per_s for pair in permutations(range(3), 2)} == {10e6}
+    differing = cluster(link={"default": {"bandwidth_mbit": 80}, "pairs": {"1>0": {"latency_ms": 9}}})
+    between = differing.links_of(range(3)).between
+    assert len(differing.links) == 6
+    assert [between(1, 0).latency_s, between(0, 1).latency_s] == [0.009, 0.0]
+    assert {between(*pair).bytes_per_s for pair in permutations(range(3), 2)} == {10e6}
 
 
 def test_quotas_slow_nodes_down_where_they_are_enforced() -> None:
-    assert cluster(cpus=0.5, runtime="docker").node_speed == [0.5] * 3
     assert cluster(cpus=0.5, runtime="local").node_speed == [1.0] * 3
-    assert cluster(cpus=4, runtime="docker").node_speed == [1.0] * 3
-    slower = cluster(cpus=0.5, runtime="docker", node_speed=[1, 1, 0.5])
-    assert slower.node_speed == [0.5, 0.5, 0.25]
-    assert cluster(cpus=1, runtime="docker", processes_per_node=2).node_speed == [0.5] * 3
+    for fields, speeds in (
+        ({"cpus": 0.5}, [0.5] * 3),
+        ({"cpus": 4}, [1.0] * 3),
+        ({"cpus": 0.5, "node_speed": [1, 1, 0.5]}, [0.5, 0.5, 0.25]),
+        ({"cpus": 1, "processes_per_node": 2}, [0.5] * 3),
+    ):
+        assert cluster(runtime="docker", **fields).node_speed == speeds
 
 
-def test_the_fastest_probe_of_a_transport_counts() -> None:
+def test_the_fastest_probe_counts_unless_links_were_shaped() -> None:
     """Other load makes probes slower, and never faster."""
+    link = {"bandwidth_mbit": 10}
     found = software_of([probed((3e-4, 1e9), (1e-4, 5e8)), probed((9e-4, 2e9), seed=1)])
     assert found == {("local", "gloo"): Software(1e-4, 2e9)}
-
-
-def test_shaped_links_say_nothing_about_the_software() -> None:
-    link = {"bandwidth_mbit": 10}
     assert software_of([probed((0.1, 1e6), runtime="docker", link=link)]) == {}
     # Local nodes have no shaped links.
     assert software_of([probed((1e-4, 1e9), link=link)]) == {("local", "gloo"): Software(1e-4, 1e9)}
@@ -104,54 +96,67 @@ def exchanging(paths: SweepPaths, seconds: float, **fields: Any) -> RunResult:
     return result
 
 
+def taken(paths: SweepPaths, *results: RunResult) -> list[float]:
+    """The cluster time of each run."""
+    times = cluster_times(paths, [(each.key, each) for each in results])
+    return [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
+
+
 def test_runs_with_a_core_for_each_rank_calibrate_all_others(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
-    seconds = {0: 1.0, 1: 3.0, 2: 5.0}
-    results = [exchanging(paths, each, nodes=2, seed=seed) for seed, each in seconds.items()]
+    results = [exchanging(paths, 1.0 + 2 * seed, nodes=2, seed=seed) for seed in range(3)]
     results += [exchanging(paths, 7.0, nodes=4, cores=2), exchanging(paths, 9.0, nodes=2, cores=1, lr=0.5)]
     assert [has_cores(each) for each in results] == [True, True, True, False, False]
-    times = cluster_times(paths, [(each.key, each) for each in results])
-    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
     # The fastest of the others' barriers; a run's own does not count.
-    assert took == pytest.approx([3.0, 1.0, 1.0, 1.0, 1.0], abs=0.01)
+    assert taken(paths, *results) == pytest.approx([3.0, 1.0, 1.0, 1.0, 1.0], abs=0.01)
+    # A link that was not made is no part of what a run took.
+    linked = exchanging(paths, 0.2, nodes=2, seed=9, link={"latency_ms": 500})
+    assert taken(paths, linked, results[0]) == pytest.approx([0.5 + 1.0, 0.2], abs=0.01)
 
 
-def test_links_that_were_not_made_are_no_part_of_what_a_calibrating_run_took(tmp_path: Path) -> None:
+def test_a_stored_time_is_read_unless_it_is_of_another_cluster_or_run(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
-    linked = exchanging(paths, 3.0, nodes=2, link={"latency_ms": 500})
-    plain = exchanging(paths, 1.0, nodes=2)
-    times = cluster_times(paths, [(each.key, each) for each in (linked, plain)])
-    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
-    assert took == pytest.approx([0.5 + 1.0, 3.0], abs=0.01)
+    first, second = (exchanging(paths, each, nodes=2, seed=seed) for seed, each in ((0, 1.0), (1, 2.0)))
+    before = taken(paths, first, second)
+    stored = paths.run(first.key).cluster_time
+    content = stored.read_text()
+    changed = re.sub(r'"cluster_s": [0-9.]+', '"cluster_s": 77', content)
+    for text, expected in (
+        (changed, 77.0),
+        (changed.replace('"processes_per_node": 1', '"processes_per_node": 2'), before[0]),
+        (changed.replace(first.key, second.key), before[0]),
+        (changed[:-20], before[0]),
+    ):
+        stored.write_text(text)
+        assert taken(paths, first, second)[0] == pytest.approx(expected)
+
+
+def beside_load(result: RunResult) -> RunResult:
+    """The run with a second in which its last rank had no core."""
+    *others, last = result.ranks
+    loaded = last.model_copy(update={"seconds": last.seconds | {"cpu_contention": 1.0}})
+    return result.model_copy(update={"ranks": [*others, loaded]})
 
 
 def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None:
     fields: dict[str, Any] = {"nodes": 2, "cores": 2}
-    assert has_cores(a_run("all_reduce", **fields))
-    assert not has_cores(a_run("serial", cores=2))
-    simulated = a_run("all_reduce", **fields)
-    info = replace(simulated.runtime_info, simulates_time=True)  # says nothing about real exchanges
-    assert not has_cores(simulated.model_copy(update={"runtime_info": info}))
-    assert not has_cores(a_run("all_reduce", node_speed=[1, 0.5], **fields))
-    assert not has_cores(a_run("all_reduce", cpus=0.5, runtime="docker", **fields))
-    assert not has_cores(beside_load(a_run("all_reduce", train_s=8.0, **fields)))
-
-
-def beside_load(result: RunResult) -> RunResult:
-    """The run with a second in which each rank had no core."""
-    ranks = [
-        rank.model_copy(update={"seconds": rank.seconds | {"cpu_contention": 1.0}}) for rank in result.ranks
-    ]
-    return result.model_copy(update={"ranks": ranks})
+    whole = a_run("all_reduce", **fields)
+    assert has_cores(whole)
+    info = replace(whole.runtime_info, simulates_time=True)  # says nothing about real exchanges
+    for other in (
+        a_run("serial", cores=2),
+        whole.model_copy(update={"runtime_info": info}),
+        a_run("all_reduce", node_speed=[1, 0.5], **fields),
+        a_run("all_reduce", cpus=0.5, runtime="docker", **fields),
+        beside_load(a_run("all_reduce", train_s=8.0, **fields)),
+    ):
+        assert not has_cores(other)
+    assert has_cores(beside_load(a_run("all_reduce", train_s=50.0, **fields)))  # 2 % of its time
 
 
 def test_loaded_runs_calibrate_where_there_are_no_others(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
     loaded = [beside_load(exchanging(paths, 2.0, nodes=2, seed=seed)) for seed in (0, 1)]
-    times = cluster_times(paths, [(each.key, each) for each in loaded])
-    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
-    assert took == pytest.approx([2.0, 2.0], abs=0.01)
+    assert taken(paths, *loaded) == pytest.approx([2.0, 2.0], abs=0.01)
     quiet = [exchanging(paths, 1.0, nodes=2, seed=seed) for seed in (2, 3)]
-    times = cluster_times(paths, [(each.key, each) for each in (*loaded, *quiet)])
-    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
-    assert took == pytest.approx(4 * [1.0], abs=0.01)
+    assert taken(paths, *loaded, *quiet) == pytest.approx(4 * [1.0], abs=0.01)

@@ -1,4 +1,4 @@
-"""Runs of real nodes beside those of virtual ones: which compare, with which costs, and what is refused."""
+"""Mistakes in runs of real nodes beside virtual ones: which compare, on which clock, with whose costs."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ def test_runs_that_should_not_take_as_long_are_not_compared(directories: Directo
     ]
     assert {*directories.compared(real, *ours).times} == {ours[0].run.key}
     before = [point for point in ours[0].epochs if point.epoch < ours[0].run.epochs]
+    assert before
     early = ours[0].model_copy(update={"epochs": before})
     assert directories.compared(real, early).times == {}
 

@@ -1,15 +1,16 @@
-"""CPU time of steps: what ranks that shared cores used more than ranks with a core each."""
+"""Mistakes in CPU time of steps: which steps are whole, which runs compare, medians and bounds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.replay.described import cluster_times, work_of_step
+from orchestrator.replay.described import cluster_times, whole_batches, work_of_step
 from orchestrator.replay.run import ClusterTime
-from orchestrator.replay.work import MOST, Work, first_step_cpu_s, step_cpu_s
+from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from tests.support.traces import TraceBuilder, builders, traces
@@ -39,30 +40,31 @@ def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
     assert step_cpu_s([training(alone, 0.4, steps=1).trace()], [None]) == [pytest.approx(0.04)]
 
 
-def test_steps_of_a_rank_without_a_batch_do_not_count() -> None:
-    """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
+def steps(*epochs: Sequence[float]) -> Trace:
+    """Epochs whose steps take so many CPU seconds."""
     (rank,) = builders(1)
-    for epoch in (1, 2):
-        rank.add(Kind.EPOCH, peer=epoch)
-        for step_s in (0.4, 0.4, 0.1, 0.0, 0.0, 0.0):  # the third batch is not whole
+    for number, seconds in enumerate(epochs, start=1):
+        rank.add(Kind.EPOCH, peer=number)
+        for step_s in seconds:
             rank.work(step_s).add(Kind.STEP)
-    assert step_cpu_s([rank.trace()], [2]) == [pytest.approx(0.4)]
-    assert step_cpu_s([rank.trace()], [0]) == [pytest.approx(0.15)]  # no whole batch: all steps
+    return rank.trace()
+
+
+def test_steps_of_a_rank_without_a_whole_batch_do_not_count() -> None:
+    """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
+    trace = steps(*2 * [(0.4, 0.4, 0.1, 0.0, 0.0, 0.0)])  # the third batch is not whole
+    assert step_cpu_s([trace], [2]) == [pytest.approx(0.4)]
+    assert step_cpu_s([trace], [0]) == [pytest.approx(0.15)]  # no whole batch: all steps
+    assert partial_step_cpu_s(trace, 2) == pytest.approx(0.1)
+    assert partial_step_cpu_s(trace, 6) is None
 
 
 def test_the_first_step_of_a_run_has_a_cost_of_its_own() -> None:
-    def steps(*seconds: float) -> Trace:
-        (rank,) = builders(1)
-        for epoch in (1, 2):
-            rank.add(Kind.EPOCH, peer=epoch)
-            for step_s in seconds[3 * (epoch - 1) : 3 * epoch]:
-                rank.work(step_s).add(Kind.STEP)
-        return rank.trace()
-
-    first = steps(0.9, 0.4, 0.1, 0.6, 0.5, 0.1)  # the third batch of an epoch is not whole
+    first = steps((0.9, 0.4, 0.1), (0.6, 0.5, 0.1))  # the third batch of an epoch is not whole
     assert first_step_cpu_s(first, 2) == first_step_cpu_s(first, None) == pytest.approx((0.5, 0.4))
-    assert first_step_cpu_s(steps(0.3, 0.4, 0.1, 0.6, 0.5, 0.1), 2) == pytest.approx((0.5, 0.0))
-    assert first_step_cpu_s(steps(0.9), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
+    faster = steps((0.3, 0.4, 0.1), (0.6, 0.5, 0.1))
+    assert first_step_cpu_s(faster, 2) == pytest.approx((0.5, 0.0))
+    assert first_step_cpu_s(steps((0.9,)), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
     assert first_step_cpu_s(builders(1)[0].work(5.0).trace(), None) == (0.0, 0.0)
 
 
@@ -80,30 +82,27 @@ def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
 def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
     work = Work()
     work.add_undisturbed("quiet", "ddp", [0.1, 0.1])
-    for key, ranks, step_s in (("a", 2, 0.11), ("b", 2, 0.13), ("c", 4, 0.19)):
+    for key, ranks, step_s in (("a", 2, 0.11), ("b", 2, 0.13), ("c", 4, 0.19), ("d", 2, 0.12)):
         work.add_shared(key, "ddp", PLACE, [step_s] * ranks)
     work.add_shared("other work", "fsdp", PLACE, [7.0, 7.0])
     work.add_shared("other ranks", "fsdp", PLACE, [7.0] * 3)
     work.add_shared("elsewhere", "fsdp", ("docker", 2), [7.0, 7.0])
     assert work.inflation("other work") == pytest.approx([1.2, 1.2])  # with as many ranks
-    assert work.inflation("other ranks") == pytest.approx([1.3] * 3)  # of all
+    assert work.inflation("other ranks") == pytest.approx([1.25] * 3)  # the median of all
     assert work.inflation("elsewhere") == []
 
 
-@pytest.mark.parametrize("steps", [[], [0.1, 0.0]])
-def test_traces_without_steps_say_nothing(steps: list[float]) -> None:
+def test_inflation_has_bounds_and_needs_steps() -> None:
     work = Work()
-    work.add_undisturbed("quiet", "ddp", steps)
-    work.add_shared("shared", "ddp", PLACE, [0.2, 0.2])
-    work.add_shared("odd", "ddp", PLACE, steps)
-    assert work.inflation("shared") == work.inflation("odd") == []
-
-
-def test_inflation_has_a_bound() -> None:
-    work = Work()
-    work.add_undisturbed("quiet", "ddp", [1e-9, 0.1])
-    work.add_shared("shared", "ddp", PLACE, [5.0, 0.1])
-    assert work.inflation("shared") == pytest.approx([MOST, 1.0])
+    work.add_undisturbed("quiet", "ddp", [1e-9, 0.1, 0.1])
+    work.add_shared("shared", "ddp", PLACE, [5.0, 0.1, 0.01])
+    assert work.inflation("shared") == pytest.approx([MOST, 1.0, LEAST])
+    for steps in ([], [0.1, 0.0]):
+        work = Work()
+        work.add_undisturbed("quiet", "ddp", steps)
+        work.add_shared("shared", "ddp", PLACE, [0.2, 0.2])
+        work.add_shared("odd", "ddp", PLACE, steps)
+        assert work.inflation("shared") == work.inflation("odd") == []
 
 
 def trained(paths: SweepPaths, step_s: float, **fields: Any) -> tuple[str, RunResult]:
@@ -138,3 +137,15 @@ def test_steps_compute_the_same_on_any_number_of_nodes_with_a_whole_model_each()
     assert work(nodes=2, batch_size=64, batch_per="run") == work(nodes=4, batch_size=128, batch_per="run")
     for strategy in ("zero1", "fsdp", "pipeline", "parameter_server"):
         assert work(strategy, nodes=2) != work(strategy, nodes=3), strategy
+
+
+def test_the_fewest_whole_batches_of_all_epochs_count() -> None:
+    result = a_run("all_reduce", nodes=3, batch_size=10)
+    assert result.certificate is not None
+    part = result.certificate.parts[0]
+    parts = [
+        part.model_copy(update={"rank": rank, "epoch": epoch, "samples": samples})
+        for rank, epoch, samples in ((0, 1, 39), (0, 2, 20), (1, 1, 9), (1, 2, 50))
+    ]
+    certificate = result.certificate.model_copy(update={"parts": parts})
+    assert whole_batches(result.model_copy(update={"certificate": certificate})) == [2, 0, None]

@@ -1,4 +1,4 @@
-"""CIFAR-10: read from the published archive; its pickles may not call functions."""
+"""Mistakes in reading CIFAR-10: the order of batches and planes, and pickles that call functions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
+from tests.unit.dataset_support import Pixels, assert_standardised, publish
 from trainer.data.base import DataError
 from trainer.data.datasets.cifar10 import Cifar10
 from trainer.data.datasets.files import Archive
 
 
-def python2_pickle(entries: Mapping[str, Bytes | list[int]]) -> bytes:
+def python2_pickle(entries: Mapping[str, Pixels | list[int]]) -> bytes:
     """A protocol 2 pickle of {string: array or list of small numbers}, as Python 2 and numpy 1 write it."""
 
     def string(value: bytes) -> bytes:
@@ -28,7 +28,7 @@ def python2_pickle(entries: Mapping[str, Bytes | list[int]]) -> bytes:
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
 
-    def array(value: Bytes) -> bytes:
+    def array(value: Pixels) -> bytes:
         shape = number(value.shape[0]) + number(value.shape[1]) + b"\x86"
         dtype = b"cnumpy\ndtype\n" + string(b"u1") + number(0) + number(1) + b"\x87R"
         dtype += b"(" + number(3) + string(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
@@ -60,13 +60,14 @@ def publish_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
                 tar.addfile(entry, io.BytesIO(content))
         archive = publish(Cifar10.archive.path, packed.getvalue(), tmp_path / "mirror")
         monkeypatch.setattr(Cifar10, "archive", archive)
-        Cifar10().prepare(tmp_path / "data")
-        return tmp_path / "data"
+        data_dir = tmp_path / archive.md5
+        Cifar10().prepare(data_dir)
+        return data_dir
 
     return pack
 
 
-def fake_batches(samples: int = 6) -> dict[str, tuple[Bytes, list[int]]]:
+def fake_batches(samples: int = 6) -> dict[str, tuple[Pixels, list[int]]]:
     rng = np.random.default_rng(0)
     # The published archive is not in numerical order either.
     order = ["data_batch_4", "test_batch", *(f"data_batch_{number}" for number in (3, 2, 5, 1))]
@@ -76,29 +77,16 @@ def fake_batches(samples: int = 6) -> dict[str, tuple[Bytes, list[int]]]:
     }
 
 
-def test_cifar10_is_prepared_and_read(publish_cifar10: Publish) -> None:
-    batches = fake_batches()
-    files = {
-        name: python2_pickle({"data": pixels, "labels": labels})
-        for name, (pixels, labels) in batches.items()
-    }
-    data = Cifar10().load(publish_cifar10({"readme.html": b"<html>", **files}))
-    assert_ready_for_training(data)
-    assert data.classes == 10
-    train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
-    test_pixels, test_labels = batches["test_batch"]
-    assert data.train.labels.tolist() == [label for _, labels in train for label in labels]
-    assert data.test.labels.tolist() == test_labels
-    planes = np.concatenate([pixels for pixels, _ in train]).reshape(30, 3, 32, 32)
-    np.testing.assert_allclose(data.train.inputs, expected(planes, planes), atol=1e-5)
-    np.testing.assert_allclose(
-        data.test.inputs, expected(test_pixels.reshape(6, 3, 32, 32), planes), atol=1e-5
-    )
-
-
-def test_cifar10_without_a_batch(publish_cifar10: Publish) -> None:
+def test_batches_are_read_in_the_order_of_their_numbers(publish_cifar10: Publish) -> None:
     batches = fake_batches()
     files = {name: python2_pickle({"data": p, "labels": n}) for name, (p, n) in batches.items()}
+    data = Cifar10().load(publish_cifar10({"readme.html": b"<html>", **files}))
+    train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
+    test_pixels, test_labels = batches["test_batch"]
+    planes = np.concatenate([pixels for pixels, _ in train]).reshape(30, 3, 32, 32)
+    assert_standardised(data, planes, test_pixels.reshape(6, 3, 32, 32))
+    assert data.train.labels.tolist() == [label for _, labels in train for label in labels]
+    assert (data.test.labels.tolist(), data.classes) == (test_labels, 10)
     del files["data_batch_5"]
     with pytest.raises(DataError, match="lacks cifar-10-batches-py/data_batch_5"):
         Cifar10().load(publish_cifar10(files))
@@ -112,9 +100,8 @@ class Hostile:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("function", [os.system, eval])
-def test_cifar10_rejects_pickles_that_call_functions(
+@pytest.mark.parametrize(("protocol", "function"), [(0, os.system), (2, eval), (4, os.system)], ids=str)
+def test_pickles_that_call_functions_are_refused(
     publish_cifar10: Publish, tmp_path: Path, function: Callable[..., object], protocol: int
 ) -> None:
     trace = tmp_path / "called"
@@ -126,7 +113,7 @@ def test_cifar10_rejects_pickles_that_call_functions(
     assert not trace.exists()
 
 
-def test_archive_equals_torchvision() -> None:
+def test_the_archive_is_that_of_torchvision() -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
     published = torchvision.datasets.CIFAR10

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: read directly from the published files."""
+"""Mistakes in reading MNIST and Fashion-MNIST: names, checksums, byte order, content that is cut off."""
 
 from __future__ import annotations
 
@@ -9,48 +9,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.datasets import real_mnist_dir
-from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
-from trainer.data.base import DataError, Dataset
-from trainer.data.datasets.files import Archive
+from tests.unit.dataset_support import Pixels, assert_standardised, publish
+from trainer.data.base import DataError
 from trainer.data.datasets.mnist import FashionMnist, Mnist
 
 
-def idx(array: Bytes) -> bytes:
+def idx(array: Pixels) -> bytes:
     return struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
 
 
-def fake_idx_archives(arrays: list[Bytes], folder: Path, mnist: type[Dataset]) -> tuple[Archive, ...]:
-    """Archives of the arrays under the published file names, with a mirror in `folder`."""
-    return tuple(
-        publish(real.path, gzip.compress(idx(array)), folder)
-        for real, array in zip(mnist.archives, arrays, strict=True)  # type: ignore[attr-defined]
-    )
-
-
 @pytest.mark.parametrize("mnist", [Mnist, FashionMnist])
-def test_mnist_is_downloaded_and_read(
-    mnist: type[Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_are_downloaded_and_read(
+    mnist: type[Mnist | FashionMnist], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
     images, test_images = (rng.integers(0, 256, (n, 28, 28), np.uint8) for n in (40, 10))
     labels, test_labels = (rng.integers(0, 10, n, np.uint8) for n in (40, 10))
-    arrays = [images, labels, test_images, test_labels]
-    monkeypatch.setattr(mnist, "archives", fake_idx_archives(arrays, tmp_path / "mirror", mnist))
-
-    data_dir = tmp_path / "data"
+    mirror, data_dir = tmp_path / "mirror", tmp_path / "data"
+    archives = tuple(
+        publish(real.path, gzip.compress(idx(array)), mirror)
+        for real, array in zip(mnist.archives, (images, labels, test_images, test_labels), strict=True)
+    )
+    monkeypatch.setattr(mnist, "archives", archives)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz is not in"):
         mnist().load(data_dir)
     assert not data_dir.exists()  # loading writes nothing
-
     mnist().prepare(data_dir)
     data = mnist().load(data_dir)
-    assert_ready_for_training(data)
-    assert data.classes == 10
+    assert_standardised(data, images[:, None], test_images[:, None])
     np.testing.assert_array_equal(data.train.labels, labels)
     np.testing.assert_array_equal(data.test.labels, test_labels)
-    np.testing.assert_allclose(data.train.inputs, expected(images[:, None], images[:, None]), atol=1e-5)
-    np.testing.assert_allclose(data.test.inputs, expected(test_images[:, None], images[:, None]), atol=1e-5)
+    assert data.classes == 10
 
 
 @pytest.mark.parametrize(
@@ -62,8 +51,9 @@ def test_mnist_is_downloaded_and_read(
         (idx(np.zeros(3, np.uint8)) + b"\0", "does not hold 3 values"),
         (b"\0\0\x08\x03\0\0\0\x02", "does not hold"),
     ],
+    ids=["empty", "other type", "cut off", "longer", "without sizes"],
 )
-def test_mnist_rejects_invalid_content(
+def test_invalid_content_is_refused(
     content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = publish("MNIST/raw/file.gz", gzip.compress(content), tmp_path)
@@ -72,50 +62,12 @@ def test_mnist_rejects_invalid_content(
         Mnist().load(tmp_path)
 
 
-@pytest.mark.slow
-def test_mnist_equals_torchvision(tmp_path: Path) -> None:
+def test_names_and_checksums_are_those_of_torchvision() -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
-    datasets = torchvision.datasets
-    data_dir = real_mnist_dir()
-    raw = {}
-    for archive in Mnist.archives:
-        path = tmp_path / Path(archive.path).stem
-        path.write_bytes(gzip.decompress((data_dir / archive.path).read_bytes()))
-        read = datasets.mnist.read_image_file if "images" in path.name else datasets.mnist.read_label_file
-        raw[path.name] = read(path).numpy()
-    pixels = raw["train-images-idx3-ubyte"]
-    mean, deviation = pixels.mean(), pixels.std()
-    assert (mean / 255, deviation / 255) == pytest.approx(
-        (0.1307, 0.3081), abs=5e-5
-    )  # the usual normalisation constants
-
-    Mnist().prepare(data_dir)
-    data = Mnist().load(data_dir)
-    assert data.train.inputs.shape == (Mnist().train_samples, 1, 28, 28) == (60_000, 1, 28, 28)
-    assert data.test.inputs.shape == (10_000, 1, 28, 28)
-    np.testing.assert_array_equal(data.train.labels, raw["train-labels-idx1-ubyte"])
-    np.testing.assert_array_equal(data.test.labels, raw["t10k-labels-idx1-ubyte"])
-    for images, original in (
-        (data.train.inputs, pixels),
-        (data.test.inputs, raw["t10k-images-idx3-ubyte"]),
-    ):
-        images *= deviation  # in place: a copy would double the memory
-        images += mean
-        assert abs(images[:, 0] - original).max() < 1e-3
-
-
-def test_archive_names_and_checksums_equal_torchvision() -> None:
-    from trainer.data.augmentations.torchvision_import import torchvision
-
-    datasets = torchvision.datasets
-    for ours, theirs in (
-        (Mnist, datasets.MNIST),
-        (FashionMnist, datasets.FashionMNIST),
-    ):
-        assert [(archive.path, archive.md5) for archive in ours.archives] == [
-            (f"{theirs.__name__}/raw/{name}", md5) for name, md5 in theirs.resources
+    published = torchvision.datasets
+    for ours, theirs in ((Mnist, published.MNIST), (FashionMnist, published.FashionMNIST)):
+        assert [(archive.path, archive.md5, archive.urls) for archive in ours.archives] == [
+            (f"{theirs.__name__}/raw/{name}", md5, tuple(mirror + name for mirror in theirs.mirrors))
+            for name, md5 in theirs.resources
         ]
-        for archive in ours.archives:
-            name = Path(archive.path).name
-            assert archive.urls == tuple(mirror + name for mirror in theirs.mirrors)

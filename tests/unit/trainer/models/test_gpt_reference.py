@@ -1,4 +1,4 @@
-"""The loss curve of `gpt` against a second GPT, written from the papers with elementary operations.
+"""Mistakes in the mathematics of `gpt`: its loss curve against a second GPT, written from the papers.
 
 The second one shares neither layers nor torch's functions of them with ours: it has explicit softmax,
 normalisation, rotation and activations, and shifts the windows of text itself.
@@ -22,11 +22,11 @@ LLAMA = {"positions": "rope", "norm": "rms", "activation": "swiglu"}
 RUN: dict[str, Any] = {
     "dataset": {"name": "copy", "length": 4, "tokens": 5, "samples": 256, "test_samples": 32},
     "batch_size": 16,
-    "epochs": 4,
+    "epochs": 2,
     "optimizer": {"name": "adamw", "beta2": 0.95, "weight_decay": 0.1},
     "lr": LR,
 }
-STEPS = 64
+STEPS = 32
 Weights = dict[str, Tensor]
 Curve = list[Tensor]
 
@@ -130,5 +130,5 @@ def test_the_losses_are_those_of_a_second_gpt(
     model = {"name": "gpt", "layers": LAYERS, "width": WIDTH, "heads": HEADS, **fields}
     losses, expected = both_curves(model, monkeypatch)
     assert len(losses) == STEPS
-    assert losses[-1] < 0.9 * losses[0]  # so the weights differ from the first ones
+    assert losses[-1] < losses[0]  # so the weights differ from the first ones
     torch.testing.assert_close(torch.stack(losses), torch.stack(expected), rtol=0, atol=1e-10)

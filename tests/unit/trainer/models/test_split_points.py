@@ -1,31 +1,35 @@
-"""Split points: dividing a chain of blocks into stages."""
+"""Mistakes in split points: the blocks of stages, what is refused, and which division is the fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
-from typing import Any
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
-from trainer.models.lenet import LeNet
-from trainer.models.split_points import balanced_split_points, stage_blocks, validation_error
+from trainer.models.base import ParallelPair
+from trainer.models.mlp import Mlp
+from trainer.models.split_points import (
+    LINK_BYTES_PER_S,
+    balanced_split_points,
+    possible_starts,
+    stage_blocks,
+    validation_error,
+)
 
 NAMES = ["a", "b", "c", "d", "e"]
+PAIRS = [ParallelPair("b.first", "d.second", 4)]
 
 
 def test_stages_begin_at_the_split_points() -> None:
     assert stage_blocks(NAMES, ["c"]) == [["a", "b"], ["c", "d", "e"]]
     assert stage_blocks(NAMES, ["b", "e"]) == [["a"], ["b", "c", "d"], ["e"]]
     assert stage_blocks(NAMES, []) == [NAMES]
-
-
-@pytest.mark.parametrize(
-    ("split_points", "stages"), [(["c"], 2), (None, 5), (["b", "c", "d", "e"], 5), ([], 1)]
-)
-def test_valid_split_points(split_points: list[str] | None, stages: int) -> None:
-    assert validation_error(NAMES, split_points, stages) is None
+    assert possible_starts(NAMES, PAIRS) == ["a", "b", "e"]
+    for split_points, stages in ((["c"], 2), (None, 5), (["b", "c", "d", "e"], 5), ([], 1)):
+        assert validation_error(NAMES, split_points, stages) is None
+    assert validation_error(NAMES, ["b", "e"], 3, PAIRS) is None
 
 
 @pytest.mark.parametrize(
@@ -39,56 +43,46 @@ def test_valid_split_points(split_points: list[str] | None, stages: int) -> None
         (["c"], 3, ["3", "1", "b, c, d, e"]),
         (["c"], 1, ["1", "0", "b, c, d, e"]),
     ],
+    ids=str,
 )
 def test_invalid_split_points(split_points: list[str] | None, stages: int, facts: list[str]) -> None:
-    error = validation_error(NAMES, split_points, stages)
-    assert error is not None
+    error = validation_error(NAMES, split_points, stages) or ""
     assert [fact for fact in facts if fact not in error] == []
 
 
-def stage_times(
-    names: list[str], seconds: list[float], output_bytes: list[float], split_points: Sequence[str]
-) -> list[float]:
-    """The seconds of each stage: its blocks, its output and the gradient of its input, at 1 Gbit/s."""
-    stages = stage_blocks(names, split_points)
+def test_pairs_of_layers_stay_in_one_stage() -> None:
+    assert "4 stages are more than the 3" in (validation_error(NAMES, None, 4, PAIRS) or "")
+    for name in ("c", "d"):
+        error = validation_error(NAMES, [name], 2, PAIRS) or ""
+        assert (
+            f"split point {name} divides the tensor-parallel pair b.first, d.second; allowed: b, e" in error
+        )
+    pairs = Mlp(hidden=[7, 8, 9]).tensor_parallel_pairs
+    assert pairs == [ParallelPair("fc1", "fc2", 7), ParallelPair("fc3", "output", 9)]
+
+
+def slowest(seconds: Sequence[float], sent: Sequence[float], starts: Sequence[int]) -> tuple[float, float]:
+    """The time of the slowest stage, and the sum of squared times, which decides among equals."""
+    bounds = [0, *starts, len(seconds)]
     times = []
-    for at, stage in enumerate(stages):
-        sent = [names.index(stage[-1])] if at < len(stages) - 1 else []
-        sent += [names.index(stages[at - 1][-1])] if at else []
-        computing = sum(seconds[names.index(name)] for name in stage)
-        times.append(computing + sum(output_bytes[block] for block in sent) / 125e6)
-    return times
+    for first, end in pairwise(bounds):
+        crossing = [at for at in (first - 1, end - 1) if 0 <= at < len(seconds) - 1]
+        times.append(sum(seconds[first:end]) + sum(sent[at] for at in crossing))
+    return max(times), sum(time**2 for time in times)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
-def test_balanced_split_points_are_the_best_of_all(stages: int) -> None:
-    rng = np.random.default_rng(stages)
-    names = [f"block{at}" for at in range(7)]
-    for _ in range(60):
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("paired", [False, True])
+def test_balanced_split_points_are_the_best_of_all(stages: int, paired: bool) -> None:
+    rng, count = np.random.default_rng(stages), 7
+    names = [f"block{at}" for at in range(count)]
+    pairs = [ParallelPair("block2.up", "block4.down", 1)] if paired else []
+    allowed = [names.index(name) for name in possible_starts(names, pairs)[1:]]
+    for _ in range(40):
         # Few different values, so that many divisions have equally slow stages.
-        seconds, output_bytes = rng.integers(0, 4, 7).astype(float), 125e6 * rng.integers(0, 3, 7)
-        costs = names, seconds.tolist(), output_bytes.astype(float).tolist()
-
-        def quality(split_points: Sequence[str], costs: Any = costs) -> tuple[float, float]:
-            times = stage_times(*costs, split_points)
-            return max(times), sum(time**2 for time in times)
-
-        best = min(quality(split_points) for split_points in combinations(names[1:], stages - 1))
-        assert quality(balanced_split_points(*costs, stages)) == best
-
-
-def test_ties_are_broken_by_the_sum_of_squares() -> None:
-    # The last block is the most expensive stage wherever the others are split.
-    assert balanced_split_points(NAMES, [1, 1, 1, 1, 9], [0] * 5, 3) == ["c", "e"]
-    assert balanced_split_points(["a", "b"], [0, 0], [0, 0], 2) == ["b"]
-
-
-# As `model lenet --dataset mnist --batch-size 8` reports them: milliseconds, and kB per sample.
-LENET_MS = [2.28, 0.692, 0.22, 3.9, 0.186, 0.124, 0.32, 0.145, 0.185, 0.303, 0.124, 0.246, 0.32]
-LENET_KB = [23.04, 5.76, 5.76, 7.68, 1.92, 1.92, 1.92, 0.48, 0.48, 0.24, 0.24, 0.04, 0.04]
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4, 5])
-def test_lenet_is_not_split_before_its_first_pooling(stages: int) -> None:
-    seconds, output_bytes = [ms / 1e3 for ms in LENET_MS], [kb * 8e3 for kb in LENET_KB]
-    assert "pool1" not in balanced_split_points(LeNet().names, seconds, output_bytes, stages)
+        seconds, sent = rng.integers(0, 4, count).tolist(), rng.integers(0, 3, count).tolist()
+        found = balanced_split_points(
+            names, seconds, [each * LINK_BYTES_PER_S for each in sent], stages, pairs
+        )
+        best = min(slowest(seconds, sent, starts) for starts in combinations(allowed, stages - 1))
+        assert slowest(seconds, sent, [names.index(name) for name in found]) == best

@@ -1,7 +1,8 @@
-"""The field `link` of a run: its forms, what applies between two nodes, and which links are impossible."""
+"""Mistakes in links of a spec: which value applies in which direction, impossible links, and keys."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,55 +22,55 @@ def spec(link: Any, nodes: int = 4, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "ddp", "nodes": nodes, "link": link, **fields})
 
 
-def error_of(link: Any, **fields: Any) -> tuple[str, str]:
-    """The location, or the field to change, and the message of the only error."""
-    with pytest.raises(ValidationError) as caught:
-        spec(link, **fields)
-    (error,) = caught.value.errors()
-    return ".".join(map(str, error["loc"])) or error["type"], error["msg"]
-
-
-def test_short_form_is_the_default() -> None:
+def test_forms_of_equal_links_are_one_run_and_survive_their_file() -> None:
     assert spec(FAST) == spec({"default": FAST})
-    assert spec(FAST).key == spec({"default": {**FAST, "loss": None}}).key
-
-
-def test_node_numbers_may_be_texts() -> None:
+    assert spec(FAST).key == spec({"default": {**FAST, "loss": None}}).key != spec(None).key
     assert spec({"nodes": {2: FAST}}) == spec({"nodes": {"2": FAST}})
-
-
-@pytest.mark.parametrize(
-    "link", [None, FAST, {"default": FAST, "nodes": {1: FAST}, "pairs": {"0>1": FAST}}]
-)
-def test_specs_survive_their_file(link: Any) -> None:
-    run = spec(link)
-    assert RunSpec.model_validate(run.model_dump(mode="json")) == run
-    assert RunSpec.model_validate_json(run.model_dump_json()) == run
+    assert "link" not in spec(None).canonical()
+    for link in (None, FAST, {"default": FAST, "nodes": {1: FAST}, "pairs": {"0>1": FAST}}):
+        run = spec(link)
+        assert RunSpec.model_validate_json(run.model_dump_json()) == run
+    serial = [spec(link, strategy="serial", nodes=1) for link in (None, FAST, {"loss": 0.1})]
+    assert len({run.key for run in serial}) == 1  # a single node has no links
+    assert not any(run.has_links for run in serial)
 
 
 def test_more_specific_values_apply() -> None:
     link = Links.of(
         {
-            "default": {"bandwidth_mbit": 1000, "latency_ms": 1},
-            "nodes": {2: {"bandwidth_mbit": 100, "latency_ms": 5}, 3: {"latency_ms": 7}},
-            "pairs": {"1-0": {"latency_ms": 3}, "1>0": {"loss": 0.1, "bandwidth_mbit": 5000}},
+            "default": {"bandwidth_mbit": 1000, "latency_ms": 6, "jitter_ms": 1},
+            "nodes": {
+                2: {"bandwidth_mbit": 2000, "latency_ms": 5, "jitter_ms": 0, "loss": 0.1},
+                3: {"bandwidth_mbit": 10, "latency_ms": 2, "loss": 0.2},
+            },
+            "pairs": {
+                "1-0": {"latency_ms": 3, "loss": 0.3},
+                "1>0": {"loss": 0.1, "bandwidth_mbit": 5000},
+            },
         }
     )
-    assert [link.path(1, 4).latency_ms, link.path(2, 4).latency_ms, link.path(2, 3).latency_ms] == [1, 5, 7]
-    assert [link.path(1, 4).bandwidth_mbit, link.path(4, 2).bandwidth_mbit] == [1000, 100]
-    there, back = link.path(0, 1), link.path(1, 0)
-    assert (there.latency_ms, there.loss, there.bandwidth_mbit, there.separate) == (3, 0, 1000, False)
-    assert (back.latency_ms, back.loss, back.bandwidth_mbit, back.separate) == (3, 0.1, 5000, True)
-    assert link.interface_mbit(2) == 100
-
-
-def test_nothing_stated_is_not_limited() -> None:
-    path = Links.of({"loss": 0.5}).path(0, 1)
-    assert (path.bandwidth_mbit, path.latency_ms, path.jitter_ms, path.loss) == (None, 0, 0, 0.5)
+    found = {
+        (source, to): (path.bandwidth_mbit, path.latency_ms, path.jitter_ms, path.loss, path.separate)
+        for source, to in ((1, 4), (2, 4), (4, 2), (3, 4), (2, 3), (0, 1), (1, 0))
+        for path in [link.path(source, to)]
+    }
+    assert found == {
+        (1, 4): (1000, 6, 1, 0, False),
+        (2, 4): (1000, 5, 0, 0.1, False),  # of both ends the slower interface
+        (4, 2): (1000, 5, 0, 0.1, False),
+        (3, 4): (10, 2, 1, 0.2, False),
+        (2, 3): (10, 5, 0, 0.2, False),  # of both nodes the larger latency and loss
+        (0, 1): (1000, 3, 1, 0.3, False),
+        (1, 0): (5000, 3, 1, 0.1, True),  # a direction comes before its pair
+    }
+    assert [link.interface_mbit(node) for node in (0, 2)] == [1000, 2000]
+    unlimited = Links.of({"nodes": {0: {"bandwidth_mbit": 5}}, "default": {"loss": 0.5}})
+    assert [unlimited.path(*pair).bandwidth_mbit for pair in ((1, 2), (0, 1))] == [None, 5]
+    assert (unlimited.path(1, 2).latency_ms, unlimited.path(1, 2).loss) == (0, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("link", "where"),
+    ("link", "named"),
     [
         ({"bandwidth_mbit": 0}, "link.default.bandwidth_mbit"),
         ({"bandwidth_mbit": "100"}, "link.default.bandwidth_mbit"),
@@ -80,47 +81,43 @@ def test_nothing_stated_is_not_limited() -> None:
         ({"default": FAST, "bandwidth_mbit": 1}, "link.bandwidth_mbit"),
         ({"pairs": {"0:1": FAST}}, "link.pairs.0:1.[key]"),
         ({"nodes": {-1: FAST}}, "link.nodes.-1.[key]"),
-        (5, "link"),
-    ],
-)
-def test_values_out_of_range(link: Any, where: str) -> None:
-    assert error_of(link)[0] == where
-
-
-@pytest.mark.parametrize(
-    ("link", "named"),
-    [
-        ({}, "states nothing"),
-        ({"nodes": {4: FAST}}, "nodes.4"),
-        ({"pairs": {"0-4": FAST}}, "pairs.0-4"),
-        ({"pairs": {"1>1": FAST}}, "pairs.1>1"),
-        ({"pairs": {"0-1": FAST, "1-0": FAST}}, "pairs.1-0"),
-        ({"jitter_ms": 1}, "jitter_ms is 1"),
-        ({"default": {"latency_ms": 1}, "nodes": {3: {"jitter_ms": 2}}}, "node 3"),
+        (5, "link: "),
+        ({}, "link: states nothing"),
+        ({"nodes": {4: FAST}}, "link: nodes.4: there is no node 4; allowed: 0 to 3"),
+        ({"pairs": {"0-4": FAST}}, "link: pairs.0-4"),
+        ({"pairs": {"1>1": FAST}}, "link: pairs.1>1"),
+        ({"pairs": {"0-1": FAST, "1-0": FAST}}, "link: pairs.1-0: the same pair as 0-1"),
+        ({"latency_ms": 1, "jitter_ms": 1.5}, "jitter_ms is 1.5; allowed: at most latency_ms, which is 1"),
+        (
+            {"default": {"latency_ms": 1}, "nodes": {3: {"jitter_ms": 2}}},
+            "from node 3 to node 0, jitter_ms",
+        ),
         ({"default": {"latency_ms": 2}, "pairs": {"2>3": {"jitter_ms": 3}}}, "from node 2 to node 3"),
     ],
+    ids=str,
 )
 def test_links_that_cannot_exist(link: Any, named: str) -> None:
-    where, message = error_of(link)
-    assert where == "link"
-    assert named in message
+    with pytest.raises(ValidationError) as caught:
+        spec(link)
+    (error,) = caught.value.errors()
+    where = ".".join(map(str, error["loc"])) or error["type"]
+    assert re.search(re.escape(named), f"{where}: {error['msg']}")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "transport"), [("hogwild", "memory"), ("all_reduce", "memory"), ("ddp", "nccl")]
-)
-def test_ranks_without_a_network_have_no_links(strategy: str, transport: str) -> None:
-    where, message = error_of(FAST, strategy=strategy, transport=transport)
-    assert where == "link"
-    assert transport in message
+def test_links_at_their_limits_exist() -> None:
+    for link in (
+        {"nodes": {3: FAST}, "pairs": {"3-0": FAST, "0>3": FAST}},
+        {"latency_ms": 1, "jitter_ms": 1},
+        {"latency_ms": 0, "loss": 0.999},
+    ):
+        assert spec(link).has_links
 
 
-def test_a_serial_run_has_no_links_and_one_key() -> None:
-    serial = [spec(link, strategy="serial", nodes=1) for link in (None, FAST, {"loss": 0.1})]
-    assert len({run.key for run in serial}) == 1
-    assert not any(run.has_links for run in serial)
-    assert spec(None).key != spec(FAST).key
-    assert "link" not in spec(None).canonical()
+def test_ranks_without_a_network_have_no_links() -> None:
+    for strategy, transport in (("hogwild", "memory"), ("all_reduce", "memory"), ("ddp", "nccl")):
+        with pytest.raises(ValidationError, match=f"over {transport} ") as caught:
+            spec(FAST, strategy=strategy, transport=transport)
+        assert caught.value.errors()[0]["type"] == "link"
 
 
 def test_runs_over_different_links_are_different_workloads_of_one_serial_run() -> None:
@@ -142,17 +139,11 @@ def sweep_file(directory: Path, link: str, skip: str = "") -> Path:
     return path
 
 
-def test_axes_vary_links(tmp_path: Path) -> None:
-    runs = load_sweep(sweep_file(tmp_path, "[null, {bandwidth_mbit: 10}, {bandwidth_mbit: 100}]")).runs
-    assert len(runs) == 1 + 2 * 3
+def test_axes_vary_links_and_errors_name_the_key(tmp_path: Path) -> None:
     skip = "    skip: [{nodes: 4, link: {default: {bandwidth_mbit: 10}}}]\n"
-    kept = load_sweep(sweep_file(tmp_path, "[null, {bandwidth_mbit: 10}]", skip)).runs
-    assert len(kept) == 1 + 2 * 2 - 1
-
-
-@pytest.mark.parametrize(
-    "link", ["[{pairs: {0-3: {loss: 0.1}}}]", "[{bandwith_mbit: 1}]", "[{bandwidth_mbit: 0}]"]
-)
-def test_errors_in_a_sweep_name_the_key(tmp_path: Path, link: str) -> None:
-    with pytest.raises(InputError, match=r"link"):
-        load_sweep(sweep_file(tmp_path, link))
+    links = "[null, {bandwidth_mbit: 10}, {bandwidth_mbit: 100}]"
+    assert len(load_sweep(sweep_file(tmp_path, links)).runs) == 1 + 2 * 3
+    assert len(load_sweep(sweep_file(tmp_path, links, skip)).runs) == 1 + 2 * 3 - 1
+    for bad in ("[{pairs: {0-3: {loss: 0.1}}}]", "[{bandwith_mbit: 1}]", "[{bandwidth_mbit: 0}]"):
+        with pytest.raises(InputError, match=r"link"):
+            load_sweep(sweep_file(tmp_path, bad))

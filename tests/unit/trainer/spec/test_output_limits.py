@@ -1,17 +1,12 @@
-"""What a run may write: enough for every valid run, and far less than a disk."""
+"""Mistakes in what a run may write: too little for a valid run, too much for a disk, attempts left out."""
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster.incoming_weights import HEADER_BYTES, IncomingWeights
-from trainer.core.events import MAX_BYTES, EventReader
 from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
 from trainer.core.trace import MAX_BYTES as TRACE_BYTES
 from trainer.spec.output_limits import OutputLimits
@@ -72,11 +67,16 @@ def test_longest_valid_run_is_allowed(fields: dict[str, Any], checkpoints: int) 
     assert longest_events(spec, checkpoints) < OutputLimits.of(spec).event_bytes
 
 
-def test_limits_of_a_small_run_are_small() -> None:
-    limits = OutputLimits.of(RunSpec.model_validate({"strategy": "all_reduce", "nodes": 3}))
-    assert (limits.ranks, limits.weight_bytes) == (3, 0)
+def test_limits_of_a_small_run_are_small_and_grow_with_its_attempts() -> None:
+    fields = {"strategy": "all_reduce", "nodes": 3}
+    spec, again = (RunSpec.model_validate({**fields, **more}) for more in ({}, {"save_weights": True}))
+    limits = OutputLimits.of(spec)
+    assert (limits.ranks, limits.restarts, limits.weight_bytes) == (3, 0, 0)
+    assert OutputLimits.of(again).weight_bytes == 2048 * 2**20
     assert limits.event_bytes < 2 * 2**20
     assert limits.trace_bytes < 15 * 2**20
+    requeued = OutputLimits.of(spec, requeues=2)
+    assert (requeued.restarts, requeued.event_bytes) == (2, 3 * limits.event_bytes)
 
 
 @pytest.mark.parametrize(
@@ -130,28 +130,6 @@ def test_traces_of_a_node_fit_into_half_of_its_file_system(fields: dict[str, Any
     )
     longest = len(header.model_dump_json()) + 1 + limits.trace_records * RECORD.itemsize + CHECKSUM_BYTES
     assert longest <= limits.trace_bytes
-
-
-@pytest.mark.parametrize("part", [1, 100, HEADER_BYTES, 10**6])
-@pytest.mark.parametrize("parameters", [0, 1, 1000])
-def test_every_vector_of_weights_is_allowed(parameters: int, part: int) -> None:
-    file = io.BytesIO()
-    np.save(file, np.zeros(parameters, dtype=np.float32))
-    data, incoming = file.getvalue(), IncomingWeights(HEADER_BYTES + 4 * parameters)
-    for first in range(0, len(data), part):
-        incoming.add(data[first : first + part], last=first + part >= len(data))
-    with pytest.raises(ValueError, match="weights"):
-        incoming.add(b"", last=True)
-
-
-def test_reader_says_when_it_has_given_up(tmp_path: Path) -> None:
-    reader = EventReader(tmp_path, max_bytes_per_rank=MAX_BYTES)
-    (tmp_path / "rank-0.jsonl").write_text("junk\n")
-    reader.new()
-    assert not reader.has_given_up
-    (tmp_path / "rank-0.jsonl").write_text("junk\n" + "x" * 2 * MAX_BYTES)
-    reader.new()
-    assert reader.has_given_up
 
 
 def test_simulated_times_are_not_bounded_by_the_time_limit() -> None:
