@@ -81,24 +81,21 @@ RANGES: list[tuple[str, Kind, list[Any], list[Any]]] = [
     ("bytes", Kind.ALL_REDUCE, [0, 4096], [4097, 2**63]),
     ("bytes", Kind.SEND_WAIT, [4097], []),  # an index
     ("cpu_s", Kind.WORK, [0.0, 60.0], [-0.1, 60.1, 1e16, float("nan")]),
-    ("entered_s", Kind.BARRIER, [-60.0, 0.75], [-60.1, 0.8, float("nan")]),
+    ("entered_s", Kind.BARRIER, [-60.0, 0.75], [-60.1, float("nan")]),
     ("left_s", Kind.BARRIER, [0.5, 60.0], [0.4, 60.1, 1e300, float("nan")]),
 ]
 
 
 def test_records_that_no_rank_writes_are_refused(tmp_path: Path) -> None:
     for field, kind, right, wrong in RANGES:
+        found = []
         for value in (*right, *wrong):
             records = RECORDS.copy()
             records["kind"][1] = kind
             records["peer"][1] = 1
             records[field][1] = value
-            found = wrong_record(header(), records, LIMITS, first=5)
-            assert (
-                found.startswith(f"record 6: {field} is ")
-                if value in wrong or value != value
-                else not found
-            )
-    with pytest.raises(TraceError, match="record 1: bytes is .*; allowed: at most 10"):
-        trace_path(tmp_path, 1).write_bytes(CONTENT)
+            found.append(wrong_record(header(), records, LIMITS, first=5).partition(" is ")[0])
+        assert found == [""] * len(right) + [f"record 6: {field}"] * len(wrong)
+    trace_path(tmp_path, 1).write_bytes(CONTENT)
+    with pytest.raises(TraceError, match=r"record 1: bytes is .*; allowed: at most 10"):
         read_trace(trace_path(tmp_path, 1), TraceLimits(bytes=10))

@@ -1,4 +1,4 @@
-"""Mistakes in traces of ranks: work lost or recorded twice, wrong bytes and peers, ranks that do not fit."""
+"""Mistakes in traces of ranks: work lost or recorded twice, wrong bytes or peers, ranks that do not fit."""
 
 from __future__ import annotations
 
