@@ -94,9 +94,9 @@ def kept(p: Tensor, k: int) -> Tensor:
     ("ratio", "length", "k"), [(0.25, 4, 1), (0.1, 4, 1), (0.3, 5, 2), (0.46, 10, 5), (1, 7, 7)]
 )
 def test_top_k_sends_a_rounded_share_of_the_entries(ratio: float, length: int, k: int) -> None:
-    gradients = [normal(length, seed=rank) for rank in range(3)]
+    gradients = [normal(length, seed=rank) for rank in range(2)]
     (mean,) = means_of(TopK(ratio=ratio), [gradients], [Size([length])])
-    torch.testing.assert_close(mean, sum(kept(each, k) for each in gradients) / 3)
+    torch.testing.assert_close(mean, sum(kept(each, k) for each in gradients) / 2)
 
 
 def test_large_indices_are_sent_bit_by_bit() -> None:
