@@ -169,12 +169,22 @@ def test_a_large_message_is_sent_when_its_receiver_has_asked(
         assert ends(replay) == pytest.approx([sent_s, 3.0])
 
 
+def test_software_may_cost_less_than_the_model_has_for_its_messages() -> None:
+    sender, receiver = builders(2, "mpi")
+    sender.work(1.0).add(Kind.SEND, 500, 1)
+    receiver.add(Kind.RECEIVE, 500, 0)
+    cheaper = {"receive": [{"bytes": 0, "seconds": -1.0}]}
+    replay = replayed([sender, receiver], software=cheaper)
+    assert ends(replay) == pytest.approx([1.0, 0.5 + LATENCY_S])
+    assert waits(replay)[1] == {0: pytest.approx(0.5 + LATENCY_S)}  # no longer than the exchange
+
+
 def test_messages_share_the_ports_of_their_sender_and_of_their_receiver() -> None:
     one = builders(3, "mpi")
-    one[0].add(Kind.SEND, 500, 1).add(Kind.SEND, 500, 2)
-    one[1].add(Kind.RECEIVE, 500, 0)
+    one[0].add(Kind.SEND, 65536, 1).add(Kind.SEND, 500, 2)  # the first one is just small enough not to wait
+    one[1].work(100.0).add(Kind.RECEIVE, 65536, 0)
     one[2].add(Kind.RECEIVE, 500, 0)
-    assert ends(replayed(one))[1:] == pytest.approx([LATENCY_S + 0.5, LATENCY_S + 1.0])
+    assert ends(replayed(one))[1:] == pytest.approx([100.0, 65.536 + LATENCY_S + 0.5])
     many = builders(3, "mpi")
     many[0].add(Kind.RECEIVE, 500, 1).add(Kind.RECEIVE, 500, 2)  # in order of time, that of rank 2 first
     many[1].work(0.25).add(Kind.SEND, 500, 0)
