@@ -1,16 +1,20 @@
-"""The clock: every second belongs to exactly one phase."""
+"""Mistakes in the clock of a rank: seconds in the wrong phase, twice or nowhere, wall for CPU seconds."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.conftest import FakeTime
-from trainer.core.clock import PHASES, Clock
+from trainer.core.clock import PHASES, Clock, Phase
 from trainer.core.context import NodeContext
 from trainer.launch.ranks import connect, rank_clock
 from trainer.spec.registries import TRANSPORTS
@@ -23,9 +27,13 @@ class Timed:
         self.wall, self.cpu = FakeTime(), FakeTime(7.0)
         self.clock = Clock(self.wall, self.cpu)
 
-    def after(self, seconds: float) -> None:
+    def after(self, seconds: float, cpu_s: float | None = None) -> None:
         self.wall.pass_(seconds)
-        self.cpu.pass_(seconds / 2)
+        self.cpu.pass_(seconds / 2 if cpu_s is None else cpu_s)
+
+    def spend(self, phase: Phase, seconds: float, cpu_s: float | None = None) -> None:
+        with self.clock.phase(phase):
+            self.after(seconds, cpu_s)
 
     @property
     def booked(self) -> dict[str, float]:
@@ -34,224 +42,147 @@ class Timed:
 
 @pytest.fixture
 def timed() -> Timed:
-    return Timed()
+    found = Timed()
+    found.clock.start()
+    return found
 
 
-def test_phases_add_up_to_the_whole(timed: Timed) -> None:
-    timed.after(100)  # before the start
+# Seconds that pass, or a phase with such programs inside it.
+PROGRAMS = st.recursive(
+    st.integers(1, 9), lambda inside: st.tuples(st.sampled_from(PHASES), st.lists(inside, max_size=3))
+)
+
+
+def play(timed: Timed, program: Any, phase: str, expected: Counter[str]) -> None:
+    """Run a program, and count the seconds that each phase should get; evaluation has no inner phases."""
+    if isinstance(program, int):
+        timed.after(program)
+        expected[phase] += program
+        assert timed.clock.train_s == expected.total() - expected["evaluate"]
+        return
+    name, inside = program
+    with timed.clock.phase(name):
+        for each in inside:
+            play(timed, each, phase if phase == "evaluate" else name, expected)
+
+
+@given(st.lists(PROGRAMS, max_size=4))
+def test_every_second_between_start_and_stop_belongs_to_the_innermost_phase(programs: list[Any]) -> None:
+    timed, expected = Timed(), Counter[str]()
+    timed.spend("compute", 100)
     timed.clock.start()
-    for number, phase in enumerate(PHASES, start=1):
-        timed.after(0.5)  # other
-        with timed.clock.phase(phase):
-            timed.after(number)
+    for program in programs:
+        play(timed, program, "other", expected)
     timed.clock.stop()
-    timed.after(100)
-    expected = {phase: float(number) for number, phase in enumerate(PHASES, start=1)}
-    expected["other"] += len(PHASES) * 0.5
-    assert timed.clock.seconds == expected
-    assert sum(timed.clock.seconds.values()) == timed.wall.now - 300
+    timed.spend("compute", 100)
+    assert timed.booked == expected
     assert timed.clock.cpu_seconds == {phase: s / 2 for phase, s in timed.clock.seconds.items()}
 
 
-def test_inner_phase_takes_its_time_from_the_outer(timed: Timed) -> None:
-    timed.clock.start()
-    with timed.clock.phase("compute"):
-        timed.after(1)
-        with timed.clock.phase("communicate"):
-            timed.after(2)
-            with timed.clock.phase("wait"):
-                timed.after(4)
-        timed.after(8)
-    timed.after(16)
-    timed.clock.stop()
-    assert timed.booked == {"compute": 9, "communicate": 2, "wait": 4, "other": 16}
-
-
-def test_phase_records_when_it_is_entered_and_left(timed: Timed) -> None:
-    timed.clock.start()
+def test_spans_know_when_they_were_entered_and_left_and_whether_they_count(timed: Timed) -> None:
     started = timed.wall.now
     timed.after(1)
     with timed.clock.phase("communicate") as outer:
         timed.after(2)
         with timed.clock.phase("evaluate") as evaluation, timed.clock.phase("data") as inside:
             timed.after(4)
-    assert (outer.entered - started, outer.left - started) == (1, 7)
-    assert (evaluation.entered - started, evaluation.left - started) == (3, 7)
-    assert outer.counted
-    assert not inside.counted
-    timed.clock.stop()
-    with timed.clock.phase("communicate") as after:
-        pass
-    assert not after.counted
-
-
-def test_phases_inside_evaluation_count_as_evaluation(timed: Timed) -> None:
-    timed.clock.start()
-    with timed.clock.phase("evaluate"):
-        assert not timed.clock.counting
-        timed.after(1)
-        with timed.clock.phase("communicate"):
-            timed.after(2)
             assert not timed.clock.counting
-        timed.after(4)
-    assert timed.clock.counting
-    timed.clock.stop()
-    assert timed.booked == {"evaluate": 7}
-    assert timed.clock.train_s == 0
+    assert (outer.entered - started, outer.left - started, outer.cpu_s) == (1, 7, 3)
+    assert (evaluation.entered - started, evaluation.left - started) == (3, 7)
+    assert (outer.counted, inside.counted, timed.clock.counting) == (True, False, True)
 
 
-def test_nothing_is_booked_before_start_or_after_stop(timed: Timed) -> None:
-    for _ in range(2):
-        assert not timed.clock.counting
-        with timed.clock.phase("communicate"):
-            timed.after(1)
-        assert timed.booked == {}
-        timed.clock.start()
-        timed.clock.stop()
-
-
-def test_exception_ends_a_phase(timed: Timed) -> None:
-    timed.clock.start()
-    with contextlib.suppress(ValueError), timed.clock.phase("compute"):
-        timed.after(1)
-        raise ValueError
+def test_a_phase_ends_with_an_exception_and_with_the_clock(timed: Timed) -> None:
+    with pytest.raises(ValueError, match="odd"), timed.clock.phase("compute"):
+        raise ValueError("odd")
     timed.after(2)
-    timed.clock.stop()
-    assert timed.booked == {"compute": 1, "other": 2}
-
-
-def test_training_time_can_be_read_at_any_time(timed: Timed) -> None:
-    timed.clock.start()
-    timed.after(1)
-    assert timed.clock.train_s == 1
+    assert timed.clock.lap() == (timed.wall.now, timed.cpu.now) == (timed.clock.booked_until, 8)
     with timed.clock.phase("compute"):
-        timed.after(2)
-        assert timed.clock.train_s == 3
-        timed.after(4)
-    with timed.clock.phase("evaluate"):
-        timed.after(8)
-        assert timed.clock.train_s == 7
+        timed.after(1)
+        timed.clock.stop()
+    timed.after(4)
+    assert timed.booked == {"other": 2, "compute": 1}
+
+
+def test_a_clock_continues_from_a_state_which_is_a_copy(timed: Timed) -> None:
+    timed.spend("wait", 8, cpu_s=1)
+    timed.after(4, cpu_s=3)
+    state = timed.clock.state()
+    timed.spend("wait", 16)
+    resumed = Timed()
+    resumed.clock.restore(state)
+    resumed.clock.start()
+    resumed.spend("wait", 2)
+    resumed.clock.stop()
+    assert resumed.booked == {"wait": 10, "other": 4}
+    assert (resumed.clock.cpu_seconds["wait"], resumed.clock.cpu_seconds["other"]) == (2, 3)
+
+
+def test_booked_seconds_are_rounded_and_list_checkpoints_only_if_there_were_any(timed: Timed) -> None:
+    timed.spend("wait", 1 / 3)
+    without = {"checkpoint"}
+    assert timed.clock.booked == dict.fromkeys({*PHASES} - without, 0.0) | {"wait": 0.333333}
+    timed.spend("checkpoint", 1)
+    assert timed.clock.booked["checkpoint"] == 1
+
+
+@pytest.mark.parametrize(("seconds", "moved"), [(2, 2), (0, 0), (-3, 0), (5, 5), (9, 5)])
+def test_a_transfer_moves_at_most_what_is_booked(timed: Timed, seconds: float, moved: float) -> None:
+    timed.spend("communicate", 5)
+    timed.clock.transfer("communicate", "wait", seconds, seconds)
+    assert (timed.clock.seconds["communicate"], timed.clock.seconds["wait"]) == (5 - moved, moved)
+    assert timed.clock.cpu_seconds["wait"] == min(moved, 2.5)
+
+
+def test_work_without_a_core_is_cpu_contention(timed: Timed) -> None:
+    """Not: waiting for bytes, evaluation, and work of several threads."""
+    times = {"data": (2.0, 3.5), "compute": (10.0, 4.0), "communicate": (5.0, 0.0), "evaluate": (7.0, 1.0)}
+    for phase, (wall_s, cpu_s) in times.items():
+        timed.spend(phase, wall_s, cpu_s)  # type: ignore[arg-type]
+    timed.after(1.0, cpu_s=0.5)
     timed.clock.stop()
-    timed.after(16)
-    assert timed.clock.train_s == 7
-    assert timed.booked == {"other": 1, "compute": 6, "evaluate": 8}
+    timed.clock.book_cpu_contention()
+    expected = {"data": 2, "compute": 4, "communicate": 5, "evaluate": 7, "other": 0.5}
+    assert timed.booked == {**expected, "cpu_contention": 6.5}
+    assert (timed.clock.train_s, timed.clock.work_cpu_s) == (18, 8)
+
+
+def connected(transport: str, threads: int) -> Callable[[pytest.MonkeyPatch], Clock]:
+    """Makes the clock of a rank that connects over a transport."""
+
+    def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clocks: list[Clock] = []
+        monkeypatch.setattr(TRANSPORTS.load(transport), "connect", lambda _, clock: clocks.append(clock))
+        connect(NodeContext(0, 1, transport, Path()), threads)
+        return clocks[0]
+
+    return clock
 
 
 @pytest.mark.parametrize(
-    ("seconds", "moved"), [(2, 2), (0, 0), (-3, 0), (5, 5), (9, 5)], ids=["some", "0", "<0", "all", "more"]
+    ("made", "own"),
+    [
+        (lambda _: rank_clock(2), True),  # ranks that share a process
+        (connected("gloo", 1), True),  # whose other threads communicate
+        (connected("gloo", 2), False),  # whose other thread computes
+        (connected("rpc", 1), False),  # where requests are handled in threads of the library
+    ],
+    ids=["shared", "gloo", "threads", "rpc"],
 )
-def test_transfer_moves_at_most_the_booked_time(timed: Timed, seconds: float, moved: float) -> None:
-    timed.clock.start()
-    with timed.clock.phase("communicate"):
-        timed.after(5)
-    timed.clock.stop()
-    timed.clock.transfer("communicate", "wait", seconds)
-    assert timed.clock.seconds["communicate"] == 5 - moved
-    assert timed.clock.seconds["wait"] == moved
-    assert timed.clock.cpu_seconds["communicate"] == 2.5
-
-
-def test_clock_stopped_inside_a_phase_does_not_advance(timed: Timed) -> None:
-    timed.clock.start()
-    with timed.clock.phase("compute"):
-        timed.after(1)
-        timed.clock.stop()
-    timed.after(2)
-    assert not timed.clock.counting
-    assert timed.clock.train_s == 1
-
-
-def test_real_clocks() -> None:
-    clock = Clock()
-    clock.start()
-    with clock.phase("wait"):
-        time.sleep(0.02)
-    with clock.phase("compute"):
-        until = time.process_time() + 0.02
-        while time.process_time() < until:
-            pass
-    clock.stop()
-    assert clock.seconds["wait"] >= 0.02
-    assert clock.cpu_seconds["wait"] < 0.015
-    assert clock.cpu_seconds["compute"] >= 0.02
-
-
-# CPU contention
-
-
-def test_wall_time_beyond_cpu_time_is_cpu_contention(timed: Timed) -> None:
-    timed.clock.start()
-    for phase, wall, cpu in [
-        ("data", 2.0, 2.0),
-        ("compute", 10.0, 4.0),
-        ("communicate", 5.0, 0.0),  # waits for bytes, not for a core
-        ("wait", 3.0, 0.0),
-        ("evaluate", 7.0, 1.0),
-    ]:
-        with timed.clock.phase(phase):  # type: ignore[arg-type]
-            timed.wall.pass_(wall)
-            timed.cpu.pass_(cpu)
-    timed.wall.pass_(1.0)
-    timed.cpu.pass_(0.5)
-    timed.clock.stop()
-    before = timed.clock.train_s
-    timed.clock.book_cpu_contention()
-    booked = {"data": 2, "compute": 4, "communicate": 5, "wait": 3, "evaluate": 7, "other": 0.5}
-    assert timed.booked == {**booked, "cpu_contention": 6.5}
-    assert timed.clock.train_s == before == 21
-    assert timed.clock.work_cpu_s == 6.5
-
-
-def test_rank_with_several_threads_has_no_cpu_contention(timed: Timed) -> None:
-    timed.clock.start()
-    with timed.clock.phase("compute"):
-        timed.wall.pass_(2.0)
-        timed.cpu.pass_(3.5)
-    timed.clock.stop()
-    timed.clock.book_cpu_contention()
-    assert timed.booked == {"compute": 2}
-    assert timed.clock.work_cpu_s == 3.5
-
-
-# CPU time of a rank
-
-
-def cpu_of_a_helper_thread(clock: Clock) -> float:
-    """CPU seconds that the clock books while another thread of the process works for 30 ms."""
-
+def test_other_threads_count_unless_they_do_no_work_of_the_rank(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[[pytest.MonkeyPatch], Clock], own: bool
+) -> None:
     def work() -> None:
         until = time.thread_time() + 0.03
         while time.thread_time() < until:
             pass
 
-    (_, before) = clock.now()
+    clock = made(monkeypatch)
+    before = clock.now()
     helper = threading.Thread(target=work)
     helper.start()
     helper.join()
-    return clock.now()[1] - before
-
-
-def test_ranks_that_share_a_process_count_the_cpu_time_of_their_thread() -> None:
-    assert cpu_of_a_helper_thread(rank_clock(2)) < 0.02
-
-
-def test_rank_whose_other_threads_communicate_counts_the_cpu_time_of_its_own() -> None:
-    assert cpu_of_a_helper_thread(rank_clock(1, computes_alone=True)) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("transport", "threads", "own"), [("gloo", 1, True), ("gloo", 2, False), ("rpc", 1, False)]
-)
-def test_only_over_gloo_other_threads_do_no_work(
-    monkeypatch: pytest.MonkeyPatch, transport: str, threads: int, own: bool
-) -> None:
-    """Requests over rpc are handled in threads of the library."""
-    clocks: list[Clock] = []
-    monkeypatch.setattr(TRANSPORTS.load(transport), "connect", lambda _, clock: clocks.append(clock))
-    connect(NodeContext(0, 1, transport, Path()), threads)
-    assert (cpu_of_a_helper_thread(clocks[0]) < 0.02) is own
-
-
-def test_rank_alone_in_its_process_counts_the_cpu_time_of_the_process() -> None:
-    # `serial` runs on transport memory: torch's other threads (spec.threads) work for it.
-    assert cpu_of_a_helper_thread(rank_clock(1)) >= 0.03
+    time.sleep(0.03)  # no CPU time
+    wall_s, cpu_s = (now - then for now, then in zip(clock.now(), before, strict=True))
+    assert wall_s >= 0.05
+    assert cpu_s < 0.02 if own else 0.03 <= cpu_s < 0.05

@@ -1,15 +1,24 @@
-"""Reading of regular files only: links, pipes, devices and sockets are refused, and none of them hangs."""
+"""Mistakes in the opening of files of others: a link that is followed, a pipe that hangs, any size."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from trainer.core.regular_files import RefusedFile, open_below, open_regular, read_regular
+from trainer.core.regular_files import (
+    RefusedFile,
+    open_below,
+    open_regular,
+    other_kind,
+    own_directories,
+    read_below,
+    read_regular,
+)
 
 
 @pytest.fixture
@@ -23,32 +32,25 @@ def directory(tmp_path: Path) -> Path:
     return found
 
 
-@pytest.mark.parametrize(("relative", "content"), [("a", b"a"), ("inner/b", b"b")])
-def test_files_below_a_directory_are_read(directory: Path, relative: str, content: bytes) -> None:
-    with open_below(directory, relative) as file:
-        assert file.read() == content
+def test_files_below_a_directory_are_read(directory: Path) -> None:
+    (directory.parent / "link").symlink_to(directory)  # above the directory it may be
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        for _ in range(2):  # the descriptor stays open
-            with open_below(descriptor, relative) as file:
-                assert file.read() == content
+        for below in (directory, directory.parent / "link", descriptor, descriptor):  # which stays open
+            assert read_below(below, "a") == b"a"
+            assert read_below(below, "inner/b") == b"b"
     finally:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(
-    "relative",
-    [
-        *["", ".", "..", "/", "../secret", "inner/../a", "./a", "inner//b", "inner/b/", "/etc/passwd"],
-        *["a\0", "inner/\0", "\ud800"],
-    ],
-)
-def test_other_paths_are_refused(directory: Path, relative: str) -> None:
-    with pytest.raises(RefusedFile):
-        open_below(directory, relative)
+def test_other_paths_are_refused(directory: Path) -> None:
+    paths = ["", ".", "..", "/", "../secret", "inner/../a", "./a", "inner//b", "inner/b/", "/etc/passwd"]
+    for path in (*paths, "a\0", "inner/\0", "\ud800"):
+        with pytest.raises(RefusedFile):
+            open_below(directory, path)
 
 
-def test_links_are_refused_at_every_level(directory: Path) -> None:
+def test_links_are_refused_at_every_level_unless_they_are_the_users(directory: Path) -> None:
     (directory / "link").symlink_to("../secret")
     (directory / "within").symlink_to("a")
     (directory / "up").symlink_to("..")
@@ -56,83 +58,66 @@ def test_links_are_refused_at_every_level(directory: Path) -> None:
     for relative in ("link", "within", "up/secret", "up", "inner/again/b"):
         with pytest.raises(RefusedFile, match="symbolic link"):
             open_below(directory, relative)
+    assert read_regular(directory / "within") == b"a"
+    assert other_kind(directory / "within") == "a symbolic link"
 
 
-def test_a_directory_itself_may_be_reached_through_a_link(directory: Path) -> None:
-    (directory.parent / "link").symlink_to(directory)
-    with open_below(directory.parent / "link", "a") as file:
-        assert file.read() == b"a"
-
-
-def make(kind: str, path: Path) -> None:
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        with socket.socket(socket.AF_UNIX) as bound:
-            os.chdir(path.parent)
-            bound.bind(path.name)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "directory", "socket"])
-def test_other_kinds_of_files_are_refused_at_once(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_other_kinds_of_files_are_refused_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)  # where a socket's name is short
-    make(kind, directory / "special")
-    attempts: list[Callable[[], object]] = [
-        lambda: open_below(directory, "special"),
-        lambda: open_regular(directory / "special"),
-        lambda: read_regular(directory / "special"),
-    ]
-    for attempt in attempts:
-        with pytest.raises(RefusedFile) as raised:
-            attempt()
-        assert kind in str(raised.value.strerror)
-        assert str(raised.value).startswith(f"{directory / 'special'}: ")
+    os.mkfifo("pipe")
+    Path("directory").mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+    for kind in ("pipe", "directory", "socket"):
+        attempts: list[Callable[[], object]] = [
+            lambda kind=kind: open_below(directory, kind),  # type: ignore[misc]
+            lambda kind=kind: open_regular(directory / kind),  # type: ignore[misc]
+        ]
+        for attempt in attempts:
+            with pytest.raises(RefusedFile) as raised:
+                attempt()
+            assert kind in str(raised.value.strerror)
+            assert str(raised.value).startswith(f"{directory / kind}: ")
+        assert other_kind(directory / kind) == f"a {kind}"
+    for device in (lambda: read_regular(Path("/dev/zero")), lambda: open_below(Path("/dev"), "zero")):
+        with pytest.raises(RefusedFile, match="device"):
+            device()
+    assert other_kind(directory / "a") is other_kind(directory / "none") is None
 
 
-def test_a_device_is_refused() -> None:
-    with pytest.raises(RefusedFile, match="device"):
-        read_regular(Path("/dev/zero"))
-    with pytest.raises(RefusedFile, match="device"):
-        open_below(Path("/dev"), "zero")
-
-
-def test_a_file_is_no_directory(directory: Path) -> None:
-    with pytest.raises(RefusedFile, match="not a directory"):
-        open_below(directory, "a/b")
-    with pytest.raises(RefusedFile, match="not a directory"):
-        open_below(directory / "a", "b")
-
-
-def test_absent_files_are_named(directory: Path) -> None:
-    attempts: list[Callable[[], object]] = [
-        lambda: open_below(directory, "inner/none"),
-        lambda: open_below(directory, "none/inner"),
-        lambda: open_below(directory / "none", "a"),
-        lambda: open_regular(directory / "none"),
-    ]
-    for attempt in attempts:
+def test_what_is_absent_or_no_directory_is_named(directory: Path) -> None:
+    for relative in ("inner/none", "none/inner"):
         with pytest.raises(FileNotFoundError) as raised:
-            attempt()
-        assert str(directory) in str(raised.value.filename)
+            open_below(directory, relative)
+        assert raised.value.filename == str(directory / relative)
+    for below, relative in ((directory, "a/b"), (directory / "a", "b")):
+        with pytest.raises(RefusedFile, match="not a directory"):
+            open_below(below, relative)
 
 
-def test_files_of_the_user_may_be_links_and_have_a_limit(directory: Path) -> None:
-    (directory / "link").symlink_to("a")
-    assert read_regular(directory / "link", max_bytes=1) == b"a"
-    with pytest.raises(RefusedFile, match="larger than 0 bytes"):
-        read_regular(directory / "link", max_bytes=0)
+def test_a_file_may_be_as_large_as_the_limit_and_no_larger(directory: Path) -> None:
+    assert read_regular(directory / "a", max_bytes=1) == read_below(directory, "a", max_bytes=1) == b"a"
+    attempts: list[Callable[[int], bytes]] = [
+        lambda most: read_regular(directory / "a", most),
+        lambda most: read_below(directory, "a", most),
+        lambda most: read_regular(Path("/proc/self/status"), most),  # whose size is 0 before it is read
+    ]
+    for attempt in attempts:
+        with pytest.raises(RefusedFile, match="larger than 0 bytes"):
+            attempt(0)
+
+
+def test_only_directories_with_the_prefix_are_ones_own(directory: Path) -> None:
+    (directory / "inner-link").symlink_to("inner")
+    (directory / "inner.txt").touch()
+    assert [*own_directories(directory, "in")] == [directory / "inner"]
+    assert [*own_directories(directory / "none", "in")] == []
 
 
 def test_no_descriptor_is_left(directory: Path) -> None:
     os.mkfifo(directory / "inner" / "pipe")
     before = {*os.listdir("/dev/fd")}
     for relative in ("inner/b", "inner/pipe", "inner/none", "a/b"):
-        try:
+        with suppress(OSError):
             open_below(directory, relative).close()
-        except OSError:
-            continue
     assert {*os.listdir("/dev/fd")} == before

@@ -1,0 +1,172 @@
+"""Mistakes in the cores and memory of a run: quotas that are not there, shares of ranks, unequal nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from orchestrator.results import limits
+from orchestrator.results.records import RankResult
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from trainer.core.cgroup import NodeUsage
+from trainer.spec.run_spec import RunSpec
+
+DOCKER, LOCAL = DockerRuntime.info, LocalRuntime.info
+
+
+def run(nodes: int = 4, **fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "ddp", "nodes": nodes, **fields})
+
+
+SLOW = run(node_speed={-1: 0.25})
+TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
+
+
+@pytest.mark.parametrize(
+    ("fields", "local", "docker"),
+    [
+        ({}, 4, 4),
+        ({"cpus": 0.4}, 4, 1.6),
+        ({"threads": 2}, 8, 4),
+        ({"processes_per_node": 3}, 12, 4),
+        ({"processes_per_node": 3, "cpus": 6}, 24, 24),
+        ({"strategy": "hogwild", "cpus": 0.5}, 4, 2),  # one container, with the cpus of four nodes
+        ({"nodes": 10, "cpus": 1.1}, 10, 11),
+        ({"node_speed": {-1: 0.25}}, 3.25, 3.25),
+        ({"cpus": 0.4, "node_speed": {0: 0.5, 1: 0.25}}, 2.75, 1.1),
+    ],
+)
+def test_cores_that_a_run_may_use(fields: dict[str, Any], local: float, docker: float) -> None:
+    for info, cores in ((LOCAL, local), (DOCKER, docker)):
+        assert limits.cores_wanted(run(**fields), info) == cores
+        assert not limits.shares_cores(run(**fields), info, cores)
+        assert limits.shares_cores(run(**fields), info, cores - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus", "local", "docker"),
+    [
+        (2, 1.0, 2, 2),
+        (2, 0.4, 2, 5),  # the serial run has 0.4 cores, and five such nodes fit
+        (2, 4.0, 2, 2),
+        (1.5, 1.0, 1.5, 1.5),
+        (0.5, 1.0, 1, 1),  # the serial run has 0.5 cores, too
+    ],
+)
+def test_speedup_is_limited_by_the_cores_of_the_serial_run(
+    cores: float, cpus: float, local: float, docker: float
+) -> None:
+    assert limits.speedup_limit(run(cpus=cpus), LOCAL, cores) == local
+    assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
+
+
+def test_shared_cores_are_flagged_with_a_quota_that_fits() -> None:
+    (flag,) = limits.limit_flags(run(nodes=6, cpus=0.4), DOCKER, 2)
+    assert flag == (
+        "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot exceed 5; "
+        "compare cluster times, or give each node fewer cpus (0.33)"
+    )
+    (none_fits,) = limits.limit_flags(run(nodes=300), DOCKER, 2)
+    assert none_fits.endswith("compare cluster times")
+    assert "4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores" in next(
+        limits.limit_flags(SLOW, DOCKER, 2)
+    )
+    several = run(nodes=2, processes_per_node=2)
+    (flag,) = limits.limit_flags(several, DOCKER, 8)
+    assert flag == "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
+    assert [*limits.limit_flags(run(nodes=2, processes_per_node=2, cpus=2), DOCKER, 8)] == []
+    assert [*limits.limit_flags(several, LOCAL, 8)] == []
+
+
+def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> NodeUsage:
+    return NodeUsage(name=name, ranks=list(ranks), out_of_memory=killed, cpus=cpus, throttled_s=9.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "usage", "reported"),
+    [
+        ({}, node("node-3", 2, killed=1), "node 2 needed more than 2,048 MiB of memory"),
+        ({"processes_per_node": 2}, node("node-2", 2, 3, killed=1), "node 1 needed more than 2,048 MiB"),
+        ({"memory_mb": 64}, node("launcher", killed=3), "launcher needed more than 64 MiB"),
+        (
+            {"strategy": "hogwild"},
+            node("node-1", 0, 1, 2, 3, killed=1),
+            "the container of all nodes needed more than 8,192",
+        ),
+    ],
+    ids=["node", "ranks", "launcher", "all"],
+)
+def test_processes_killed_for_lack_of_memory_are_flagged(
+    fields: dict[str, Any], usage: NodeUsage, reported: str
+) -> None:
+    (flag,) = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
+    assert flag.startswith(reported)
+    assert flag.endswith(
+        f"killed {usage.out_of_memory} of its processes, and the run finished without them"
+    )
+    if "strategy" not in fields:  # which cannot be restarted
+        (flag,) = limits.memory_flags(run(restarts=2, **fields), [usage])
+        assert flag.endswith("the run finished after a restart")
+
+
+# Nodes of unequal speed
+
+
+def ranks(used_s: float) -> list[RankResult]:
+    """Results of ranks that train for 10 s; the last one uses `used_s` CPU seconds."""
+    counts: dict[str, Any] = dict.fromkeys(["steps", "samples", "parameters", "bytes_sent"], 1)
+    return [
+        RankResult(rank=rank, **counts, train_s=10.0, work_cpu_s=used_s if rank == 3 else 9.0, seconds={})
+        for rank in range(4)
+    ]
+
+
+def flags(spec: RunSpec, used_s: float, usage: Iterable[NodeUsage], info: Any = DOCKER) -> list[str]:
+    return [*limits.node_speed_flags(spec, info, ranks(used_s), [*usage])]
+
+
+@pytest.mark.parametrize(
+    ("usage", "used_s", "reported"),
+    [
+        ([node("node-4", 3, cpus=0.25)], 2.5, []),
+        ([node("node-4", 3, cpus=0.2549)], 3.04, []),
+        ([node("node-4", 3, cpus=0.2551)], 2.5, ["was 0.2551, not 0.25"]),
+        ([], 2.5, ["not confirmed"]),
+        ([node("node-3", 2, cpus=0.25)], 2.5, ["not confirmed"]),
+        ([node("node-4", 3)], 2.5, ["not confirmed"]),
+        ([node("node-4", 3, cpus=0.25)], 3.06, ["3.06 s of CPU time in 10 s"]),
+    ],
+    ids=["exact", "within", "beyond", "none", "other", "unknown", "used"],
+)
+def test_the_quota_of_a_slower_node_is_verified(
+    usage: list[NodeUsage], used_s: float, reported: list[str]
+) -> None:
+    first, *others = flags(SLOW, used_s, usage)
+    assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
+    assert len(others) == len(reported)
+    assert all("node 3" in other and each in other for other, each in zip(others, reported, strict=True))
+
+
+def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
+    right, wrong = node("node-2", 1, cpus=0.2), node("node-4", 3, cpus=0.2)
+    first, *others = flags(TWO_SLOW, 0.5, [right, node("node-4", 3, cpus=0.1)])
+    assert "0.2 for node 1 and 0.1 for node 3" in first
+    assert others == ["node 1 used 9 s of CPU time in 10 s of training: CPU quota 0.2 was not enforced"]
+    assert flags(TWO_SLOW, 0.5, [right, wrong])[-1] == "CPU quota for node 3 was 0.2, not 0.1"
+    assert flags(run(), 9.0, []) == []
+    local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
+    assert len(flags(local, 2.5, [node("node-4", 3, cpus=0.25)], LOCAL)) == 1
+
+
+def test_names_of_slower_nodes_and_numbers() -> None:
+    assert limits.speeds_label({}) == ""
+    assert (
+        limits.speeds_label({1: 0.5, 2: 0.25, 3: 0.5}) == "nodes 1 and 3 at speed 0.5, node 2 at speed 0.25"
+    )
+    assert limits.speeds_label(dict.fromkeys(range(1, 6), 0.5)) == "5 nodes at speed 0.5"
+    assert limits.speeds_label({each: each / 10 for each in range(1, 6)}) == "5 nodes at speed 0.1 to 0.5"
+    counted = [limits.counted(number, "core") for number in (1, 1.0, 1.5, 2.0)]
+    assert counted == ["1 core", "1 core", "1.5 cores", "2 cores"]
