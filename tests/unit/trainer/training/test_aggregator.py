@@ -201,7 +201,7 @@ def accuracy(training: VirtualTraining) -> float:
 )
 def test_every_strategy_is_attacked_and_withstands(strategy: str) -> None:
     own = {"server": "momentum", "beta1": 0.0} if strategy == "fedopt" else {}
-    fields = {"byzantine": {"nodes": [-1], "attack": HARD}, "epochs": 4}
+    fields = {"byzantine": {"nodes": [-1], "attack": {**HARD, "scale": 4.2}}, "epochs": 4}
     nodes = 6 if strategy == "parameter_server" else 5
     mean, median = (
         accuracy(trained({"name": strategy, "aggregation": rule, **own}, nodes, **fields))

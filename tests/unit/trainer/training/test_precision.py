@@ -21,9 +21,7 @@ RUN: dict[str, Any] = {**ON_TOKENS, "batch_size": 13, "epochs": 1, "lr": 0.5}
     [("serial", 1), ("zero2", 2), ({"name": "pipeline", "split_points": ["block1"]}, 2)],
     ids=["serial", "zero2", "pipeline"],
 )
-def test_only_layers_compute_in_bf16(
-    strategy: Any, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_layers_compute_in_bf16(strategy: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, gradients and evaluation are float32, as are the activations that stages exchange."""
     gradients, evaluated, step, predict = set[torch.dtype](), set[bool](), Replica.step, Replica.predict
 
