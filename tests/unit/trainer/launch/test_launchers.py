@@ -1,4 +1,4 @@
-"""Mistakes in reading launchers: precedence of variables, counts of ranks and nodes, hosts, routes, refusals."""
+"""Mistakes in reading launchers: precedence of variables, counts of ranks, hosts, routes, refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.core.context import NodeContext
 from trainer.launch import interface
 from trainer.launch.environment import read_context
 from trainer.launch.interface import choose, interface_to, interface_variables, ipv4_routes, ipv6_routes
-from trainer.launch.launchers import ALONE, LAUNCHER, LAUNCHERS, STARTED_BY, LaunchError, expand_nodelist
+from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist
 from trainer.spec.run_spec import RunSpec
 
 Env = dict[str, str]
@@ -46,11 +46,16 @@ SKYPILOT = {
 }
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2", "NNODES": "4", "MASTER_ADDR": "run-0.run"}
 AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+TWO_BY_TWO: dict[str, Any] = {"nodes": 2, "processes_per_node": 2}
 
 
 def run(nodes: int = 4, processes_per_node: int = 1, **fields: Any) -> RunSpec:
     values = {"strategy": "all_reduce", "transport": "gloo", **fields}
     return RunSpec.model_validate({**values, "nodes": nodes, "processes_per_node": processes_per_node})
+
+
+def without(name: str, environment: Env) -> Env:
+    return {each: value for each, value in environment.items() if each != name}
 
 
 def read(environment: Env, **fields: Any) -> NodeContext:
@@ -74,6 +79,10 @@ def read(environment: Env, **fields: Any) -> NodeContext:
         pytest.param(AGENT, "store://node1:4000/2", id="agent of torchrun"),
         pytest.param(
             {**AGENT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "tcp://node1:4000", id="without its agent"
+        ),
+        pytest.param({**TORCHRUN, "MASTER_PORT": "65535"}, "tcp://node1:65535", id="last port"),
+        pytest.param(
+            {**SLURM, **TORCHRUN, "RANK": "1", LAUNCHER: "slurm"}, "tcp://node1:4000", id="named launcher"
         ),
         pytest.param({**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, "/live/meet", id="shardyard"),
     ],
@@ -104,27 +113,20 @@ def test_ranks_of_a_node() -> None:
             assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 
 
-def test_a_named_launcher_counts_alone() -> None:
-    inside = {**SLURM, "RANK": "1", "WORLD_SIZE": "4", **MASTER}
-    assert read({**inside, LAUNCHER: "torchrun"}).rank == 1
-    assert read({**inside, LAUNCHER: "slurm"}).rank == 2
-    assert {*STARTED_BY.values()} <= {*LAUNCHERS, ALONE}
-
-
 def test_torchrun_on_the_nodes_of_another_launcher() -> None:
     """One pod for each node, in which torchrun starts two ranks."""
     outer = {**KUBEFLOW, "PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"}
     inner = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}
-    context = read({**outer, **inner}, nodes=2, processes_per_node=2)
+    context = read({**outer, **inner}, **TWO_BY_TWO)
     assert (context.rank, context.local_rank) == (3, 1)
     with pytest.raises(LaunchError, match=r"RANK is 1 .*PET_NODE_RANK is 1 .*SHARDYARD_LAUNCHER"):
-        read({**outer, **inner, "RANK": "1"}, nodes=2, processes_per_node=2)
+        read({**outer, **inner, "RANK": "1"}, **TWO_BY_TWO)
     with pytest.raises(LaunchError, match=r"PET_NODE_RANK is 1 .* 2 ranks; start them with torchrun"):
-        read(outer, nodes=2, processes_per_node=2)
+        read(outer, **TWO_BY_TWO)
 
 
 def test_one_process_has_all_ranks_of_topology_single() -> None:
-    fields: dict[str, Any] = {"transport": "memory", "nodes": 2, "processes_per_node": 2}
+    fields = {**TWO_BY_TWO, "transport": "memory"}
     for environment in ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {**SLURM, LAUNCHER: ALONE}):
         context = read(environment, **fields)
         assert (context.rank, context.size, context.local_rank, context.rendezvous) == (0, 4, 0, "")
@@ -141,7 +143,7 @@ def test_what_shardyard_says() -> None:
         "SHARDYARD_INCARNATION": "2",
         "SHARDYARD_LINKED": "node-1,node-2",
     }
-    fields: dict[str, Any] = {"nodes": 2, "processes_per_node": 2, "node_speed": [1, 0.5], "timeout_s": 7}
+    fields = {**TWO_BY_TWO, "node_speed": [1, 0.5], "timeout_s": 7}
     spec = run(**fields)
     slow = read({**TORCHRUN, **said}, **fields)
     fast = read({**TORCHRUN, **said, "RANK": "1", "LOCAL_RANK": "1"}, **fields)
@@ -150,6 +152,8 @@ def test_what_shardyard_says() -> None:
     assert (fast.cpu_quota, fast.throttle_mark) == (1.5, None)
     assert (fast.requeues, fast.incarnation, fast.timeout_s) == (3, 2, 7)
     assert (fast.linked, fast.data_dir) == (("node-1", "node-2"), Path("data"))
+    gpus = {**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "1"}  # one for each rank
+    assert read(gpus, transport="nccl").rank == 2
     with pytest.raises(LaunchError, match="SHARDYARD_CPU_QUOTA is 'all', not a number"):
         read({**TORCHRUN, "SHARDYARD_CPU_QUOTA": "all"})
 
@@ -164,11 +168,8 @@ def test_what_shardyard_says() -> None:
         ({**TORCHRUN, "RANK": "4"}, {}, "RANK is 4; allowed: 0 to 3"),
         ({**TORCHRUN, "LOCAL_RANK": ""}, {}, "LOCAL_RANK is '', not a whole number"),
         ({**TORCHRUN, "WORLD_SIZE": "3"}, {}, "WORLD_SIZE is 3, but the run has 4 nodes"),
-        (  # assigned round-robin to the nodes
-            {**TORCHRUN, "RANK": "1"},
-            {"nodes": 2, "processes_per_node": 2},
-            "LOCAL_RANK is 0.* rank 1 .*local rank 1",
-        ),
+        # Assigned round-robin to the nodes:
+        ({**TORCHRUN, "RANK": "1"}, TWO_BY_TWO, "LOCAL_RANK is 0.* rank 1 .*local rank 1"),
         ({LAUNCHER: "slurm", **TORCHRUN}, {}, "SLURM_PROCID is not set"),
         ({LAUNCHER: "slrm"}, {}, "SHARDYARD_LAUNCHER is 'slrm'; allowed: torchrun, .*kubernetes, none"),
         ({LAUNCHER: ALONE, **SLURM}, {}, "RANK is not set"),
@@ -179,14 +180,12 @@ def test_what_shardyard_says() -> None:
         ({**KUBEFLOW, "PET_NPROC_PER_NODE": "2"}, {}, "PET_NPROC_PER_NODE is 2, but the run has 4 nodes"),
         ({**KUBEFLOW, "PET_NNODES": "1:4"}, {}, "PET_NNODES is '1:4', not a whole number"),
         (SKYPILOT, {"transport": "nccl"}, "SKYPILOT_NUM_GPUS_PER_NODE is 0"),
-        (
-            TORCHRUN,
-            {"strategy": "local_sgd", "on_loss": "continue"},
-            "SHARDYARD_MEMBERSHIP is not set",
-        ),
+        (TORCHRUN, {"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
         (TORCHRUN, {"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
         # No rendezvous is assumed.
         ({**TORCHRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
+        (without("MASTER_PORT", TORCHRUN), {}, "MASTER_PORT is not set"),
+        (without("SLURM_JOB_ID", SLURM), {}, "MASTER_PORT or SLURM_JOB_ID is not set"),
         ({**TORCHRUN, "MASTER_ADDR": "a b"}, {}, "MASTER_ADDR is 'a b'"),
         ({**TORCHRUN, "MASTER_PORT": "0"}, {}, "MASTER_PORT is 0; allowed: 1 to 65535"),
         ({**TORCHRUN, "MASTER_PORT": "65536"}, {}, "MASTER_PORT is 65536"),
@@ -200,16 +199,6 @@ def test_what_shardyard_says() -> None:
 def test_what_is_refused(environment: Env, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         read(environment, **fields)
-
-
-def test_limits_that_are_allowed() -> None:
-    """A node with exactly as many GPUs as ranks, and the last port."""
-    assert read({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "1"}, transport="nccl").rank == 2
-    assert read({**TORCHRUN, "MASTER_PORT": "65535"}).rendezvous == "tcp://node1:65535"
-    for name, message in (("MASTER_PORT", "MASTER_PORT is not"), ("SLURM_JOB_ID", "PORT or SLURM_JOB_ID")):
-        given = TORCHRUN if name in TORCHRUN else SLURM
-        with pytest.raises(LaunchError, match=message):
-            read({key: value for key, value in given.items() if key != name})
 
 
 def test_nodelists() -> None:

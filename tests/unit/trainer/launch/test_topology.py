@@ -117,10 +117,10 @@ def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path) -> None:
 
 def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
     spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
-    plan = LocalRuntime(cold=True, shared_network=True).plan(spec, paths, tmp_path)
+    cold, warm = (LocalRuntime(cold=cold, shared_network=True) for cold in (True, False))
+    plan = cold.plan(spec, paths, tmp_path)
     assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
-    warm = LocalRuntime(shared_network=True).plan(spec, paths, tmp_path)
-    assert [process.argv[:-1] for process in warm.processes] == [CLIENT, CLIENT]
+    assert [p.argv[:-1] for p in warm.plan(spec, paths, tmp_path).processes] == [CLIENT, CLIENT]
     assert json.loads(json.dumps(plan.as_dict()))["topology"] == "ddp"
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Mistakes of the watchdog: whose timeout counts, which signal it obeys, and what it reports before it exits."""
+"""Mistakes of the watchdog: whose timeout counts, which signal it obeys, what it reports on exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in micro-batches and clipping: shares of a batch, whose gradients a norm has, fields without effect."""
+"""Mistakes in micro-batches and clipping: shares of a batch, whose gradients a norm has, ignored fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics, what an exchange sends."""
+"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics, and what is sent."""
 
 from __future__ import annotations
 

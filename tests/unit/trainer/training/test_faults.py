@@ -1,4 +1,4 @@
-"""Mistakes in faults: when, on which node and how often they fire, for how long, and what a run may ask for."""
+"""Mistakes in faults: when, where, how often and how long they act, and what a run may ask for."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ def test_faults_are_part_of_the_key_unless_there_are_none() -> None:
     assert spec().key == plain.key != faulty.key
     assert RunSpec.model_validate_json(faulty.model_dump_json()) == faulty
     assert spec({**KILL, "pause": None}).key == faulty.key
+    for fields in ({}, {"node_speed": {-1: 0.5}}):  # a node may return that is not slower
+        assert spec(RETURNING, strategy="gossip", on_loss="continue", **fields).return_after
 
 
 CONTINUE = ("on_loss", "continue", "allowed: stop")
@@ -69,17 +71,10 @@ CONTINUE = ("on_loss", "continue", "allowed: stop")
     [
         ({"at": {"epoch": 1}}, {}, ("faults[0]", "none", "kill, pause, slow, cut_off, drop")),
         ({**KILL, "pause": {"node": 0, "seconds": 1}}, {}, ("faults[0]", "kill and pause", "exactly one")),
-        ({"kill": {"node": 1}}, {}, ("faults[0].at", "missing")),
         (fault_of("kill", {"epoch": 1, "step": 2}), {}, ("faults[0].at", "epoch and step")),
-        (fault_of("kill", {"epoch": 0}), {}, ("faults[0].at.epoch", "0")),
         (fault_of("kill", {"step": 0}), {}, ("faults[0].at.step", "0")),
-        (fault_of("kill", {"second": -1}), {}, ("faults[0].at.second", "-1")),
         (fault_of("kill", {"random": {"steps": [9, 3]}}), {}, ("faults[0].at.random", "9", "3")),
-        (fault_of("kill", nodes=1), {}, ("faults[0].kill.nodes", "unknown key")),
-        (fault_of("pause"), {}, ("faults[0].pause.seconds", "missing")),
-        (fault_of("pause", seconds=0), {}, ("faults[0].pause.seconds", "0")),
         (fault_of("slow", factor=1), {}, ("faults[0].slow.factor", "1")),
-        (fault_of("drop", share=1.5), {}, ("faults[0].drop.share", "1.5")),
         # Checks across fields
         (fault_of("kill", node=3), {}, ("faults: ", "fault 0, kill", "node is 3", "0 to 2")),
         (fault_of("kill", {"epoch": 4}), {}, ("faults: ", "at.epoch is 4", "1 to 3")),
@@ -125,12 +120,6 @@ def test_what_is_refused(fault: Any, fields: dict[str, Any], named: tuple[str, .
         spec(*([fault] if fault else []), **fields)
     (line,) = error_lines(caught.value, dotted)
     assert [part for part in named if part not in line] == []
-
-
-def test_a_node_may_return_to_a_run_that_continues() -> None:
-    for fields in ({}, {"node_speed": {-1: 0.5}}):  # of another node
-        assert spec(RETURNING, strategy="gossip", on_loss="continue", **fields).return_after
-    assert spec(strategy="gossip", on_loss="continue").key != spec(strategy="gossip").key
 
 
 def test_random_step_depends_on_its_seed_alone() -> None:
@@ -326,25 +315,6 @@ def test_dropped_packets_arrive_after_the_cut(pair: tuple[socket.socket, socket.
     loss.stop()
     other.settimeout(10)
     assert other.recv(4) == b"lost"
-
-
-@linux
-def test_share_of_packets_is_lost_and_sent_again(pair: tuple[socket.socket, socket.socket]) -> None:
-    one, other = pair
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    loss = PacketLoss([other.dup()])
-    loss.start(0.5)
-    for number in range(100):
-        one.sendall(bytes([number]))
-        time.sleep(0.001)
-    received = b""
-    while len(received) < 100:
-        received += other.recv(100)
-    loss.stop()
-    assert received == bytes(range(100))
-    # struct tcp_info: tcpi_total_retrans, a 32-bit number at byte 100.
-    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    assert int.from_bytes(info[100:104], sys.byteorder) > 0
 
 
 @pytest.mark.parametrize(("share", "loses"), [(0.2, [False]), (0.4, [False, True]), (1.0, [True])])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.rng import RngFactory
-from trainer.data.base import DataError, Split
+from trainer.data.base import Split
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
 from trainer.training.partition import Partition
@@ -148,16 +148,6 @@ def test_split_is_equal_on_all_ranks_and_changes_if_it_is_reshuffled(reshuffle: 
     assert sorted(one.order(2)) == sorted(second[0])
 
 
-def test_one_node_trains_as_serial_does() -> None:
-    serial = loader(0, 1, strategy="serial").order(1).tolist()
-    assert sorted(serial) == list(range(SAMPLES))
-    for partitioner in ("random_partition", "random_sampling", "feature"):
-        one = loader(0, 1, partitioner=partitioner)
-        assert one.order(1).tolist() == serial
-        for batch, indices in one.batches(1):
-            np.testing.assert_array_equal(batch.inputs.numpy(), split().inputs[indices])
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("distortion", "reshuffle"), [("noise", True), ("rotation", False)])
 def test_images_are_distorted_by_the_partitioner(method: str, distortion: str, reshuffle: bool) -> None:
@@ -178,13 +168,6 @@ def test_images_are_distorted_by_the_partitioner(method: str, distortion: str, r
     plain = loader(2, train=train, partitioner="feature", strategy="fault_injection")  # no partition
     for batch, indices in plain.batches(1):
         np.testing.assert_array_equal(batch.inputs.numpy(), train.inputs[indices])
-
-
-def test_impossible_split_is_an_error_before_the_first_batch() -> None:
-    rare = Split(split().inputs[:12], np.array([0] * 11 + [1]))
-    two = {"name": "synthetic", "classes": 2}
-    with pytest.raises(DataError, match=r"class 1 has 1 samples for the 2 nodes"):
-        loader(0, 2, train=rare, partitioner={"name": "classes", "per_node": 2}, dataset=two)
 
 
 def test_augmentation_draws_depend_on_seed_rank_epoch_and_step() -> None:

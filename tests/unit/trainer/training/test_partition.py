@@ -1,4 +1,4 @@
-"""Mistakes in the partition of a run: what the preview shows, what ranks train on, and defects that pass."""
+"""Mistakes in the partition of a run: what the preview shows, and defects that pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in resuming: state that is not restored, steps that repeat, checkpoints that do not fit together."""
+"""Mistakes in resuming: what is not restored, steps that repeat, checkpoints that do not fit together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, 
 from trainer.training.replica import Replica
 
 LENET = {"name": "lenet", "dropout": 0.3}
-WIDE = {"name": "wide_resnet", "widen": 1}
 # Parts of 68 and 52 samples on two ranks; 50, 38 and 32 on three.
 UNEVEN = {"name": "quantity", "imbalance": 0.4}
 IMAGES = {"name": "synthetic", "samples": 120, "test_samples": 20, "noise": 1.0}
-SMALL_IMAGES = {**IMAGES, "height": 8, "width": 8}
 
 
 class Killed(Exception):
@@ -55,35 +53,22 @@ def comparable(training: Training) -> list[Any]:
     return [reported, [result.model_copy(update=measured) for result in training.results]]
 
 
-# All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
-ALTERNATING = {"schedule": [[0, 2], [1], [0, 1, 2]]}
 BY_STEPS, BY_EPOCHS = {"checkpoint_steps": 2}, {"checkpoint_epochs": 1}
+MOMENTUM = {"optimizer": "momentum", "partitioner": UNEVEN}
+SCHEDULE = {**MOMENTUM, "lr_scaling": "linear", "warm_up_epochs": 2}
+AUGMENTED = {"model": LENET, "augmentation": {"name": "standard", "saturation": 0}}
+STATISTICS = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": {**IMAGES, "height": 8, "width": 8}}
+# All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
+PARTLY = {"name": "local_sgd", "local_steps": 4, "participation": {"schedule": [[0, 2], [1], [0, 1, 2]]}}
 RESUMED: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "adam, dropout": ("serial", 1, {"optimizer": "adam", "model": LENET, "batch_size": 20, **BY_STEPS}),
-    "schedule": (
-        "all_reduce",
-        3,
-        {"optimizer": "momentum", "partitioner": UNEVEN, "lr_scaling": "linear", "warm_up_epochs": 2}
-        | BY_EPOCHS,
-    ),
-    "statistics": ("all_reduce", 2, {"model": WIDE, "dataset": SMALL_IMAGES, **BY_STEPS}),
+    "schedule": ("all_reduce", 3, {**SCHEDULE, **BY_EPOCHS}),
+    "statistics": ("all_reduce", 2, {**STATISTICS, **BY_STEPS}),
     "pad": ({"name": "all_reduce", "uneven": "pad"}, 2, {"partitioner": UNEVEN, **BY_STEPS}),
-    "augmentation": (
-        "all_gather",
-        2,
-        {"model": LENET, "augmentation": {"name": "standard", "saturation": 0}, **BY_STEPS},
-    ),
-    "in a round": (
-        {"name": "local_sgd", "local_steps": 4},
-        2,
-        {"optimizer": "momentum", "partitioner": UNEVEN, **BY_STEPS},
-    ),
-    "own weights": ("one_shot", 2, {"optimizer": "momentum", "partitioner": UNEVEN, **BY_EPOCHS}),
-    "participation": (
-        {"name": "local_sgd", "local_steps": 4, "participation": ALTERNATING},
-        3,
-        {"batch_size": 5, **BY_STEPS},
-    ),
+    "augmentation": ("all_gather", 2, {**AUGMENTED, **BY_STEPS}),
+    "in a round": ({"name": "local_sgd", "local_steps": 4}, 2, {**MOMENTUM, **BY_STEPS}),
+    "own weights": ("one_shot", 2, {**MOMENTUM, **BY_EPOCHS}),
+    "participation": (PARTLY, 3, {"batch_size": 5, **BY_STEPS}),
 }
 
 
@@ -104,37 +89,23 @@ def test_an_interrupted_run_ends_with_the_same_result(name: str, tmp_path: Path)
 
 TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
-EXPERTS = {"model": {**GPT, "experts": 3}, "partitioner": UNEVEN}
+SPLITS: dict[str, tuple[Any, int, dict[str, Any]]] = {
+    "zero2": ("zero2", 2, {"partitioner": UNEVEN, **BY_STEPS}),
+    "tensor": ({"name": "tensor_parallel", "sequence_parallel": True}, 2, BY_STEPS),
+    "context": ("context_parallel", 2, BY_EPOCHS),
+    "experts": ("expert_parallel", 2, {"model": {**GPT, "experts": 3}, "partitioner": UNEVEN, **BY_STEPS}),
+    "pipeline": ({"name": "pipeline", "schedule": "zero_bubble"}, 2, {"clip_norm": 0.1, **BY_EPOCHS}),
+    "interleaved": ({"name": "pipeline", "schedule": "interleaved", "chunks": 2}, 2, BY_STEPS),
+    "hybrid": ({"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}, 4, BY_STEPS),
+}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "fields"),
-    [
-        pytest.param("zero2", 2, {"partitioner": UNEVEN, **BY_STEPS}, id="zero2"),
-        pytest.param({"name": "tensor_parallel", "sequence_parallel": True}, 2, BY_STEPS, id="tensor"),
-        pytest.param("context_parallel", 2, BY_EPOCHS, id="context"),
-        pytest.param("expert_parallel", 2, {**EXPERTS, **BY_STEPS}, id="experts"),
-        pytest.param(
-            {"name": "pipeline", "schedule": "zero_bubble"},
-            2,
-            {"clip_norm": 0.1, **BY_EPOCHS},
-            id="pipeline",
-        ),
-        pytest.param(
-            {"name": "pipeline", "schedule": "interleaved", "chunks": 2}, 2, BY_STEPS, id="interleaved"
-        ),
-        pytest.param(
-            {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}},
-            4,
-            {"partitioner": UNEVEN, **BY_STEPS},
-            id="hybrid",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", SPLITS)
 def test_a_rank_of_a_split_resumes_with_its_part(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: Any, ranks: int, fields: dict[str, Any]
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Interrupted in the second epoch. A pipeline keeps its split points, whatever is measured then."""
+    strategy, ranks, fields = SPLITS[name]
     run = {"dataset": TOKENS, "model": GPT, "optimizer": "adam", "lr": 0.01, "batch_size": 15, **fields}
 
     def measured(seconds: Any) -> None:
@@ -271,14 +242,6 @@ def test_an_incompatible_checkpoint_is_named(interrupted: Path) -> None:
             train("all_reduce", 2, interrupted, **RUN)
         for fact in ("epoch 1 and 6 steps", f"KeyError: '{missing}'", f"remove {interrupted}"):
             assert fact in str(raised.value)
-
-
-def test_run_that_starts_over_resets_the_count(interrupted: Path) -> None:
-    interrupt(1, interrupted, "all_reduce", 2, **RUN)  # the resumption is counted
-    for checkpoint in interrupted.glob("epoch-*/rank-1.pt"):
-        damage(checkpoint)
-    interrupt(9, interrupted, "all_reduce", 2, **RUN)
-    assert train("all_reduce", 2, interrupted, **RUN).of("resumed")[0].fields["times"] == 1
 
 
 def test_epochs_before_the_checkpoint_count(tmp_path: Path) -> None:

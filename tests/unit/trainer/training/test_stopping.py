@@ -1,4 +1,4 @@
-"""Mistakes in stopping at a checkpoint: points that ranks have passed or do not share, and whose reason counts."""
+"""Mistakes in stopping at a checkpoint: points that ranks have passed or do not share, whose reason."""
 
 from __future__ import annotations
 
