@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from tests.unit.threads import together
-from tests.unit.training import train
 from trainer.aggregation.mean import MeanAggregation
 from trainer.comm.memory import MemoryCommunicator
 from trainer.core.rng import RngFactory
@@ -236,10 +234,3 @@ def test_aggregations_of_too_few_vectors_are_counted(strategy: str) -> None:
         found = trained({"name": strategy, "aggregation": rule}, nodes, **fields)
         assert accuracy(found) > 0
         assert (found.results[0].aggregations_without_effect is not None) is without_effect
-
-
-def test_ranks_of_a_byzantine_node_attack_together() -> None:
-    node = {"processes_per_node": 2, "byzantine": {"nodes": [1], "attack": HARD}}
-    two = train("local_sgd", 3, **node, epochs=1)
-    four = train("local_sgd", 6, byzantine={"nodes": [2, 3], "attack": HARD}, epochs=1)
-    assert np.array_equal(two.weights, four.weights)

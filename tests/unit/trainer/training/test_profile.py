@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from tests.unit.conftest import FakeTime
 from trainer.models.shapes import block_shapes
 from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
@@ -60,29 +61,20 @@ def test_counts_of_known_layers() -> None:
     assert block.flops == 2 * (2 * 5 * 5) * 3 * 5 * 4  # for each output element
 
 
-class FakeClock:
-    """A clock that advances only when a test sets it."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class TimedIdentity(nn.Module):
     """The identity with given forward and backward seconds for each pass."""
 
-    def __init__(self, clock: FakeClock, forward_s: list[float], backward_s: list[float]) -> None:
+    def __init__(self, clock: FakeTime, forward_s: list[float], backward_s: list[float]) -> None:
         super().__init__()
         self.clock, self.times = clock, list(zip(forward_s, backward_s, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         forward_s, backward_s = self.times.pop(0)
-        self.clock.now += forward_s
+        self.clock.pass_(forward_s)
         y = x * 1
 
         def later(gradient: Tensor) -> None:
-            self.clock.now += backward_s
+            self.clock.pass_(backward_s)
 
         if y.requires_grad:
             y.register_hook(later)
@@ -90,7 +82,7 @@ class TimedIdentity(nn.Module):
 
 
 def test_times_are_medians_after_warm_up() -> None:
-    clock = FakeClock()
+    clock = FakeTime(0.0)
     # The first pass counts bytes, the second warms up.
     early = TimedIdentity(clock, [900, 500, 1, 3, 80], [900, 500, 10, 30, 20])
     late = TimedIdentity(clock, [900, 500, 7, 5, 6], [900, 500, 70, 50, 60])
