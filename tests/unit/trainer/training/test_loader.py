@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ def test_own_batches_hold_the_remaining_samples() -> None:
     found = batches(one, "batches")
     assert [len(batch.targets) for batch, _ in found] == [10, 10, 10, 10, 10, 2]
     assert found[-1][0].share == pytest.approx(2 / 3)  # the other node has 51
+    assert np.isnan(replace(found[0][0], weights=[0.0, 0.0]).share)
     assert [(batch.step, batch.steps) for batch, _ in found] == [(step, 6) for step in range(1, 7)]
     resumed = [indices.tolist() for _, indices in one.batches(1, skip=2)]
     assert resumed == [indices.tolist() for _, indices in found[2:]]
