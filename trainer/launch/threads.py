@@ -81,6 +81,7 @@ class Exchanges:
 
     Attributes:
         defect: how their collectives differ; empty while they agree.
+        deadlock: what each rank does when they wait for ever; empty while they do not.
     """
 
     def __init__(self, size: int) -> None:
@@ -90,7 +91,7 @@ class Exchanges:
         self._progress = 0
         self._order: dict[tuple[int, ...], list[tuple[int, str]]] = {}  # collectives of each group
         self._taken: dict[tuple[tuple[int, ...], int], int] = {}
-        self.defect = ""
+        self.defect = self.deadlock = ""
 
     def enter(self, ranks: tuple[int, ...], rank: int, what: str, collective: bool = True) -> None:
         """A rank enters an exchange. Raises CommunicationError if another rank calls another one."""
@@ -218,38 +219,24 @@ def train(spec: RunSpec, checkpoints: Path | None = None, datasets: DatasetCache
     """
     size, task = spec.world_size, Task(spec, Path(), datasets or DatasetCache())
     _ = task.data  # loaded before the ranks are started
-    group, exchanges = ThreadGroup(size), Exchanges(size)
-    outcomes: list[TrainResult | Exception] = [DeadlockError("a rank does not end")] * size
     events = [RecordedEvents(rank) for rank in range(size)]
     with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
 
-        def rank_trains(rank: int) -> None:
+        def rank_trains(comm: WatchedCommunicator) -> TrainResult:
             context = NodeContext(
-                rank, size, "memory", Path(), out_dir=Path(name), checkpoint_dir=checkpoints
+                comm.rank, size, "memory", Path(), out_dir=Path(name), checkpoint_dir=checkpoints
             )
-            try:
-                clock = rank_clock(size)
-                comm = WatchedCommunicator.watched(rank, size, clock, group, exchanges)
-                outcomes[rank] = train_rank(context, task, events[rank], comm)
-            except Exception as error:
-                outcomes[rank] = error
-                group.abort()
-            finally:
-                exchanges.end(rank)
+            return train_rank(context, task, events[comm.rank], comm)
 
-        threads = [threading.Thread(target=rank_trains, args=(rank,), daemon=True) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        deadlock = _watch(threads, exchanges, group)
+        outcomes, exchanges = _on_threads(size, rank_trains)
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         for error in sorted(errors, key=lambda error: isinstance(error, CommunicationError)):
-            if isinstance(error, CommunicationError) and (exchanges.defect or deadlock):
-                raise DeadlockError(exchanges.defect or deadlock) from error
+            if isinstance(error, CommunicationError) and (found := exchanges.defect or exchanges.deadlock):
+                raise DeadlockError(found) from error
             raise error
-        results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
         traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"))]
         weights = np.load(Path(name) / "weights.npy")
-        return Training(weights, results, [each.events for each in events], traces)
+        return Training(weights, outcomes, [each.events for each in events], traces)
 
 
 class UnevaluatedSession(Session):
@@ -299,32 +286,32 @@ def weights_of(task: Task) -> Tensor:
     return weights
 
 
-def _watch(threads: list[threading.Thread], exchanges: Exchanges, group: ThreadGroup) -> str:
-    """Wait for the threads. Returns what each rank does when they wait for ever; empty: they end."""
-    unchanged, seen, deadlock = 0, -1, ""
-    while any(thread.is_alive() for thread in threads):
-        next(thread for thread in threads if thread.is_alive()).join(POLL_S)
-        blocked, progress = exchanges.blocked
-        unchanged = unchanged + 1 if blocked and progress == seen else 0
-        seen = progress
-        if unchanged == POLLS and any(thread.is_alive() for thread in threads):
-            deadlock = deadlock or str(exchanges)
-            group.abort()
-        elif unchanged > 2 * POLLS:
-            break  # a thread waits outside of our exchanges
-    return deadlock
-
-
 def together(size: int, body: Callable[[WatchedCommunicator], Any]) -> list[Any]:
     """Run `body` on so many ranks. Returns each rank's result, or the exception it raised."""
+
+    def timed(comm: WatchedCommunicator) -> Any:
+        comm.clock.start()
+        return body(comm)
+
+    outcomes, exchanges = _on_threads(size, timed)
+    if exchanges.deadlock:
+        raise DeadlockError(exchanges.deadlock)
+    return outcomes
+
+
+def _on_threads(size: int, body: Callable[[WatchedCommunicator], Any]) -> tuple[list[Any], Exchanges]:
+    """Run `body` on so many ranks, each a thread, and wait for them.
+
+    Returns:
+        Each rank's result, or the exception it raised; and what they have exchanged.
+    """
     group, exchanges = ThreadGroup(size), Exchanges(size)
     outcomes: list[Any] = [DeadlockError("a rank does not end")] * size
 
     def run(rank: int) -> None:
-        clock = rank_clock(size)
-        clock.start()
         try:
-            outcomes[rank] = body(WatchedCommunicator.watched(rank, size, clock, group, exchanges))
+            comm = WatchedCommunicator.watched(rank, size, rank_clock(size), group, exchanges)
+            outcomes[rank] = body(comm)
         except Exception as error:
             outcomes[rank] = error
             group.abort()
@@ -334,6 +321,20 @@ def together(size: int, body: Callable[[WatchedCommunicator], Any]) -> list[Any]
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    if deadlock := _watch(threads, exchanges, group):
-        raise DeadlockError(deadlock)
-    return outcomes
+    _watch(threads, exchanges, group)
+    return outcomes, exchanges
+
+
+def _watch(threads: list[threading.Thread], exchanges: Exchanges, group: ThreadGroup) -> None:
+    """Wait for the threads, and end those that wait for ever."""
+    unchanged, seen = 0, -1
+    while any(thread.is_alive() for thread in threads):
+        next(thread for thread in threads if thread.is_alive()).join(POLL_S)
+        blocked, progress = exchanges.blocked
+        unchanged = unchanged + 1 if blocked and progress == seen else 0
+        seen = progress
+        if unchanged == POLLS and any(thread.is_alive() for thread in threads):
+            exchanges.deadlock = exchanges.deadlock or str(exchanges)
+            group.abort()
+        elif unchanged > 2 * POLLS:
+            break  # a thread waits outside of our exchanges

@@ -1,25 +1,18 @@
-"""Launchers: rank, size and rendezvous from the variables of each, and what is refused."""
+"""Mistakes in reading launchers: precedence of variables, counts of ranks, hosts, routes, refusals."""
 
 from __future__ import annotations
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.core.context import NodeContext
 from trainer.launch import interface
-from trainer.launch.environment import TOPOLOGIES, read_context
+from trainer.launch.environment import read_context
 from trainer.launch.interface import choose, interface_to, interface_variables, ipv4_routes, ipv6_routes
-from trainer.launch.launchers import (
-    ALONE,
-    LAUNCHER,
-    LAUNCHERS,
-    STARTED_BY,
-    LaunchError,
-    expand_nodelist,
-    first_of_nodelist,
-)
+from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist
 from trainer.spec.run_spec import RunSpec
 
 Env = dict[str, str]
@@ -32,9 +25,9 @@ SLURM = {
     "SLURM_JOB_NODELIST": "login,node[1-3,7],x01",
     "SLURM_STEP_NODELIST": "node[1-2]",
     "SLURM_PROCID": "2",
-    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS": "9",  # of the job
+    "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
 }
 PMIX = {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.7.0"}
 KUBEFLOW = {
@@ -52,6 +45,8 @@ SKYPILOT = {
     "SKYPILOT_NUM_GPUS_PER_NODE": "0",
 }
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2", "NNODES": "4", "MASTER_ADDR": "run-0.run"}
+AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+TWO_BY_TWO: dict[str, Any] = {"nodes": 2, "processes_per_node": 2}
 
 
 def run(nodes: int = 4, processes_per_node: int = 1, **fields: Any) -> RunSpec:
@@ -59,11 +54,12 @@ def run(nodes: int = 4, processes_per_node: int = 1, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({**values, "nodes": nodes, "processes_per_node": processes_per_node})
 
 
+def without(name: str, environment: Env) -> Env:
+    return {each: value for each, value in environment.items() if each != name}
+
+
 def read(environment: Env, **fields: Any) -> NodeContext:
     return read_context(run(**fields), environment)
-
-
-# Rank 2 of 4
 
 
 @pytest.mark.parametrize(
@@ -78,203 +74,167 @@ def read(environment: Env, **fields: Any) -> NodeContext:
         pytest.param(SKYPILOT, "tcp://10.0.0.1:29500", id="skypilot"),
         pytest.param(KUBERNETES, "tcp://run-0.run:29500", id="kubernetes"),
         pytest.param({**KUBERNETES, "MASTER_ADDR": "fd00::1"}, "tcp://[fd00::1]:29500", id="ipv6"),
+        pytest.param({**SLURM, **TORCHRUN}, "tcp://node1:4000", id="torchrun in slurm"),
+        pytest.param({**OPENMPI, **SLURM}, "tcp://node1:24567", id="openmpi does not know, slurm does"),
+        pytest.param(AGENT, "store://node1:4000/2", id="agent of torchrun"),
+        pytest.param(
+            {**AGENT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "tcp://node1:4000", id="without its agent"
+        ),
+        pytest.param({**TORCHRUN, "MASTER_PORT": "65535"}, "tcp://node1:65535", id="last port"),
+        pytest.param(
+            {**SLURM, **TORCHRUN, "RANK": "1", LAUNCHER: "slurm"}, "tcp://node1:4000", id="named launcher"
+        ),
+        pytest.param({**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, "/live/meet", id="shardyard"),
     ],
 )
-@pytest.mark.parametrize("transport", ["gloo", "rpc"])
-def test_rank_and_rendezvous_of_each_launcher(environment: Env, rendezvous: str, transport: str) -> None:
-    context = read(environment, transport=transport)
-    assert (context.rank, context.size, context.local_rank) == (2, 4, 0)
-    assert context.rendezvous == rendezvous
-
-
-def test_every_launcher_is_tested() -> None:
-    named = {"torchrun", "openmpi", "slurm", "pmix", "kubeflow", "skypilot", "kubernetes"}
-    assert named == LAUNCHERS.keys()
-
-
-def test_shardyard_s_own_rendezvous_counts_first() -> None:
-    assert read({**SLURM, "SHARDYARD_RENDEZVOUS": "/live/rendezvous"}).rendezvous == "/live/rendezvous"
-
-
-def test_ranks_of_a_node() -> None:
-    environment = {**SLURM, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
-    context = read(environment, nodes=2, processes_per_node=2)
-    assert (context.rank, context.size, context.local_rank) == (3, 4, 1)
+def test_rank_and_rendezvous_of_each_launcher(environment: Env, rendezvous: str) -> None:
+    for transport in ("gloo", "rpc"):
+        context = read(environment, transport=transport)
+        assert (context.rank, context.size, context.local_rank) == (2, 4, 0)
+        assert context.rendezvous == rendezvous
 
 
 def test_ranks_of_mpi() -> None:
-    for environment in (OPENMPI, {**PMIX, **SLURM}):
-        context = read(environment, transport="mpi")
+    """Variables of torchrun do not count. The ranks of PMIx are counted by Open MPI, and else by Slurm."""
+    in_slurm = {**PMIX, **SLURM}
+    counted = {**in_slurm, "OMPI_COMM_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "1"}
+    for environment in (OPENMPI, in_slurm, counted):
+        context = read({**environment, "RANK": "9", "WORLD_SIZE": "9"}, transport="mpi")
         assert (context.rank, context.size, context.rendezvous) == (2, 4, "")
 
 
-# Which launcher
-
-
-def test_a_named_launcher_counts_alone() -> None:
-    inside = {**SLURM, "RANK": "1", "WORLD_SIZE": "4", **MASTER}
-    assert read({**inside, LAUNCHER: "torchrun"}).rank == 1
-    assert read({**inside, LAUNCHER: "slurm"}).rank == 2
-
-
-def test_launchers_that_agree() -> None:
-    assert read({**SLURM, **TORCHRUN}).rendezvous == "tcp://node1:4000"
-    # Open MPI does not say where rank 0 is, Slurm does.
-    assert read({**OPENMPI, **SLURM}).rendezvous == "tcp://node1:24567"
+def test_ranks_of_a_node() -> None:
+    """Open MPI numbers the ranks of all nodes that are one host across them."""
+    for rank in range(6):
+        for reported in (rank % 3, rank):
+            environment = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "6"}
+            environment["OMPI_COMM_WORLD_LOCAL_RANK"] = str(reported)
+            context = read(environment, transport="mpi", nodes=2, processes_per_node=3)
+            assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 
 
 def test_torchrun_on_the_nodes_of_another_launcher() -> None:
     """One pod for each node, in which torchrun starts two ranks."""
     outer = {**KUBEFLOW, "PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"}
     inner = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER}
-    context = read({**outer, **inner}, nodes=2, processes_per_node=2)
+    context = read({**outer, **inner}, **TWO_BY_TWO)
     assert (context.rank, context.local_rank) == (3, 1)
     with pytest.raises(LaunchError, match=r"RANK is 1 .*PET_NODE_RANK is 1 .*SHARDYARD_LAUNCHER"):
-        read({**outer, **inner, "RANK": "1"}, nodes=2, processes_per_node=2)
+        read({**outer, **inner, "RANK": "1"}, **TWO_BY_TWO)
     with pytest.raises(LaunchError, match=r"PET_NODE_RANK is 1 .* 2 ranks; start them with torchrun"):
-        read(outer, nodes=2, processes_per_node=2)
+        read(outer, **TWO_BY_TWO)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
-        ({"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
-    ],
-)
-def test_runs_whose_ranks_must_be_watched(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(LaunchError, match=message):
-        read(TORCHRUN, **fields)
-
-
-def test_torchrun_s_agent_serves_the_store() -> None:
-    agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert read(agent).rendezvous == "store://node1:4000/2"
-    assert read({**agent, "TORCHELASTIC_USE_AGENT_STORE": "False"}).rendezvous == "tcp://node1:4000"
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_runtimes_name_their_launcher(topology: str) -> None:
-    assert STARTED_BY[topology] in {*LAUNCHERS, ALONE}
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({}, "RANK is not set; .*SLURM_PROCID.*JOB_COMPLETION_INDEX"),
-        ({LAUNCHER: "slurm", **TORCHRUN}, "SLURM_PROCID is not set"),
-        (
-            {LAUNCHER: "slrm", **SLURM},
-            "SHARDYARD_LAUNCHER is 'slrm'; allowed: torchrun, .*kubernetes, none",
-        ),
-        ({LAUNCHER: ALONE, **SLURM}, "RANK is not set"),
-        ({"SLURM_PROCID": "2"}, "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
-        (PMIX, "OMPI_COMM_WORLD_SIZE or SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
-        ({"JOB_COMPLETION_INDEX": "2"}, "NNODES is not set"),
-        ({**SLURM, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "openmpi.*SLURM_PROCID is 2"),
-        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 1, but the run has 4 nodes"),
-        ({**SLURM, "SLURM_PROCID": "4"}, "SLURM_PROCID is 4; allowed: 0 to 3"),
-        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "2"}, "PET_NPROC_PER_NODE is 2, but the run has 4 nodes"),
-        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE is 'auto', not a whole number"),
-        ({**KUBEFLOW, "PET_NNODES": "1:4"}, "PET_NNODES is '1:4', not a whole number"),
-    ],
-)
-def test_what_is_refused(environment: Env, message: str) -> None:
-    with pytest.raises(LaunchError, match=message):
-        read(environment)
-
-
-@pytest.mark.parametrize(
-    ("environment", "missing", "message"),
-    [
-        (TORCHRUN, "MASTER_ADDR", "MASTER_ADDR is not set"),
-        (TORCHRUN, "MASTER_PORT", "MASTER_PORT is not set"),
-        (OPENMPI, "", "MASTER_ADDR is not set; it says where rank 0 is"),
-        (SLURM, "SLURM_JOB_ID", "MASTER_PORT or SLURM_JOB_ID is not set"),
-        (KUBEFLOW, "PET_MASTER_ADDR", "PET_MASTER_ADDR is not set"),
-        (SKYPILOT, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_IPS is not set"),
-        (KUBERNETES, "MASTER_ADDR", "MASTER_ADDR is not set"),
-    ],
-)
-def test_no_rendezvous_is_assumed(environment: Env, missing: str, message: str) -> None:
-    with pytest.raises(LaunchError, match=message):
-        read({name: value for name, value in environment.items() if name != missing})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("MASTER_ADDR", "a b"), ("MASTER_PORT", "0"), ("MASTER_PORT", "70000"), ("MASTER_PORT", "http")],
-)
-def test_an_address_that_is_none(name: str, value: str) -> None:
-    with pytest.raises(LaunchError, match=name):
-        read({**TORCHRUN, name: value})
-
-
-def test_gpus_of_skypilot() -> None:
-    spec = run(transport="nccl")
-    with pytest.raises(LaunchError, match="SKYPILOT_NUM_GPUS_PER_NODE is 0"):
-        read_context(spec, SKYPILOT)
-    assert read_context(spec, {**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}).rank == 2
-
-
-def test_a_launcher_starts_one_process_of_topology_single() -> None:
-    fields: dict[str, Any] = {"transport": "memory", "nodes": 4}
-    assert read({}, **fields).rank == 0
-    assert read({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, **fields).rank == 0
-    assert read({**SLURM, LAUNCHER: ALONE}, **fields).rank == 0
-    with pytest.raises(LaunchError, match="SLURM_NTASKS is 4, but one process has all ranks"):
+def test_one_process_has_all_ranks_of_topology_single() -> None:
+    fields = {**TWO_BY_TWO, "transport": "memory"}
+    for environment in ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {**SLURM, LAUNCHER: ALONE}):
+        context = read(environment, **fields)
+        assert (context.rank, context.size, context.local_rank, context.rendezvous) == (0, 4, 0, "")
+    with pytest.raises(LaunchError, match="SLURM_STEP_NUM_TASKS is 4, but one process has all ranks"):
         read(SLURM, **fields)
 
 
-# Nodelists
+def test_what_shardyard_says() -> None:
+    """Also that a rank of a slower node waits for the throttle of its node, and others for its quota."""
+    said = {
+        "SHARDYARD_CPU_QUOTA": "1.5",
+        "SHARDYARD_THROTTLED": "/live",
+        "SHARDYARD_REQUEUES": "3",
+        "SHARDYARD_INCARNATION": "2",
+        "SHARDYARD_LINKED": "node-1,node-2",
+    }
+    fields = {**TWO_BY_TWO, "node_speed": [1, 0.5], "timeout_s": 7}
+    spec = run(**fields)
+    slow = read({**TORCHRUN, **said}, **fields)
+    fast = read({**TORCHRUN, **said, "RANK": "1", "LOCAL_RANK": "1"}, **fields)
+    assert slow.cpu_quota == spec.throttle_cpus(1) != spec.throttle_cpus(0)
+    assert slow.throttle_mark is not None
+    assert (fast.cpu_quota, fast.throttle_mark) == (1.5, None)
+    assert (fast.requeues, fast.incarnation, fast.timeout_s) == (3, 2, 7)
+    assert (fast.linked, fast.data_dir) == (("node-1", "node-2"), Path("data"))
+    gpus = {**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "1"}  # one for each rank
+    assert read(gpus, transport="nccl").rank == 2
+    with pytest.raises(LaunchError, match="SHARDYARD_CPU_QUOTA is 'all', not a number"):
+        read({**TORCHRUN, "SHARDYARD_CPU_QUOTA": "all"})
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("environment", "fields", "message"),
     [
-        ("node1", "node1"),
-        ("node[1-3,7],x01", "node1 node2 node3 node7 x01"),
-        ("n[008-011]", "n008 n009 n010 n011"),
-        ("a,b-[1,3]-ib,c.d", "a b-1-ib b-3-ib c.d"),
-        ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
-        ("10.0.0.[1-2]", "10.0.0.1 10.0.0.2"),
+        ({}, {}, "RANK is not set; .*SLURM_PROCID.*JOB_COMPLETION_INDEX"),
+        ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),
+        ({**TORCHRUN, "RANK": "x"}, {}, "RANK is 'x', not a whole number"),
+        ({**TORCHRUN, "RANK": "-1"}, {}, "RANK is -1; allowed: 0 to 3"),
+        ({**TORCHRUN, "RANK": "4"}, {}, "RANK is 4; allowed: 0 to 3"),
+        ({**TORCHRUN, "LOCAL_RANK": ""}, {}, "LOCAL_RANK is '', not a whole number"),
+        ({**TORCHRUN, "WORLD_SIZE": "3"}, {}, "WORLD_SIZE is 3, but the run has 4 nodes"),
+        # Assigned round-robin to the nodes:
+        ({**TORCHRUN, "RANK": "1"}, TWO_BY_TWO, "LOCAL_RANK is 0.* rank 1 .*local rank 1"),
+        ({LAUNCHER: "slurm", **TORCHRUN}, {}, "SLURM_PROCID is not set"),
+        ({LAUNCHER: "slrm"}, {}, "SHARDYARD_LAUNCHER is 'slrm'; allowed: torchrun, .*kubernetes, none"),
+        ({LAUNCHER: ALONE, **SLURM}, {}, "RANK is not set"),
+        ({"SLURM_PROCID": "2"}, {}, "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
+        (PMIX, {}, "OMPI_COMM_WORLD_SIZE or SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
+        ({"JOB_COMPLETION_INDEX": "2"}, {}, "NNODES is not set"),
+        ({**SLURM, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0"}, {}, "openmpi.*SLURM_PROCID is 2"),
+        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "2"}, {}, "PET_NPROC_PER_NODE is 2, but the run has 4 nodes"),
+        ({**KUBEFLOW, "PET_NNODES": "1:4"}, {}, "PET_NNODES is '1:4', not a whole number"),
+        (SKYPILOT, {"transport": "nccl"}, "SKYPILOT_NUM_GPUS_PER_NODE is 0"),
+        (TORCHRUN, {"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
+        (TORCHRUN, {"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
+        # No rendezvous is assumed.
+        ({**TORCHRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
+        (without("MASTER_PORT", TORCHRUN), {}, "MASTER_PORT is not set"),
+        (without("SLURM_JOB_ID", SLURM), {}, "MASTER_PORT or SLURM_JOB_ID is not set"),
+        ({**TORCHRUN, "MASTER_ADDR": "a b"}, {}, "MASTER_ADDR is 'a b'"),
+        ({**TORCHRUN, "MASTER_PORT": "0"}, {}, "MASTER_PORT is 0; allowed: 1 to 65535"),
+        ({**TORCHRUN, "MASTER_PORT": "65536"}, {}, "MASTER_PORT is 65536"),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, {}, "MASTER_PORT is 'http'"),
+        (OPENMPI, {}, "MASTER_ADDR is not set; it says where rank 0 is"),
+        ({**SLURM, "SLURM_STEP_NODELIST": "node[1-"}, {}, r"SLURM_STEP_NODELIST is 'node\[1-'"),
+        ({**KUBEFLOW, "PET_MASTER_ADDR": ""}, {}, "PET_MASTER_ADDR is not set"),
+        ({**SKYPILOT, "SKYPILOT_NODE_IPS": ""}, {}, "SKYPILOT_NODE_IPS is not set"),
     ],
 )
-def test_nodelist(text: str, hosts: str) -> None:
-    assert [*expand_nodelist(text)] == hosts.split()
-    assert first_of_nodelist(text) == hosts.split()[0]
+def test_what_is_refused(environment: Env, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        read(environment, **fields)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "n[", "n[1-", "n[3-1]", "n[a-b]", "a,,b", "n[1-999999999]", "n 1", "n[1]]"]
-)
-def test_invalid_nodelist(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a"):
-        [*expand_nodelist(text)]
-
-
-def test_an_invalid_nodelist_is_named() -> None:
-    with pytest.raises(LaunchError, match=r"SLURM_STEP_NODELIST is 'node\[1-'"):
-        read({**SLURM, "SLURM_STEP_NODELIST": "node[1-"})
+def test_nodelists() -> None:
+    for text, hosts in {
+        "node1": "node1",
+        "node[1-3,7],x01": "node1 node2 node3 node7 x01",
+        "n[008-011]": "n008 n009 n010 n011",
+        "n[9-10]": "n9 n10",
+        "a,b-[1,3]-ib,c.d": "a b-1-ib b-3-ib c.d",
+        "r[1-2]n[1-2]": "r1n1 r1n2 r2n1 r2n2",
+    }.items():
+        assert [*expand_nodelist(text)] == hosts.split()
+    for text in ("", "n[", "n[1-", "n[3-1]", "n[a-b]", "a,,b", "n[1-999999999]", "n 1", "n[1]]"):
+        with pytest.raises(ValueError, match="is not a"):
+            [*expand_nodelist(text)]
 
 
 # The interface on the route to the first node
 
 IPV4 = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
-eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
 wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
 eth0\t0000A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
 ib0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0
 ib1\t0005000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 down0\t0006000A\t00000000\t0000\t0\t0\t0\t00FFFFFF\t0\t0\t0
 """
-IPV6 = """\
-fd000000000000010000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001      ib0
-fd000000000000010000000000000005 80 00000000000000000000000000000000 00 00000000000000000000000000000000 00000000 00000002 00000000 80200001       lo
-00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0
-00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo
-"""  # noqa: E501
+ANY = "0" * 32
+IPV6 = f"""\
+fd000000000000010000000000000000 40 {ANY} 00 {ANY} 00000100 00000001 00000000 00000001 ib0
+fd000000000000010000000000000005 80 {ANY} 00 {ANY} 00000000 00000002 00000000 80200001 lo
+{ANY} 00 {ANY} 00 fe800000000000000000000000000001 0000000f 00000001 00000000 00000003 eth0
+{ANY} 00 {ANY} 00 fe800000000000000000000000000001 00000010 00000001 00000000 00000003 wlan0
+{ANY} 00 {ANY} 00 {ANY} ffffffff 00000001 00000000 00200200 lo
+"""
 ROUTES = [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
 
 
@@ -289,7 +249,7 @@ ROUTES = [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
         ("127.0.0.1", "lo"),
         ("fd00:0:0:1::9", "ib0"),
         ("fd00:0:0:1::5", "ib0"),  # this machine: others reach it over ib0
-        ("2001:db8::1", "eth0"),
+        ("2001:db8::1", "eth0"),  # of the lower metric, in hexadecimal digits
         ("fe80::1%eth3", "eth3"),
         ("::ffff:10.0.5.9", "ib1"),
         ("::1", "lo"),
@@ -299,10 +259,14 @@ def test_interface_on_the_route(address: str, expected: str) -> None:
     assert interface_to(ip_address(address), ROUTES) == expected
 
 
-@pytest.mark.parametrize(("address", "table"), [("8.8.8.8", ""), ("fd00::1", IPV4)])
-def test_no_route(address: str, table: str) -> None:
-    with pytest.raises(LaunchError, match=f"{address}; set GLOO_SOCKET_IFNAME"):
-        interface_to(ip_address(address), [*ipv4_routes(table)])
+def test_no_route_no_address_and_no_table(tmp_path: Path) -> None:
+    for address, table in (("8.8.8.8", ""), ("fd00::1", IPV4)):
+        with pytest.raises(LaunchError, match=f"{address}; set GLOO_SOCKET_IFNAME"):
+            interface_to(ip_address(address), [*ipv4_routes(table)])
+    with pytest.raises(LaunchError, match="set the interface yourself: GLOO_SOCKET_IFNAME"):
+        interface.read_routes(tmp_path)
+    with pytest.raises(LaunchError, match=r"nowhere\.invalid, has no address"):
+        interface.addresses_of("nowhere.invalid", timeout_s=0)
 
 
 def test_a_name_that_is_loopback_on_the_first_node_itself() -> None:
@@ -315,57 +279,26 @@ def test_a_name_that_is_loopback_on_the_first_node_itself() -> None:
         choose("node1", [own], one_machine=False)
 
 
-@pytest.fixture
-def routed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with the routes above, on which every name is an address of ib1."""
-    monkeypatch.setattr(interface, "read_routes", lambda: ROUTES)
-    monkeypatch.setattr(interface, "addresses_of", lambda *_: [ip_address("10.0.5.9")])
-
-
-@pytest.mark.usefixtures("routed")
 @pytest.mark.parametrize(
     ("transport", "environment", "names"),
     [
-        ("gloo", SLURM, {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}),
-        ("rpc", SLURM, {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
-        ("mpi", {**PMIX, **SLURM}, {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"}),
+        ("gloo", SLURM, ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
+        ("gloo", {**SLURM, "GLOO_SOCKET_IFNAME": "eth9"}, ("NCCL_SOCKET_IFNAME",)),
+        ("rpc", SLURM, ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")),
+        ("mpi", {**PMIX, **SLURM}, ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")),
+        ("mpi", {**PMIX, **SLURM, "OMPI_MCA_btl_tcp_if_exclude": "eth0"}, ()),
+        ("mpi", OPENMPI, ()),  # does not say where rank 0 is
+        ("gloo", {**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, ()),  # the runtime sets the interface
+        ("memory", {}, ()),
     ],
 )
-def test_libraries_use_the_interface(transport: str, environment: Env, names: set[str]) -> None:
-    spec = run(transport=transport)
-    assert interface_variables(spec, environment) == dict.fromkeys(names, "ib1")
-    one = min(names)
-    assert interface_variables(spec, {**environment, one: "eth9"}) == dict.fromkeys(names - {one}, "ib1")
-
-
-@pytest.mark.usefixtures("routed")
-@pytest.mark.parametrize(
-    ("transport", "environment"),
-    [
-        ("gloo", {**SLURM, "SHARDYARD_RENDEZVOUS": "/live/rendezvous"}),  # the runtime sets the interface
-        ("mpi", OPENMPI),  # does not say where rank 0 is
-        ("mpi", {**PMIX, **SLURM, "OMPI_MCA_btl_tcp_if_exclude": "eth0"}),
-        ("memory", {}),
-    ],
-)
-def test_an_interface_is_left_alone(transport: str, environment: Env) -> None:
-    assert interface_variables(run(transport=transport), environment) == {}
-
-
-def test_routes_of_this_machine_are_read() -> None:
-    try:
-        routes = interface.read_routes()
-    except LaunchError:
-        pytest.skip("the system does not show its routes")
-    assert all(name for *_, name in routes)
-    assert interface_to(ip_address("127.0.0.1"), routes) == "lo"
-
-
-def test_a_system_without_routes(tmp_path: Any) -> None:
-    with pytest.raises(LaunchError, match="set the interface yourself: GLOO_SOCKET_IFNAME"):
-        interface.read_routes(tmp_path)
-
-
-def test_an_unknown_host() -> None:
-    with pytest.raises(LaunchError, match=r"nowhere\.invalid, has no address"):
-        interface.addresses_of("nowhere.invalid", timeout_s=0)
+def test_libraries_use_the_interface(
+    monkeypatch: pytest.MonkeyPatch, transport: str, environment: Env, names: tuple[str, ...]
+) -> None:
+    """On a machine with the routes above, on which every name is an address of ib1."""
+    monkeypatch.setattr(interface, "read_routes", lambda: ROUTES)
+    monkeypatch.setattr(interface, "addresses_of", lambda *_: [ip_address("10.0.5.9")])
+    found = interface_variables(run(transport=transport), environment)
+    assert found == dict.fromkeys(names, "ib1")
+    if transport == "gloo":  # the ranks meet where the runtime says
+        assert interface_variables(run(restarts=1), environment) == {}

@@ -1,10 +1,12 @@
-"""Events that a rank writes on success and on failure."""
+"""Mistakes in running ranks: the order of events, what a failure says, which rank it blames."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,9 @@ from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.data.base import DataError
-from trainer.launch.ranks import run_rank, run_threads
+from trainer.launch import ranks as module
+from trainer.launch.ranks import attempt_fields, run_forked, run_rank, run_threads
+from trainer.training.stopping import Stopped
 
 RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
 
@@ -30,27 +34,31 @@ class Rank:
         self.events: dict[str, dict[str, Any]] = {}
         self._patch = monkeypatch
 
-    def run(self, train: Callable[[], TrainResult], close: Callable[[], None] = lambda: None) -> bool:
-        def recorder(what: str, then: Callable[[], None] = lambda: None) -> Callable[..., None]:
-            return lambda *_: (self.calls.append(what), then())[1]  # type: ignore[func-returns-value]
+    def run(self, train: Callable[[], TrainResult], closing: Exception | None = None) -> bool:
+        """closing: what the communicator raises when it is closed."""
+
+        def recorder(what: str, error: Exception | None = None) -> Callable[..., None]:
+            def record(*_: Any) -> None:
+                self.calls.append(what)
+                if error:
+                    raise error
+
+            return record
 
         def write(kind: str, **fields: Any) -> None:
-            Event(
-                0.0, "run", 0, "host", kind, fields
-            ).to_line().encode()  # raises if it exceeds the size limit
+            Event(0.0, "run", 0, "host", kind, fields).to_line().encode()  # raises if it is too large
             self.calls.append(kind)
             self.events[kind] = fields
 
-        self._patch.setattr("trainer.launch.ranks.exit_barrier", recorder("exit barrier"))
-        comm: Any = SimpleNamespace(close=recorder("close", close), abort=recorder("abort"))
-        context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
-        task: Any = SimpleNamespace(
-            spec=SimpleNamespace(strategy=SimpleNamespace(trains=True), debug=False)
-        )
-        self._patch.setattr("trainer.launch.ranks.train", lambda *_: train())
+        self._patch.setattr(module, "exit_barrier", recorder("exit barrier"))
+        self._patch.setattr(module, "train", lambda *_: train())
+        comm: Any = SimpleNamespace(close=recorder("close", closing), abort=recorder("abort"))
+        spec = SimpleNamespace(strategy=SimpleNamespace(trains=True), debug=False)
+        task: Any = SimpleNamespace(spec=spec)
         watchdog: Any = SimpleNamespace(exit_within=recorder("alarm"), follow=lambda _: None)
         writer = EventWriter("run", 0)
         self._patch.setattr(writer, "write", write)
+        context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
         return run_rank(context, task, writer, watchdog, lambda: comm)
 
     def fail(self, error: Exception) -> dict[str, Any]:
@@ -69,40 +77,46 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return Rank(monkeypatch)
 
 
-def test_result_is_written_before_close_and_done_after(rank: Rank) -> None:
-    assert rank.run(lambda: RESULT)
-    assert rank.calls == ["result", "alarm", "close", "done"]
+LOST = CommunicationError("barrier failed")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "closing", "calls"),
+    [
+        (None, None, ["result", "alarm", "close", "done"]),
+        (None, LOST, ["result", "alarm", "close", "failed", "abort"]),
+        # After the exit barrier every result counts.
+        (0, None, ["result", "exit barrier", "done", "alarm", "close"]),
+        (0, LOST, ["result", "exit barrier", "done", "alarm", "close"]),
+    ],
+    ids=["done", "cannot close", "restarted", "restarted, cannot close"],
+)
+def test_order_of_events(
+    rank: Rank, attempt: int | None, closing: Exception | None, calls: list[str]
+) -> None:
+    rank.attempt = attempt
+    assert rank.run(lambda: RESULT, closing) == ("failed" not in calls)
+    assert rank.calls == calls
     assert rank.events["result"] == RESULT.model_dump()
 
 
-@pytest.mark.parametrize("close_succeeds", [True, False])
-def test_done_after_the_exit_barrier_is_final(rank: Rank, close_succeeds: bool) -> None:
-    def close() -> None:
-        if not close_succeeds:
-            raise CommunicationError("barrier failed")
+def test_a_run_that_stops_at_a_checkpoint_has_not_failed(rank: Rank) -> None:
+    def stop() -> TrainResult:
+        raise Stopped("SIGTERM")
 
-    rank.attempt = 0
-    assert rank.run(lambda: RESULT, close)
-    assert rank.calls == ["result", "exit barrier", "done", "alarm", "close"]
-
-
-def test_failed_close_is_a_failure(rank: Rank) -> None:
-    def close() -> None:
-        raise CommunicationError("barrier failed")
-
-    assert not rank.run(lambda: RESULT, close)
-    assert rank.calls == ["result", "alarm", "close", "failed", "abort"]
-    assert rank.events["failed"]["peer"]
+    assert rank.run(stop, LOST)
+    assert rank.calls == ["terminated", "alarm", "close"]
+    assert rank.events["terminated"]["cause"] == "stopped at a checkpoint: SIGTERM"
 
 
 @pytest.mark.parametrize(
     ("error", "cause", "peer"),
     [
-        (ValueError("odd"), "ValueError: odd", False),
         (KeyError("odd"), "KeyError: 'odd'", False),
         (DataError("mnist is not in data"), "mnist is not in data", False),
         (CommunicationError("all-reduce failed"), "all-reduce failed", True),
     ],
+    ids=str,
 )
 def test_failed_event_has_cause_and_traceback(rank: Rank, error: Exception, cause: str, peer: bool) -> None:
     reported = rank.fail(error)
@@ -111,34 +125,56 @@ def test_failed_event_has_cause_and_traceback(rank: Rank, error: Exception, caus
     assert "in train" in reported["traceback"]
 
 
-@pytest.mark.parametrize(
-    "text", ["/home/user/data/", "/home/用户/数据/", "🙂", "line\n", '"', "C:\\data\\"], ids=repr
-)
-def test_long_failure_is_truncated_and_written(rank: Rank, text: str) -> None:
-    # Without the event, ranks waiting for this one would block until the timeout.
-    reported = rank.fail(DataError(f"first words: {text * 4000}"))
-    assert len(reported["cause"]) > 100
-    assert len(reported["traceback"]) > 100
+@pytest.mark.parametrize("text", ["/data/", "/用户/数据/", "🙂", "line\n", '"', "C:\\", "\udcf6"], ids=repr)
+def test_long_failure_keeps_its_ends(rank: Rank, text: str) -> None:
+    """Without the event, ranks waiting for this one would block until the timeout."""
+    reported = rank.fail(ValueError(f"{text * 4000}, last words"))
+    assert reported["cause"].startswith("ValueError: ")
+    assert reported["cause"].endswith("last words")
+    assert reported["traceback"].rstrip().endswith("last words")
+    assert min(len(reported["cause"]), len(reported["traceback"])) > 100
 
 
-def test_truncated_cause_keeps_its_beginning(rank: Rank) -> None:
-    assert rank.fail(ValueError("x" * 9000))["cause"].startswith("ValueError: x")
-
-
-def test_failure_with_an_undecodable_path_is_written(rank: Rank) -> None:
-    path = Path(os.fsdecode(b"/data/gr\xf6\xdfer"))  # named on a Latin-1 system
-    assert rank.fail(DataError(f"cannot read {path}"))
+def test_which_earlier_starts_are_reported() -> None:
+    """A rank that has returned counts its own, one that torchrun restarts those of all ranks."""
+    cases: list[tuple[dict[str, int], dict[str, int]]] = [
+        ({"incarnation": 2, "requeues": 3}, {"incarnation": 2}),
+        ({"attempt": 0, "requeues": 3}, {"attempt": 0}),
+        ({"requeues": 3}, {"attempt": 3}),
+        ({}, {}),
+    ]
+    for given, expected in cases:
+        assert attempt_fields(NodeContext(0, 1, "gloo", Path(), **given)) == expected
 
 
 def test_threads_leave_the_time_limit_of_a_run_to_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
     def meet(context: NodeContext, *others: Any) -> bool:
-        connected = others[-1]
         time.sleep(0.2 * context.rank)
-        connected().barrier()
+        others[-1]().barrier()
         return True
 
-    monkeypatch.setattr("trainer.launch.ranks.run_rank", meet)
-    task: Any = None
-    assert run_threads(
-        NodeContext(0, 2, "memory", Path(), timeout_s=0.02), task, EventWriter("run", 0), None
-    )
+    monkeypatch.setattr(module, "run_rank", meet)
+    monkeypatch.setattr(module, "Watchdog", lambda *_: nullcontext())
+    context, task = NodeContext(0, 2, "memory", Path(), timeout_s=0.02), SimpleNamespace()
+    assert run_threads(context, task, EventWriter("run", 0), None)  # type: ignore[arg-type]
+
+
+def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It terminates the others, which may be waiting for it."""
+    written = []
+
+    def as_rank(rank: int) -> Any:
+        return SimpleNamespace(write=lambda kind, **fields: written.append((rank, kind, fields["signal"])))
+
+    def forked(context: NodeContext, *_: Any) -> None:
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    monkeypatch.setattr(module, "_forked_rank", forked)
+    monkeypatch.setattr(module, "Watchdog", lambda *_: nullcontext())
+    strategy = SimpleNamespace(shared_state=lambda _: None)
+    task: Any = SimpleNamespace(spec=SimpleNamespace(strategy=strategy))
+    events: Any = SimpleNamespace(as_rank=as_rank)
+    assert not run_forked(NodeContext(0, 3, "shared_memory", Path()), task, events, None)
+    assert written == [(1, "died", "SIGKILL")]

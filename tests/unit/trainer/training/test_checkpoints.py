@@ -1,4 +1,4 @@
-"""The checkpoint store, which specs may set intervals, and the result of a resumed run."""
+"""Mistakes in stored checkpoints: what survives a crash, what is refused, what a row says about them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,18 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.execution.sweep_runner import _remove_previous_attempt
-from orchestrator.report.model.baselines import rows_of
 from orchestrator.results.store import RunPaths
-from tests.unit.conftest import event, run_result
+from tests.unit.conftest import event
 from tests.unit.orchestrator.execution.test_run_result import row, trained
 from tests.unit.training import fields_for
 from trainer.core.cgroup import NodeUsage
-from trainer.core.events import Event, format_event
+from trainer.core.events import Event
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.training import checkpoint_store as module
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
 
-AT = Position(2, 13)
-ABLE = {"serial", "one_shot", "local_sgd", "all_reduce", "all_gather", "reduce_broadcast", "ddp"}
-ABLE |= {
-    "zero1",
-    "zero2",
-    "fsdp",
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "pipeline",
-    "hybrid",
-}
+AT, LATER = Position(2, 13), Position(3, 0)
 
 
 @pytest.fixture
@@ -45,16 +33,23 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints", "run-key", 0, 2)
 
 
+def file_of(store: CheckpointStore) -> Path:
+    """The only checkpoint, once it is written."""
+    store.write(AT, state())
+    (file,) = store.directory.glob("*/*")
+    return file
+
+
 def state(number: float = 1.0) -> dict[str, Any]:
     return {"weights": torch.full((3, 2), number), "steps": 5, "loss": None}
 
 
-# The store
-
-
-def test_state_round_trip(store: CheckpointStore, tmp_path: Path) -> None:
+def test_state_round_trip_and_where_it_is(store: CheckpointStore) -> None:
+    assert store.positions() == []
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        store.read(AT)
     written = store.write(AT, state(0.1))
-    (file,) = tmp_path.glob("checkpoints/*/*")
+    (file,) = store.directory.glob("*/*")
     assert (file.parent.name, file.name) == ("epoch-00002-step-0000013", "rank-0.pt")
     assert file.stat().st_size == written
     read, taken = store.read(AT)
@@ -63,34 +58,27 @@ def test_state_round_trip(store: CheckpointStore, tmp_path: Path) -> None:
     assert abs(taken - file.stat().st_mtime) < 5
 
 
-def test_crash_before_the_rename_keeps_earlier_checkpoints(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_keeps_earlier_checkpoints(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is synced before it is renamed, and its directory afterwards."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (done.append(name), real(*a)))
     store.write(AT, state(1))
+    assert done == ["fsync", "replace", "fsync"]
 
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", crash)
-        for position in (AT, Position(3, 0)):
+        for position in (AT, LATER):
             with pytest.raises(KeyboardInterrupt):
                 store.write(position, state(2))
     assert store.positions() == [AT]
     assert torch.equal(store.read(AT)[0]["weights"], state(1)["weights"])
-    store.write(Position(3, 0), state(3))  # overwrites the temporary file of the crash
-    assert store.positions() == [Position(3, 0), AT]
-
-
-def test_file_is_synced_before_it_is_renamed(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (done.append(name), real(*a)))
-    store.write(AT, state())
-    assert done == ["fsync", "replace", "fsync"]
+    store.write(LATER, state(3))  # overwrites the temporary file of the crash
+    assert store.positions() == [LATER, AT]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
@@ -104,76 +92,72 @@ def test_directories_inherit_the_mode_of_their_parent(tmp_path: Path, mode: int)
     assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
 
 
-@pytest.mark.parametrize("target", ["epoch-00002-step-0000013/rank-0.tmp", "resumed"])
-def test_symbolic_links_are_not_followed(store: CheckpointStore, tmp_path: Path, target: str) -> None:
+def test_symbolic_links_are_not_followed(store: CheckpointStore, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("another's")
-    link = tmp_path / "checkpoints" / target
-    link.parent.mkdir(parents=True)
-    link.symlink_to(victim)
-    with pytest.raises(CheckpointError, match="Too many levels of symbolic links"):
-        store.record_resumption() if target == "resumed" else store.write(AT, state())
+    for target, act in (
+        ("epoch-00002-step-0000013/rank-0.tmp", lambda: store.write(AT, state())),
+        ("resumed", store.record_resumption),
+    ):
+        link = store.directory / target
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(victim)
+        with pytest.raises(CheckpointError, match="Too many levels of symbolic links"):
+            act()
     assert victim.read_text() == "another's"
 
 
-@pytest.mark.parametrize("length", [0, 1, 50, 700])
-def test_truncated_file_is_damaged(store: CheckpointStore, tmp_path: Path, length: int) -> None:
-    store.write(AT, state())
-    (file,) = tmp_path.glob("checkpoints/*/*")
-    file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(CheckpointError, match="damaged"):
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_no_checkpoint(store: CheckpointStore, kind: str) -> None:
+    path = file_of(store)
+    path.rename(path.with_name("moved"))
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("moved")
+    assert store.positions() == [AT]
+    with pytest.raises(CheckpointError, match=f"cannot be read: is a .*{kind}"):
         store.read(AT)
 
 
-def test_flipped_bits_are_detected(store: CheckpointStore, tmp_path: Path) -> None:
-    store.write(AT, state())
-    (file,) = tmp_path.glob("checkpoints/*/*")
+def test_damage_is_detected(store: CheckpointStore) -> None:
+    """A file cut off anywhere, or with a flipped bit; and no pickled code is executed."""
+    file = file_of(store)
     whole = file.read_bytes()
-    for at in range(whole.index(b"\n"), len(whole), 97):
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    damaged = [whole[:length] for length in (0, 1, 50, len(whole) - 1)]
+    flipped = range(whole.index(b"\n"), len(whole), 97)
+    damaged += [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in flipped]
+    for content in damaged:
+        file.write_bytes(content)
         with pytest.raises(CheckpointError, match="damaged"):
             store.read(AT)
-
-
-@pytest.mark.parametrize(
-    ("other", "what"),
-    [(("another-key", 0, 2), "run is run-key"), (("run-key", 0, 3), "ranks is 2, not 3")],
-    ids=["another run", "another world size"],
-)
-def test_checkpoint_of_another_run_is_rejected(
-    store: CheckpointStore, tmp_path: Path, other: tuple[str, int, int], what: str
-) -> None:
-    store.write(AT, state())
-    with pytest.raises(CheckpointError, match=f"its {what}"):
-        CheckpointStore(tmp_path / "checkpoints", *other).read(AT)
-
-
-def test_misplaced_file_is_rejected(store: CheckpointStore, tmp_path: Path) -> None:
-    store.write(AT, state())
-    (file,) = tmp_path.glob("checkpoints/*/*")
-    file.rename(file.with_name("rank-1.pt"))
-    with pytest.raises(CheckpointError, match="its rank is 0, not 1"):
-        CheckpointStore(tmp_path / "checkpoints", "run-key", 1, 2).read(AT)
-    store.write(AT, state())
-    file.parent.rename(file.parent.with_name("epoch-00003-step-0000000"))
-    with pytest.raises(CheckpointError, match="its position is"):
-        CheckpointStore(tmp_path / "checkpoints", "run-key", 0, 2).read(Position(3, 0))
-
-
-def test_another_torch_version_is_rejected(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.write(AT, state())
-    monkeypatch.setattr(torch, "__version__", "9.9")
-    with pytest.raises(CheckpointError, match=r"written with torch .*9\.9"):
+    store.write(AT, {"loss": module.CheckpointError("an object of any class")})
+    with pytest.raises(CheckpointError, match="UnpicklingError"):
         store.read(AT)
 
 
-def test_other_trainer_sources_are_rejected(
+def test_checkpoint_of_another_run_rank_or_version_is_rejected(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write(AT, state())
+    file, directory = file_of(store), store.directory
+
+    def refused(run: str = "run-key", rank: int = 0, ranks: int = 2, at: Position = AT) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            CheckpointStore(directory, run, rank, ranks).read(at)
+        return str(caught.value)
+
+    assert refused(run="another") == "its run is run-key, not another"
+    assert refused(ranks=3) == "its ranks is 2, not 3"
+    file.with_name("rank-1.pt").write_bytes(file.read_bytes())
+    assert refused(rank=1) == "its rank is 0, not 1"
+    (directory / "epoch-00003-step-0000000").mkdir()
+    (directory / "epoch-00003-step-0000000" / "rank-0.pt").write_bytes(file.read_bytes())
+    assert refused(at=LATER) == "its position is [2, 13], not [3, 0]"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9")
+        assert refused().endswith("this is torch 9.9")
     monkeypatch.setattr(module, "source_digest", lambda: "0123456789abcdef")
-    with pytest.raises(CheckpointError, match=r"sources \w{16}; these are 0123"):
-        store.read(AT)
+    assert refused().endswith("these are 0123456789abcdef")
 
 
 def test_source_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,71 +173,43 @@ def test_source_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pyte
     assert digest() == names[-1]
 
 
-def test_missing_checkpoint_is_an_error(store: CheckpointStore) -> None:
-    assert store.positions() == []
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        store.read(AT)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_is_no_file_is_no_checkpoint(store: CheckpointStore, kind: str) -> None:
-    store.write(AT, {})
-    (path,) = store.directory.rglob("*.pt")
-    path.rename(path.with_name("moved"))
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("moved")
-    assert store.positions() == [AT]
-    with pytest.raises(CheckpointError, match=f"cannot be read: is a .*{kind}"):
-        store.read(AT)
-
-
-def test_unreadable_directory_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/file: .*Not a directory"):
-        CheckpointStore(tmp_path / "file", "run-key", 0, 2).positions()
-
-
-def test_prune_keeps_the_last_two(store: CheckpointStore, tmp_path: Path) -> None:
-    other = CheckpointStore(tmp_path / "checkpoints", "run-key", 1, 2)
-    for steps in range(5):
-        store.write(Position(1, steps), state())
-    other.write(Position(1, 0), state())
-    store.prune(Position(1, 3))
-    assert store.positions() == [Position(1, 3), Position(1, 2)]
-    assert other.positions() == [Position(1, 0)]  # another rank's checkpoints stay
-    left = sorted(path.name[-1] for path in (tmp_path / "checkpoints").iterdir())
-    assert left == ["0", "2", "3"]
-
-
-def test_full_disk_error_names_the_directory(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_errors_name_the_directory(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
+    file = store.directory.parent / "file"
+    file.touch()
+    with pytest.raises(CheckpointError, match=f"{file}: .*Not a directory"):
+        CheckpointStore(file, "run-key", 0, 2).positions()
     buffer = io.BytesIO()
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr(module, "io", SimpleNamespace(BytesIO=lambda: buffer))
-    with pytest.raises(
-        CheckpointError, match=f"{tmp_path}/checkpoints: .*No space left on device"
-    ) as failed:
+    with pytest.raises(CheckpointError, match=f"{store.directory}: .*No space left on device") as failed:
         store.write(AT, state())
     buffer.close()  # no frame of the traceback has a view of it, which Python 3.13 reports when it collects
     assert failed.tb
 
 
+def test_prune_keeps_the_last_two(store: CheckpointStore) -> None:
+    """Of this rank; without a position it removes all, and the count of resumptions."""
+    other = CheckpointStore(store.directory, "run-key", 1, 2)
+    for steps in range(5):
+        store.write(Position(1, steps), state())
+    other.write(Position(1, 0), state())
+    store.prune(Position(1, 3))
+    assert store.positions() == [Position(1, 3), Position(1, 2)]
+    assert other.positions() == [Position(1, 0)]
+    assert sorted(path.name[-1] for path in store.directory.iterdir()) == ["0", "2", "3"]
+    assert [store.record_resumption() for _ in range(2)] == [1, 2]
+    store.prune(None)
+    assert (store.positions(), other.positions()) == ([], [Position(1, 0)])
+    assert store.record_resumption() == 1
+
+
 def test_position_numbers_increase() -> None:
-    positions = [Position(0, 1), Position(0, 9), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
+    positions = [Position(0, 1), Position(0, 2**31), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
     assert sorted(positions, key=lambda each: each.number) == sorted(positions) == positions
     assert len({each.number for each in positions}) == len(positions)
-
-
-def test_loading_executes_no_pickled_code(store: CheckpointStore) -> None:
-    store.write(AT, {"loss": module.CheckpointError("an object of any class")})
-    with pytest.raises(CheckpointError, match="UnpicklingError"):
-        store.read(AT)
 
 
 # Which runs may set an interval
@@ -269,49 +225,43 @@ def error_message(**fields: Any) -> str:
     return str(raised.value.errors()[0]["type"]) + ": " + raised.value.errors()[0]["msg"]
 
 
-def test_at_most_one_interval() -> None:
-    assert error_message(checkpoint_epochs=1, checkpoint_steps=1).startswith("checkpoint_steps: ")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.entries)
-def test_checkpoint_intervals_follow_the_strategy(strategy: str) -> None:
-    kind = STRATEGIES.load(strategy)
-    run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
-    run |= fields_for(strategy)
-    if kind.max_nodes:
-        run["nodes"] = min(run["nodes"], kind.max_nodes)
-    for interval in ("epochs", "steps"):
-        fields_of_run = {**run, f"checkpoint_{interval}": 2}
-        if interval in kind.checkpoint_intervals:
-            assert spec(**fields_of_run).checkpoints
-        elif kind.checkpoint_intervals:
-            reported = error_message(**fields_of_run)
+def test_checkpoint_intervals_follow_the_strategy() -> None:
+    kinds = {name: STRATEGIES.load(name) for name in STRATEGIES.entries}
+    able = {name for name, kind in kinds.items() if kind.checkpoint_intervals}
+    assert {"serial", "one_shot", "local_sgd", "ddp", "pipeline"} <= able
+    for name, kind in kinds.items():
+        nodes = min(max(kind.min_nodes, 2), kind.max_nodes or 99)
+        run = {"strategy": name, "nodes": nodes, **fields_for(name)}
+        for interval in {"epochs", "steps"} - {*kind.checkpoint_intervals}:
+            reported = error_message(**run, **{f"checkpoint_{interval}": 2})
             assert reported.startswith(f"checkpoint_{interval}: ")
-            assert f"checkpoint_{kind.checkpoint_intervals[0]}" in reported
+            if name in able:
+                assert f"checkpoint_{kind.checkpoint_intervals[0]}" in reported
+            else:
+                assert {*reported.partition("one of ")[2].split(", ")} == able
+        for interval in kind.checkpoint_intervals:
+            assert spec(**run, **{f"checkpoint_{interval}": 2}).checkpoints
+
+
+def test_compression_with_error_feedback_has_no_checkpoints() -> None:
+    for compression in COMPRESSIONS.entries:
+        run = {"strategy": {"name": "all_reduce", "compression": compression}, "checkpoint_steps": 3}
+        if compression in ("none", "fp16"):
+            assert spec(**run).checkpoints
         else:
-            reported = error_message(**fields_of_run)
-            assert reported.startswith(f"checkpoint_{interval}: {strategy} ")
-            assert {*reported.partition("one of ")[2].split(", ")} == ABLE
+            assert error_message(**run).startswith("checkpoint_steps: all_reduce ")
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS.entries)
-def test_compression_with_error_feedback_has_no_checkpoints(compression: str) -> None:
-    run = {"strategy": {"name": "all_reduce", "compression": compression}, "checkpoint_steps": 3}
-    if compression in ("none", "fp16"):
-        assert spec(**run).checkpoints
-    else:
-        assert error_message(**run).startswith("checkpoint_steps: all_reduce ")
-
-
-def test_run_key_includes_the_interval() -> None:
-    """Checkpoints cost time."""
-    keys = {
-        spec().key,
-        spec(checkpoint_epochs=2).key,
-        spec(checkpoint_steps=2).key,
-        spec(checkpoint_steps=3).key,
-    }
-    assert len(keys) == 4
+def test_the_interval_is_part_of_the_key() -> None:
+    """Checkpoints cost time. A run has at most one interval."""
+    runs: list[dict[str, Any]] = [
+        {},
+        {"checkpoint_epochs": 2},
+        {"checkpoint_steps": 2},
+        {"checkpoint_steps": 3},
+    ]
+    assert len({spec(**each).key for each in runs}) == 4
+    assert error_message(checkpoint_epochs=1, checkpoint_steps=1).startswith("checkpoint_steps: ")
 
 
 # Results of resumed and restarted runs
@@ -342,68 +292,44 @@ def restarted(*first: Event, last: list[Event]) -> list[Event]:
     return [*lost, *again]
 
 
-RESUMED = "interrupted and resumed from a checkpoint"
-SINCE = "; start-up and wall time cover the last command only"
-CONTAINED = "start-up and wall time include the attempts before the last restart"
-
-
-def test_only_the_last_attempt_counts() -> None:
-    result, alone = row(restarted(last=resumed_run()), restarts=1), row(trained({}, {}))
-    assert (result.status, result.cause) == ("ok", None)
-    assert (result.epochs, result.ranks, result.certificate) == (
-        alone.epochs,
-        alone.ranks,
-        alone.certificate,
-    )
-    assert result.flags[-2] == "node 1: x; all ranks were restarted (1 of 1 restarts)"
-
-
-@pytest.mark.parametrize(("times", "count"), [(1, "once"), (3, "3 times")])
-def test_resumed_run_is_flagged(times: int, count: str) -> None:
-    (flag,) = set(row(resumed_run(times)).flags) - set(row(trained({}, {})).flags)
-    assert flag.startswith(f"{RESUMED} {count}, last from the one after epoch 1 and 7 steps, 61 s later")
-    assert flag.endswith(SINCE)
-
-
-def test_lost_attempts_without_checkpoints_are_flagged() -> None:
-    result = row(restarted(last=trained({}, {})), restarts=1)
-    assert result.flags[-1].startswith(CONTAINED)
-
-
-def test_run_resumed_within_one_command_has_complete_start_up_and_wall_time() -> None:
-    resumed, _, contained = row(restarted(last=resumed_run(taken=12.0)), restarts=1).flags[-3:]
-    assert resumed.startswith(f"{RESUMED} once")
-    assert SINCE not in resumed
-    assert contained.startswith(CONTAINED)
-
-
-def test_run_resumed_by_another_command_excludes_the_first_one() -> None:
-    """The orchestrator is killed; the next one's ranks resume, write a checkpoint and are restarted."""
-    first = event("resumed", 0, 11.0, epoch=1, step=2, age_s=8.0, times=1)
-    result = row(restarted(first, last=resumed_run(times=2, taken=12.0)), restarts=1)
-    resumed, _, contained = result.flags[-3:]
-    assert resumed.startswith(f"{RESUMED} 2 times")
-    assert resumed.endswith(SINCE)
-    assert contained.startswith(CONTAINED)
-
-
-def test_usage_of_containers_covers_the_last_command_only() -> None:
-    absent = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
-    usage = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **absent) for n in range(2)]
-    resumed, _, contained = row(restarted(last=resumed_run()), usage=usage, restarts=1).flags[-3:]
-    overall = "start-up time, wall time and what the nodes used"
-    assert resumed.endswith(f"; {overall} cover the last command only")
-    assert contained.startswith(f"{overall} include the attempts before")
+RESUMED = "interrupted and resumed from a checkpoint "
+ABSENT = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
+USAGE = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **ABSENT) for n in range(2)]
+TIMES, OVERALL = "start-up and wall time", "start-up time, wall time and what the nodes used"
+EARLIER = event("resumed", 0, 11.0, epoch=1, step=2, age_s=8.0, times=1)
 
 
 @pytest.mark.parametrize(
-    ("fields_of_run", "label"), [({}, "serial"), ({"checkpoint_steps": 5}, "serial checkpoint_steps=5")]
+    ("last", "first", "usage", "count", "covers"),
+    [
+        (resumed_run(), None, [], "once", f"; {TIMES} cover the last command only"),
+        (resumed_run(3), None, [], "3 times", f"; {TIMES} cover the last command only"),
+        (resumed_run(taken=12.0), [], [], "once", ""),  # within one command
+        # The orchestrator is killed; the next one's ranks resume, write a checkpoint and are restarted.
+        (resumed_run(2, 12.0), [EARLIER], [], "2 times", f"; {TIMES} cover the last command only"),
+        (resumed_run(), [], USAGE, "once", f"; {OVERALL} cover the last command only"),
+        (trained({}, {}), [], [], "", ""),
+    ],
+    ids=["resumed", "again", "within a command", "by another command", "containers", "without checkpoints"],
 )
-def test_strategy_label_includes_the_interval(fields_of_run: dict[str, int], label: str) -> None:
-    run = spec(strategy="serial", nodes=1, **fields_of_run)
-    result = run_result(key=run.key, spec=run.model_dump(mode="json"))
-    (in_report,) = rows_of([(run.key, result, run)], {})
-    assert in_report.strategy_label == label
+def test_flags_of_resumed_and_restarted_runs(
+    last: list[Event], first: list[Event] | None, usage: list[NodeUsage], count: str, covers: str
+) -> None:
+    """Only the last attempt counts in the result."""
+    events = last if first is None else restarted(*first, last=last)
+    result, alone = row(events, usage=usage, restarts=int(first is not None)), row(trained({}, {}))
+    assert (result.status, result.cause, result.epochs) == ("ok", None, alone.epochs)
+    assert (result.ranks, result.certificate) == (alone.ranks, alone.certificate)
+    new = [flag for flag in result.flags if flag not in alone.flags]
+    if count:
+        resumed = new.pop(0)
+        assert resumed.startswith(f"{RESUMED}{count}, last from the one after epoch 1 and 7 steps, ")
+        assert resumed.endswith(f"{covers}") if covers else "last command" not in resumed
+    if first is not None:
+        assert new.pop(0) == "node 1: x; all ranks were restarted (1 of 1 restarts)"
+        what = OVERALL if usage else TIMES
+        assert new.pop(0).startswith(f"{what} include the attempts before the last restart")
+    assert new == []
 
 
 def test_new_attempt_keeps_only_checkpoints(tmp_path: Path) -> None:
@@ -417,20 +343,3 @@ def test_new_attempt_keeps_only_checkpoints(tmp_path: Path) -> None:
     _remove_previous_attempt(paths)
     assert [path.name for path in paths.directory.iterdir()] == ["checkpoints"]
     assert list(paths.checkpoints.glob("local/*"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "line"),
-    [
-        ("checkpoint", {"bytes": 1234, "seconds": 0.5}, "checkpoint after epoch 2, 1,234 bytes in 0.50 s"),
-        (
-            "checkpoint_skipped",
-            {"cause": "it is bad"},
-            "checkpoint after epoch 2 is not used: it is bad",
-        ),
-        ("resumed", {}, "resumed from the checkpoint after epoch 2"),
-    ],
-)
-def test_console_lines_of_checkpoint_events(kind: str, fields: dict[str, Any], line: str) -> None:
-    assert format_event(event(kind, epoch=2, step=0, **fields)) == line
-    assert "epoch 2 and 5 steps" in str(format_event(event(kind, epoch=2, step=5, **fields)))

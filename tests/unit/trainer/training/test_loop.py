@@ -1,9 +1,11 @@
-"""The parts that all strategies share: flat views of a replica, exact evaluation, training metrics."""
+"""Mistakes in what strategies share: flat views, evaluation by parts, what a rank reports and when."""
 
 from __future__ import annotations
 
 import io
+from math import sqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
-from tests.unit.training import ON_TOKENS, fields_for
+from tests.unit.training import ON_TOKENS, Notes, fields_for
 from tests.unit.training import train as train_whole
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
@@ -23,23 +25,25 @@ from trainer.core.events import EventWriter
 from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.launch.ranks import connect, train
-from trainer.losses.base import Loss
 from trainer.losses.nll import Nll
-from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
+from trainer.training import metrics
 from trainer.training.evaluation import Evaluation
 from trainer.training.loader import Batch
+from trainer.training.metrics import StepProgress
 from trainer.training.partition import StepSizes
 from trainer.training.session import Replica, Session
 from trainer.training.task import Task
 
-LENET = {"name": "lenet", "dropout": 0.0}
+PARAMETERS = 15_660
 
 
 def task(test_samples: int = 37, **fields: Any) -> Task:
     dataset = {"name": "synthetic", "samples": 60, "test_samples": test_samples, "noise": 1.0}
-    run = {"strategy": "all_reduce", "dataset": dataset, "model": LENET, "optimizer": "sgd", "lr": 0.1}
-    return Task(RunSpec.model_validate({**run, **fields}), Path())
+    run = {"strategy": "all_reduce", "dataset": dataset, "optimizer": "sgd", "lr": 0.1}
+    return Task(
+        RunSpec.model_validate({**run, "model": {"name": "lenet", "dropout": 0.0}, **fields}), Path()
+    )
 
 
 def replica(of: Task | None = None) -> Replica:
@@ -52,82 +56,12 @@ def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
     return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 0, StepSizes([len(images)]), 1, 1)
 
 
-def textbook(model: nn.Module) -> Tensor:
-    """The parameters concatenated, each in its logical order."""
-    return torch.tensor([number for p in model.parameters() for number in p.detach().flatten().tolist()])
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-# Flat views
-
-
-def test_flat_weights_are_the_parameters_in_order_for_any_memory_format() -> None:
-    one = replica()
-    assert not all(parameter.is_contiguous() for parameter in one.model.parameters())
-    flat = one.weights()
-    assert flat.is_contiguous()
-    assert flat.dtype == torch.float32
-    assert flat.shape == (one.parameter_count,) == (15_660,)
-    assert torch.equal(flat, textbook(one.model))
-
-
-def test_weights_can_be_replaced() -> None:
-    one, wanted = replica(), torch.arange(15_660, dtype=torch.float32)
-    before = one.weights()
-    one.set_weights(wanted)
-    assert torch.equal(one.weights(), wanted)
-    assert torch.equal(textbook(one.model), wanted)
-    assert not torch.equal(before, wanted)  # weights() is a copy
-    assert all(p.requires_grad and p.is_leaf for p in one.model.parameters())
-
-
-def test_gradient_can_be_read_and_replaced() -> None:
-    of = task()
-    one = replica(of)
-    one.backward(batch(of))
-    gradient = one.gradient()
-    assert torch.equal(gradient, torch.cat([p.grad.flatten() for p in one.model.parameters()]))  # type: ignore[union-attr]
-    before = one.weights()
-    one.set_gradient(gradient * 2)
-    one.step()
-    torch.testing.assert_close(one.weights(), before - 0.1 * 2 * gradient)
-
-
-def test_gradient_is_that_of_the_mean_loss_of_the_last_batch() -> None:
-    of = task()
-    one, other = replica(of), of.build_model(0)
-    nll_loss(other(batch(of).inputs), batch(of).targets).backward()
-    expected = torch.cat([p.grad.flatten() for p in other.parameters()])  # type: ignore[union-attr]
-    one.backward(batch(of, slice(16, 60)))  # does not accumulate
-    one.backward(batch(of))
-    torch.testing.assert_close(one.gradient(), expected)
-    one.backward(batch(of), weight=0.25)
-    torch.testing.assert_close(one.gradient(), expected / 4)
-    one.backward(batch(of), weight=0.0)
-    assert not one.gradient().any()
-
-
-def test_mean_of_weighted_gradients_is_the_gradient_of_all_samples() -> None:
-    of = task()
-    one = replica(of)
-    one.backward(batch(of, slice(0, 60)))
-    whole = one.gradient()
-    parts = [slice(0, 10), slice(10, 43), slice(43, 60)]
-    mean = torch.zeros_like(whole)
-    for part in parts:
-        one.backward(batch(of, part), weight=(part.stop - part.start) / 60 * len(parts))
-        mean += one.gradient() / len(parts)
-    torch.testing.assert_close(mean, whole)
-
-
-def test_gradient_with_a_frozen_parameter() -> None:
-    of = task()
-    one = replica(of)
-    next(one.model.parameters()).requires_grad_(False)
-    one.backward(batch(of))
-    one.set_gradient(one.gradient())
-
-
-# Evaluation
+def alone() -> Communicator:
+    return MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
 
 
 def session(of: Task, comm: Communicator) -> Session:
@@ -135,15 +69,58 @@ def session(of: Task, comm: Communicator) -> Session:
     return Session(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("test_samples", [2, 37])
-def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) -> None:
+# Flat views
+
+
+def test_flat_weights_are_a_copy_of_the_parameters_in_order() -> None:
+    """In any memory format."""
+    one, wanted = replica(), torch.arange(PARAMETERS, dtype=torch.float32)
+    assert not all(parameter.is_contiguous() for parameter in one.model.parameters())
+    before = one.weights()
+    assert (before.dtype, before.shape, one.parameter_count) == (torch.float32, (PARAMETERS,), PARAMETERS)
+    assert torch.equal(before, flat(one.model.parameters()))
+    one.set_weights(wanted)
+    assert torch.equal(one.weights(), wanted)
+    assert torch.equal(flat(one.model.parameters()), wanted)
+    assert not torch.equal(before, wanted)
+    wanted.zero_()
+    one.weights().zero_()
+    assert one.weights().any()
+    assert all(p.requires_grad and p.is_leaf for p in one.model.parameters())
+
+
+def test_gradient_is_that_of_the_weighted_mean_loss_of_the_last_batch() -> None:
+    of = task()
+    one, other = replica(of), of.build_model(0)
+    nll_loss(other(batch(of).inputs), batch(of).targets).backward()
+    expected = flat(p.grad for p in other.parameters())
+    one.backward(batch(of, slice(16, 60)))  # does not accumulate
+    for weight in (0.0, 0.25, 1.0):
+        one.backward(batch(of), weight=weight)
+        torch.testing.assert_close(one.gradient(), expected * weight)
+    before = one.weights()
+    one.set_gradient(expected * 2)
+    one.gradient().zero_()
+    one.step()
+    torch.testing.assert_close(one.weights(), before - 0.1 * 2 * expected)
+    next(one.model.parameters()).requires_grad_(False)
+    one.set_gradient(one.gradient())
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize(("size", "test_samples"), [(1, 37), (2, 37), (3, 37), (3, 2)])
+def test_evaluation_counts_every_test_sample_once(
+    size: int, test_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches, alone and together."""
+    monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
     of = task(test_samples, model="lenet", nodes=size)  # its dropout is off in evaluation
-    assert of.data.test.inputs.shape[0] == test_samples  # loaded before the ranks are started
-    model = of.build_model(0).eval()
+    test = of.data.test  # loaded before the ranks are started
     with torch.no_grad():
-        output = model(torch.from_numpy(of.data.test.inputs))
-    labels = torch.from_numpy(of.data.test.labels)
+        output = of.build_model(0).eval()(torch.from_numpy(test.inputs))
+    labels = torch.from_numpy(test.labels)
     accuracy = (output.argmax(1) == labels).double().mean().item()
     loss = nll_loss(output, labels).item()
 
@@ -160,82 +137,110 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        name
-        for name in STRATEGIES.entries
-        if STRATEGIES.load(name).trains and STRATEGIES.load(name).deterministic
-        if "memory" in STRATEGIES.load(name).transports
-    ],
+    "strategy", ["all_reduce", "parameter_server", "hybrid", "pipeline", "context_parallel", "local_sgd"]
 )
 def test_ranks_without_test_samples_call_neither_model_nor_loss(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On gpt, which takes no batch of none; only part of the ranks have the one test sample."""
     seen = [0]
+
+    def noting(function: Any) -> Any:
+        return lambda own, output, *more: (seen.append(len(output)), function(own, output, *more))[1]
+
     for name in ("of", "right"):
-        monkeypatch.setattr(Nll, name, seeing(getattr(Nll, name), seen))
-    ranks = STRATEGIES.load(strategy).max_nodes or 2
-    fields = {**ON_TOKENS, **fields_for(strategy)}
+        monkeypatch.setattr(Nll, name, noting(getattr(Nll, name)))
+    fields = {**ON_TOKENS, **fields_for(strategy), "loss": "nll", "epochs": 1}
     fields["dataset"] = {**ON_TOKENS["dataset"], "samples": 24, "test_samples": 1}
-    assert train_whole(strategy, ranks, **fields, loss="nll", epochs=1).results[0].accuracy is not None
+    assert train_whole(strategy, 2, **fields).results[0].accuracy is not None
     assert min(seen[1:]) > 0
 
 
-def seeing(function: Any, seen: list[int]) -> Any:
-    """The method of a loss, which notes how many samples it is called with."""
-
-    def noting(own: Loss, output: Tensor, *more: Any) -> Tensor:
-        seen.append(len(output))
-        found: Tensor = function(own, output, *more)
-        return found
-
-    return noting
-
-
-def test_evaluation_in_batches_equals_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
-    whole = session(of, comm).evaluate(replica(of), alone=True)
-    monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
-    assert session(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
-
-
 @pytest.mark.parametrize(
-    ("labels", "other_targets", "chance"),
-    [([0, 1, 1, 1, 2], None, 0.6), ([0, 1], None, 0.5), ([0, 1], np.ones((2, 1), np.float32), None)],
+    ("labels", "other_targets", "accuracy_is", "chance"),
+    [
+        ([0, 1, 1, 1, 2], None, None, 0.6),
+        ([0, 1], None, None, 0.5),
+        ([0, 1], np.ones((2, 1), np.float32), None, None),
+        ([0, 1], None, "R²", None),
+    ],
 )
 def test_chance_is_the_share_of_the_most_frequent_class(
-    labels: list[int], other_targets: Any, chance: float | None
+    labels: list[int], other_targets: Any, accuracy_is: str | None, chance: float | None
 ) -> None:
-    inputs = np.zeros((len(labels), 3), np.float32)
-    comm = MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
-    evaluation = Evaluation(Split(inputs, np.array(labels), other_targets), task().spec.loss, comm)
-    assert evaluation.chance == chance
+    test = Split(np.zeros((len(labels), 3), np.float32), np.array(labels), other_targets)
+    loss: Any = SimpleNamespace(accuracy_is=accuracy_is)
+    assert Evaluation(test, loss, alone()).chance == chance
 
 
 def test_evaluation_of_nan_weights_raises_diverged() -> None:
-    of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
+    of = task()
     one = replica(of)
-    one.set_weights(torch.full((15_660,), float("nan")))
+    one.set_weights(torch.full((PARAMETERS,), float("nan")))
     with pytest.raises(Diverged, match="the loss is nan on the test split"):
-        session(of, comm).evaluate(one, alone=True)
+        session(of, alone()).evaluate(one, alone=True)
 
 
-# A whole training on one rank
+# What a rank reports
 
 
 def test_metrics_of_a_training(tmp_path: Path) -> None:
     of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
     context = NodeContext(0, 1, "memory", Path(), out_dir=tmp_path)
-    result = train(
-        context, of, EventWriter(of.spec.key, 0, None, io.StringIO()), connect(context, threads=1)
-    )
-    assert (result.steps, result.samples, result.parameters) == (6, 120, 15_660)
-    assert result.train_s == pytest.approx(
-        sum(result.seconds.values()) - result.seconds["evaluate"], abs=1e-4
-    )
-    assert result.work_cpu_s > 0
+    result = train(context, of, Notes(0), connect(context, threads=1))
+    assert (result.steps, result.samples, result.parameters) == (6, 120, PARAMETERS)
+    booked = sum(result.seconds.values()) - result.seconds["evaluate"]
+    assert result.train_s == pytest.approx(booked, abs=1e-4)
+    assert (result.work_cpu_s or 0) > 0
     assert (result.bytes_sent, result.local_accuracy) == (0, None)
     weights = np.load(tmp_path / "weights.npy")
-    assert weights.shape == (15_660,)
+    assert weights.shape == (PARAMETERS,)
     assert np.isfinite(weights).all()
+
+
+def test_samples_are_reported_by_workers_and_coverage_by_the_first() -> None:
+    done = train_whole("parameter_server", 3, epochs=1)
+    for kind, ranks in (("partition", [1, 2]), ("coverage", [1])):
+        assert [rank for rank in range(3) if done.of(kind, rank)] == ranks
+    assert [event.fields["loss"] is None for rank in range(3) for event in done.of("epoch", rank)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_rank_that_is_absent_in_an_epoch_has_no_loss_of_it() -> None:
+    """6 steps an epoch, and as many a round."""
+    rounds = {"name": "local_sgd", "local_steps": 6, "participation": {"schedule": [[0, 1], [0]]}}
+    done = train_whole(rounds, 2)
+    assert [event.fields["loss"] is None for event in done.of("epoch", 1)] == [False, True]
+    assert [event.fields["loss"] is None for event in done.of("epoch", 0)] == [False, False]
+
+
+def test_consensus_distance_is_a_mean_over_ranks() -> None:
+    of = task(nodes=2)
+    assert of.data
+    found = together(2, lambda comm: session(of, comm)._rms(torch.tensor(3.0 + comm.rank)))
+    assert found == pytest.approx([sqrt((9 + 16) / 2)] * 2)
+
+
+def test_speed_counts_the_samples_since_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, of, notes = [100.0], task(), Notes(0)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    one = replica(of)
+    one.backward(batch(of))
+    progress = StepProgress(1, 3, one, notes)
+    for seconds, samples in ((0.25, 10), (0.25, 20), (0.5, 30), (2.0, 40)):
+        now[0] += seconds
+        progress.after_step(batch(of), samples)
+    assert [event.fields["samples_per_s"] for event in notes.events] == [60.0, 20.0]
+    one.loss = torch.tensor(float("inf"))
+    now[0] += 0.6
+    with pytest.raises(Diverged, match="the loss is inf in epoch 1, step 1"):
+        progress.after_step(batch(of), 1)
+
+
+def test_the_loss_at_the_end_of_an_epoch_must_be_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.LogSoftmax, "forward", lambda _, x: x * float("nan"))
+    with pytest.raises(Diverged, match="the loss is nan in epoch 1"):
+        train_whole("serial", 1)
