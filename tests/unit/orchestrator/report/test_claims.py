@@ -15,7 +15,7 @@ from orchestrator.report.statistics.contrasts import Contrast
 from orchestrator.report.statistics.families import Decision
 from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.topics import asked_by, find
-from tests.unit.report_support import a_comparison, around, finding_of, repeated
+from tests.unit.report_support import a_comparison, around, repeated
 
 
 def compared(quantity: Any, low: float, high: float) -> Compared:
@@ -96,19 +96,6 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
     assert asked.level == "shown"
     assert asked.decision is not None
     assert asked.decision.level == pytest.approx(FALSE_SHOWN / 2)
-
-
-def test_accuracy_against_serial_is_kept_lost_or_unknown() -> None:
-    runs = [
-        *repeated("serial", around(0.95, 0.001), "accuracy"),
-        *repeated("all_reduce", around(0.949, 0.001)[::-1], "accuracy", nodes=2),
-        *repeated("ddp", around(0.85, 0.001), "accuracy", nodes=2),
-        *repeated("gossip", around(0.93, 0.03)[::-1], "accuracy", nodes=2),
-    ]
-    text = finding_of(a_comparison(*runs), "best_accuracy").text.replace("\u00a0", " ")
-    assert "Shown to lose accuracy: ddp" in text
-    assert "Shown to keep it within the tolerance: all_reduce" in text
-    assert "Whether accuracy is lost is unknown for gossip" in text
 
 
 def test_what_the_sweep_asks_is_shown_first() -> None:

@@ -15,18 +15,15 @@ from orchestrator.report.figures.maps import (
     MAX_MAPPED_LABELS,
     MAX_MAPPED_RANKS,
     LabelMap,
-    describe,
     label_maps,
 )
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.quantities.data_partition import partition_summary_of, representatives
-from orchestrator.report.render.columns import CERTIFICATES
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     SERIAL,
     a_comparison,
     a_run,
-    cells,
     csv_lines,
     marks_of,
     records_of,
@@ -84,18 +81,6 @@ def test_a_partition_summary_has_the_counts_of_the_certificate() -> None:
     assert float(csv_lines(comparison)[0]["earth_movers_distance_max"]) == pytest.approx(first)
 
 
-def test_results_without_the_distance_or_a_certificate_have_none() -> None:
-    older = with_labels(a_run("ddp", nodes=2), LABELS, distances=False)
-    failed = a_run("gossip", nodes=2, status="failed", cause="node 0: gone")
-    comparison = a_comparison(older, failed)
-    assert [value(row, "earth_movers_distance_max") for row in comparison.rows] == [None, None]
-    assert not any(key.startswith("earth") for key in cells(CERTIFICATES, comparison.groups)[0])
-    seen, absent = map(partition_summary_of, comparison.rows)
-    assert seen
-    assert "EMD" not in describe(seen)
-    assert absent is None
-
-
 def test_shares_of_the_training_set_are_those_of_the_first_and_the_last_epoch() -> None:
     run = a_run("ddp", nodes=2)
     assert run.certificate
@@ -119,17 +104,6 @@ def test_the_divergence_of_a_run_is_the_largest_after_its_last_epoch() -> None:
     certificate = run.certificate.model_copy(update={"parts": parts})
     (row,) = a_comparison(run.model_copy(update={"certificate": certificate})).rows
     assert value(row, "js_divergence_whole_run_max_bits") == 0.2
-
-
-def test_a_map_describes_its_partition() -> None:
-    skewed = PartitionSummary(np.array([[9, 0], [2_000, 1]]), 0.75, 0.25, (0.1, 0.3), (0.5, 1.5))
-    assert describe(skewed).splitlines() == [
-        "9–2,001, mean 1,005 samples each",
-        "coverage 75.0%, overlap 25.0%",
-        "JS 0.200, max 0.300; EMD 1.00, max 1.50",
-    ]
-    equal = PartitionSummary(np.array([[5, 5], [5, 6]]), 1.0, 0.0, (0.0, 0.0), ())
-    assert describe(equal).splitlines()[0] == "10–11 samples each"
 
 
 def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -> None:
@@ -178,13 +152,6 @@ def test_many_ranks_labels_or_cells_have_a_summary(monkeypatch: pytest.MonkeyPat
     assert "rect" not in marks_of(many.spec)
     monkeypatch.setattr(maps, "MOST_CELLS", 60)
     assert len(mapped(label_maps([a_split(4), a_split(8)]))) == 40
-
-
-def test_cells_without_room_for_numbers_have_a_legend() -> None:
-    chart = label_maps([a_split(8, classes=100)])
-    assert "text" not in marks_of(chart.spec)
-    (drawn,) = panels(chart)[0]["layer"]
-    assert drawn["encoding"]["opacity"]["legend"]["title"] == "samples"
 
 
 def test_maps_of_equally_many_ranks_have_one_scale_and_a_title_each() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report import plots
 from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities.links import OWN_LINKS
@@ -23,7 +22,6 @@ from tests.unit.report_support import (
     finding_of,
     findings_of,
     in_cluster_time,
-    page_of,
     records_of,
     repeated,
     row_of,
@@ -39,13 +37,7 @@ def over(
 ) -> list[RunResult]:
     """Runs whose ranks have measured three links, of which one is far slower."""
     runs = repeated(
-        strategy,
-        around(train_s, **fields),
-        nodes=2,
-        cores=2,
-        link=link,
-        transport="gloo",
-        runtime=runtime,
+        strategy, around(train_s, **fields), nodes=2, cores=2, link=link, transport="gloo", runtime=runtime
     )
     links = [
         LinkResult(source=source, to=to, latency_s=latency_s, bytes_per_s=bytes_per_s)
@@ -153,18 +145,3 @@ def test_cells_are_shaded_by_the_fastest_distributed_strategy_of_their_link() ->
         ("all_reduce · gloo", OWN_LINKS): 0,
     }
     assert time_by_link(views[:1]) is None
-
-
-def test_workloads_over_links_have_figures_of_their_own_and_runs_name_their_link() -> None:
-    runs = [
-        a_run("all_reduce", nodes=2, transport="gloo", link=link, lr=lr)
-        for lr in (0.1, 0.2)
-        for link in (SLOW, None)
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "FIGURES", {"links": plots.FIGURES["links"]})
-        names = [plot.name for plot in plots.draw(a_comparison(*runs))]
-    assert len(names) == 2
-    assert len({*names}) == 2
-    comparison = a_comparison(*runs[:2])
-    assert "10 Mbit/s, 1 ms" in page_of(comparison, [], []).split('<section id="runs">')[1]

@@ -10,22 +10,9 @@ import pytest
 from orchestrator.report import formats
 from orchestrator.report.model.locations import node_limits
 from orchestrator.report.model.rows import NO_SERIAL
-from orchestrator.report.quantities.containers import Containers, containers, single_container
-from orchestrator.report.render import html
-from orchestrator.report.render.columns import CONTAINERS
+from orchestrator.report.quantities.containers import Containers, containers
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import (
-    FAST,
-    SERIAL,
-    a_comparison,
-    a_run,
-    cells,
-    csv_lines,
-    finding_of,
-    findings_of,
-    page_of,
-    repeated,
-)
+from tests.unit.report_support import FAST, SERIAL, a_comparison, a_run, findings_of, repeated
 from trainer.core.cgroup import NodeUsage
 
 DOCKER = {"docker": "26.1.5", "image": "shardyard-trainer from sources 4c3e83f91028d114"}
@@ -97,25 +84,6 @@ def test_runs_that_train_nothing_are_kept_apart() -> None:
     assert (alone.location, alone.replicas_equal) == ("not trained", None)
 
 
-def test_conditions_are_compared_and_listed_within_a_runtime() -> None:
-    local = [
-        a_run("ddp", nodes=2, seed=seed).model_copy(update={"environment": {"torch": torch}})
-        for seed, torch in enumerate(["2.12.0", "2.13.0"])
-    ]
-    docker = contained("ddp", nodes=2, seed=2, environment={**DOCKER, "python": "of the image"})
-    found = [finding.data for finding in findings_of(a_comparison(*local, docker), "conditions_differ")]
-    assert [(data["condition"], data["compared"]) for data in found] == [
-        ("runtime", False),
-        ("torch", True),
-    ]
-    assert found[1]["values"] == ["2.12.0", "2.13.0"]
-    environments = dict(html.environments(a_comparison(docker, local[1])))
-    assert [*environments] == ["runtime docker", "runtime local"]
-    inside, outside = map(dict, environments.values())
-    assert "node limits" in inside
-    assert outside == {"torch": "2.13.0"}
-
-
 def test_limits_are_described_only_if_they_were_enforced() -> None:
     runs = [contained("ddp", nodes=2, cpus=cpus, memory_mb=512 * int(10 * cpus)) for cpus in (0.4, 0.5, 2)]
     assert node_limits(a_comparison(*runs).rows) == [
@@ -165,38 +133,3 @@ def test_a_container_of_several_ranks_has_no_payload_and_a_missing_counter_no_nu
     failed = contained("ddp", nodes=2, status="failed", cause="gone")
     for none in (contained("ddp", a_node("node-1", [0]), nodes=2), failed, FAST):
         assert counted(none) is None
-
-
-def test_files_and_tables_have_usage_and_limits_of_containers() -> None:
-    nodes = [a_node(f"node-{n}", [n - 1], throttled_s=2.5, memory_peak_mb=384.0) for n in (1, 2)]
-    comparison = a_comparison(contained("all_reduce", *nodes, nodes=2, cpus=0.4, memory_mb=1536), FAST)
-    inside, outside = cells(CONTAINERS, comparison.groups)
-    assert {name: text for name, text in inside.items() if name.startswith("container_")} == {
-        "container_payload_bytes_mean": "1.00 MB",
-        "container_sent_bytes_mean": "1.10 MB",
-        "container_sent_by_payload": "1.10",
-        "container_cpu_s_mean": "3.00 s",
-        "container_throttled_s_max": "2.50 s",
-        "container_memory_peak_mib_max": "384 MiB | 25% of 1,536 MiB",
-    }
-    assert outside["container_cpu_s_mean"] == formats.ABSENT
-    names = ("runtime", "image", "containers", "container_throttled_s_max", "container_memory_limit_mib")
-    assert [[line[name] for name in names] for line in csv_lines(comparison)] == [
-        ["docker", DOCKER["image"], "2", "2.5", "1536"],
-        ["local", "", "", "", ""],
-    ]
-    assert 'id="containers"' in page_of(comparison, [], [])
-    assert 'id="containers"' not in page_of(a_comparison(FAST), [], [])
-
-
-def test_one_container_for_all_nodes_has_their_combined_limit() -> None:
-    comparison = a_comparison(contained("hogwild", a_node("node-1", [0, 1]), nodes=2))
-    assert single_container(comparison.rows[0])
-    (line,) = cells(CONTAINERS, comparison.groups)
-    assert line["container_memory_peak_mib_max"] == "256 MiB | 6% of 4,096 MiB"
-
-
-def test_a_run_that_lost_processes_to_its_memory_limit_has_a_caution() -> None:
-    killed = [a_node("node-1", [0]), a_node("node-2", [1], out_of_memory=2)]
-    comparison = a_comparison(contained("ddp", *killed, nodes=2), contained("ddp", nodes=2, seed=1))
-    assert [row.seed for row in finding_of(comparison, "out_of_memory").rows] == [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.topics.partitioners import MAX_COLUMNS, partitioners_by_strategy
+from orchestrator.report.topics.partitioners import partitioners_by_strategy
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import SERIAL, a_comparison, a_run, around, finding_of, records_of
 
@@ -73,12 +73,3 @@ def test_strategies_with_one_partitioner_are_left_out() -> None:
     assert {record["series"] for record in records_of(figure_of(*several))} == {*SERIES[:2]}
     one = [*tried("random_partition", 0.9, 0.8, 0.7), *tried("contiguous", 0.6)]
     assert figure_of(*one) is None
-
-
-def test_many_partitioners_have_a_row_each() -> None:
-    runs = [run for label in ("random_partition", *OTHERS) for run in tried(label, 0.9, 0.8)]
-    chart = figure_of(*runs)
-    assert chart is not None
-    x, y = axes_of(chart)
-    assert len(y["sort"]) > MAX_COLUMNS
-    assert (x["field"], y["field"], y["sort"][0]) == ("series", "partitioner", "random_partition")

@@ -11,7 +11,6 @@ import pytest
 from orchestrator.report.figures.kind import Subject
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison, read_comparison
-from orchestrator.report.render.columns import PREDICTED
 from orchestrator.report.topics import FIGURES
 from orchestrator.results.predictions import (
     Asked,
@@ -106,13 +105,6 @@ def test_the_figure_continues_lines_beyond_what_was_measured() -> None:
         points = drawn(compared(with_predictions(**asked)))
         assert {how for _, _, how, _ in points} == {"predicted"}
         assert len(points) == len(FOUND)
-
-
-def test_cells_have_the_interval_in_small_print() -> None:
-    cells = {column.key: column.cell(FOUND[1]) for column in PREDICTED}
-    assert (cells["configuration"].text, cells["configuration"].detail) == ("one_shot over gloo", "digits")
-    assert (cells["time"].text, cells["time"].detail) == ("2.00\xa0s", "90%: 1.33–3.00\xa0s")
-    assert cells["to_target"].text == cells["cost"].text
 
 
 def test_predictions_of_other_runs_are_not_shown(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -79,15 +78,6 @@ def test_a_rank_that_is_slow_in_few_seeds_or_by_little_is_no_straggler() -> None
     few = [WAITS_FOR_LAST, WAITS_FOR_LAST, waits_for_first]
     for waits in ([WAITS_FOR_LAST], few, [little] * 5, [WAITS_FOR_ALL] * 5):
         assert findings_of(a_comparison(*over_seeds(*waits)), "straggler") == []
-
-
-def test_nodes_without_a_common_clock_have_no_straggler_attribution() -> None:
-    run = waiting(WAITS_FOR_LAST)
-    info = dataclasses.replace(run.runtime_info, one_clock=False)
-    comparison = a_comparison(run.model_copy(update={"runtime_info": info}))
-    assert wait_shares(comparison.rows[0]) is None
-    assert straggler_attribution(comparison.view(comparison.workloads[0])) is None
-    assert len(finding_of(comparison, "no_common_clock").rows) == 1
 
 
 # Slow nodes

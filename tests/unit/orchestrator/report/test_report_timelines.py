@@ -11,11 +11,10 @@ from urllib.parse import unquote
 import pytest
 
 from orchestrator.replay.run import NoClusterTime
-from orchestrator.replay.windows import Part
-from orchestrator.report import formats, plots, write_report
+from orchestrator.report import plots, write_report
 from orchestrator.report.figures import timelines
 from orchestrator.report.figures.style import series_name
-from orchestrator.report.figures.timelines import MOST_RANKS, _exchange, small_timelines
+from orchestrator.report.figures.timelines import MOST_RANKS, small_timelines
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
@@ -83,13 +82,6 @@ def test_runs_at_the_shape_at_which_strategies_are_compared_or_their_largest() -
     assert slowest(*at_four, slower, *only_small) == [*(run.key for run in at_four), only_small[1].key]
 
 
-def test_the_slowest_in_cluster_time() -> None:
-    runs = [*repeated("serial", [8], cores=2), *repeated("all_reduce", [6, 7], nodes=4, cores=2)]
-    clusters = [in_cluster_time(run, s) for run, s in zip(runs, [8.0, 3.0, 2.0], strict=True)]
-    view = only_view(a_comparison(*runs, clusters=clusters))
-    assert [run.row.key for run in slowest_runs(view)] == [runs[1].key]
-
-
 def test_of_many_strategies_those_that_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MOST", 2)
     times = (("ddp", 2.0), ("gossip", 1.0), ("all_reduce", 3.0))
@@ -140,16 +132,6 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
             for rank, parts in enumerate(window.ranks)
             for part in parts
         ]
-
-
-def test_boxes_say_what_the_exchange_was() -> None:
-    parts = [
-        Part(phase="compute", start_s=0.0, end_s=1.0),
-        Part(phase="wait", start_s=1.0, end_s=2.0, exchange="all_reduce", waits_for=0),
-        Part(phase="communicate", start_s=2.0, end_s=3.0, exchange="all_reduce", bytes=18_200),
-    ]
-    texts = [_exchange(part).replace(formats.JOIN, " ") for part in parts]
-    assert texts == [formats.ABSENT, "all_reduce, waits for rank 0", "all_reduce, 18.2 kB"]
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,7 @@ from scipy import special, stats
 from orchestrator.report.statistics.chances import BOUND, Tolerance, draw_means, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
-from orchestrator.report.statistics.families import (
-    Decision,
-    benjamini_hochberg,
-    dunnett,
-    holm,
-    is_extreme,
-)
+from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed, is_claimed
 from orchestrator.watch.follower import Follower
 from tests.unit.watch_support import SweepInProgress, epoch, serial
@@ -147,16 +146,6 @@ def test_runs_are_in_the_order_of_their_execution_and_below_the_directory(tmp_pa
         sweep = SweepInProgress(tmp_path / str(number), serial(2), **record)
         sweep.begin()
         assert [*sweep.poll().runs] == shown
-
-
-def test_a_directory_without_a_record(tmp_path: Path) -> None:
-    active = SweepInProgress(tmp_path, serial(1))
-    assert active.poll().state == "starting"
-    active.paths.record.write_text("{")  # the sweep will replace it
-    assert active.poll().state == "starting"
-    active.active = False
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        active.poll()
 
 
 def test_a_claimed_directory_is_in_use(tmp_path: Path) -> None:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from orchestrator.watch.files import (
-    FIRST_BYTES,
-    LINE_CHARACTERS,
-    MOST_BYTES,
-    LogPart,
-    LogTail,
-    log_names,
-)
+from orchestrator.watch.files import FIRST_BYTES, LINE_CHARACTERS, MOST_BYTES, LogPart, LogTail, log_names
 
 
 @pytest.fixture
@@ -78,16 +70,6 @@ def test_of_a_long_line_the_beginning_is_shown(log: Path) -> None:
     assert tail.new().lines == ["x" * LINE_CHARACTERS + " … 5 more characters"]
     append(log, b"rest\n")
     assert tail.new().lines == ["rest"]
-
-
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    (tmp_path / "link.log").symlink_to(secret)
-    os.mkfifo(tmp_path / "pipe.log")  # whose reader would wait for a writer
-    (tmp_path / "folder.log").mkdir()
-    for name in ("link", "pipe", "folder"):
-        assert "cannot be read" in LogTail(tmp_path, f"{name}.log").new().lines[0]
 
 
 def test_names_of_logs(tmp_path: Path) -> None:
