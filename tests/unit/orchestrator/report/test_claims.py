@@ -14,7 +14,7 @@ from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.contrasts import Contrast
 from orchestrator.report.statistics.families import Decision
 from orchestrator.report.statistics.moderated import Estimate
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import asked_by
 from tests.unit.report_support import a_comparison, around, repeated
 
 
@@ -96,22 +96,3 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
     assert asked.level == "shown"
     assert asked.decision is not None
     assert asked.decision.level == pytest.approx(FALSE_SHOWN / 2)
-
-
-def test_what_the_sweep_asks_is_shown_first() -> None:
-    selections: list[dict[str, Any]] = [{"strategy": "ddp", "nodes": nodes} for nodes in (2, 4)]
-    question = {"measure": "accuracy", "compare": selections[0], "against": selections[1]}
-    unknown = {**question, "against": {"strategy": "gossip"}}
-    runs = [
-        run
-        for nodes, mean in ((2, 0.96), (4, 0.9))
-        for run in repeated("ddp", around(mean, 0.01), "accuracy", nodes=nodes)
-    ]
-    comparison = a_comparison(*runs, questions=[question, unknown])
-    claims = asked_by(comparison).decided()
-    answer, unanswered, *_ = find(comparison, claims)
-    (data,) = answer.data["compared"]
-    assert (answer.kind, data["decision"], data["level"]) == ("asked", "more", "shown")
-    assert unanswered.kind == "asked_unanswered"
-    assert "gossip" in unanswered.text
-    assert sum(each.left.shape.ranks == 2 and each.quantity is ACCURACY for each in claims.all) == 1
