@@ -206,7 +206,7 @@ def test_comparisons_with_one_reference_have_the_probability_of_a_multivariate_t
 
 def test_the_chance_to_decide_is_that_of_seeds_which_are_added() -> None:
     rng, added, draws = np.random.default_rng(1), 15, 200_000
-    left, right = estimate(1.0, between=0.02), estimate(0.0, variance=2.0, between=0.02)
+    left, right = estimate(2.0, between=0.02), estimate(0.0, variance=2.0, between=0.02)
     contrast = Contrast(left, right)
     later = 0.0
     for each in (left, right):
