@@ -170,7 +170,7 @@ def excludes_0_exactly_if_decided(found: Sequence[Decision]) -> None:
 
 @pytest.mark.parametrize("correct", [holm, dunnett], ids=lambda correct: correct.__name__)
 def test_an_interval_excludes_0_exactly_if_the_difference_is_decided(correct: Any) -> None:
-    means = (0.1, 0.9, 1.7, 2.1, 3.0, -2.4)
+    means = (0.1, 1.4, 1.7, 2.1, 3.0, -2.4)  # the second has a p-value below the level
     found = correct([Contrast(estimate(mean), estimate(0.0)) for mean in means], LEVEL)
     assert {each.decided for each in found} == {True, False}
     excludes_0_exactly_if_decided(found)

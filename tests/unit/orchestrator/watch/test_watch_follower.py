@@ -71,8 +71,11 @@ def test_position_and_curves_of_the_run_in_progress(tmp_path: Path) -> None:
     assert sweep.follower.epochs(run.key) == 3
     sweep.report(run, "start", 0, pid=7, attempt=0)  # it starts again, and repeats its epochs
     assert points(sweep, run) == [(1, 3.0, 0.7), (2, None, 0.8)]
+    sweep.report(run, "epoch", **epoch(1, 0.5, 1.0))
+    sweep.report(run, "start", 1, pid=8, attempt=0)
+    assert points(sweep, run) == [(1, 1.0, 0.5)]
     shutil.rmtree(paths.live)  # the run has ended, and its result is not written yet
-    assert len(points(sweep, run)) == 2
+    assert len(points(sweep, run)) == 1
 
 
 def test_events_are_read_when_they_are_whole_and_where_warm_containers_write_them(

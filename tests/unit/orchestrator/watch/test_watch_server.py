@@ -8,6 +8,7 @@ import re
 import socket
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.watch import connections
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
 from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
@@ -167,6 +169,22 @@ def test_it_listens_on_loopback_only(address: str) -> None:
     assert urlsplit(address).hostname == "127.0.0.1"
     with socket.socket(socket.AF_INET) as other:
         other.bind(("127.0.0.2", urlsplit(address).port or 0))  # in use if it listened on all addresses
+
+
+def test_of_too_many_connections_without_a_request_the_oldest_is_closed(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_WAITING", 2)
+    place = ("127.0.0.1", urlsplit(address).port or 0)
+    with ExitStack() as stack:
+        oldest, *others = (
+            stack.enter_context(socket.create_connection(place, TIMEOUT_S)) for _ in range(3)
+        )
+        assert oldest.recv(1) == b""
+        for other in others:
+            other.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                other.recv(1)
 
 
 @pytest.mark.parametrize(
