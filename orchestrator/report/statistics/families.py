@@ -73,15 +73,15 @@ def holm(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
         Holm (1979), A simple sequentially rejective multiple test procedure. Scand. J. Statist. 6.
     """
     decisions: dict[int, Decision] = {}
-    remaining, failed, adjusted = len(contrasts), False, 0.0
+    share, remaining, failed, adjusted = level, len(contrasts), False, 0.0
     for index in sorted(range(len(contrasts)), key=lambda index: contrasts[index].p):
         contrast = contrasts[index]
         adjusted = min(1.0, max(adjusted, remaining * contrast.p))
-        share = level / remaining
+        share = share if failed else level / remaining
         failed = failed or contrast.p >= share
         critical = partial(critical_t, share, contrast.dof)
         decisions[index] = Decision(contrast, not failed, partial(float, adjusted), critical)
-        remaining -= 0 if failed else 1
+        remaining -= 1
     return [decisions[index] for index in range(len(contrasts))]
 
 

@@ -21,6 +21,7 @@ from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 
 REPRODUCED = 0.01  # how far an accuracy may be off the published one
+ROUNDING = 1e-9  # of a difference of two floating-point numbers
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class _Reproduced:
     @property
     def same(self) -> bool:
         within = self.interval is not None and self.interval[0] <= self.published <= self.interval[1]
-        return within or self.off <= REPRODUCED
+        return within or self.off <= REPRODUCED + ROUNDING
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Locations: rows of different runtimes or images are kept apart."""
+"""Mistakes about where nodes ran: runtimes, images and limits that are mixed; counters of containers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.report import formats
+from orchestrator.report.model.locations import node_limits
 from orchestrator.report.model.rows import NO_SERIAL
-from orchestrator.report.render import html
+from orchestrator.report.quantities.containers import Containers, containers
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import SERIAL, a_comparison, a_run, findings_of, repeated, row_of
+from tests.unit.report_support import FAST, SERIAL, a_comparison, a_run, findings_of, repeated
 from trainer.core.cgroup import NodeUsage
 
 DOCKER = {"docker": "26.1.5", "image": "shardyard-trainer from sources 4c3e83f91028d114"}
@@ -33,38 +35,37 @@ def contained(
     return run.model_copy(update={"usage": list(usage), "environment": environment})
 
 
+def locations(*runs: RunResult) -> list[str]:
+    return [workload.location for workload in a_comparison(*runs).workloads]
+
+
+# Runtimes and images
+
+
 def test_runs_of_two_runtimes_are_neither_averaged_nor_compared() -> None:
-    runs = [SERIAL, contained("all_reduce", nodes=2, seed=0), a_run("all_reduce", nodes=2, seed=1)]
-    comparison = a_comparison(*runs)
+    comparison = a_comparison(
+        SERIAL, contained("all_reduce", nodes=2, seed=0), a_run("all_reduce", nodes=2, seed=1)
+    )
     assert [len(group.rows) for group in comparison.groups] == [1, 1, 1]
-    inside, outside = row_of(comparison, "all_reduce", 0), row_of(comparison, "all_reduce", 1)
+    _, inside, outside = comparison.rows
     assert (inside.no_speedup, inside.speedup) == (NO_SERIAL, None)
     assert outside.speedup == pytest.approx(1.0)
-    assert [workload.label.rpartition(", ")[2] for workload in comparison.workloads] == [
-        "runtime local",
-        "runtime docker",
-    ]
+    assert [each.location for each in comparison.workloads] == ["runtime local", "runtime docker"]
     (data,) = [finding.data for finding in findings_of(comparison, "conditions_differ")]
     assert (data["condition"], data["values"], data["compared"]) == ("runtime", ["local", "docker"], False)
 
 
-def test_runs_of_two_images_are_kept_apart() -> None:
+def test_a_location_is_named_only_if_there_are_several() -> None:
     old, new = contained("ddp", nodes=2), contained("ddp", nodes=2, seed=1, environment=NEWER)
-    comparison = a_comparison(old, new)
-    assert len(comparison.groups) == 2
-    assert [workload.label.rpartition(", ")[2] for workload in comparison.workloads] == [
-        "image 4c3e83f9",
-        "image cc817da9",
-    ]
+    assert locations(old, new) == ["image 4c3e83f9", "image cc817da9"]
     same_sources = {**DOCKER, "image": "mine from sources 4c3e83f91028d114"}
-    named = a_comparison(old, contained("ddp", nodes=2, seed=1, environment=same_sources))
-    assert [workload.location for workload in named.workloads] == [
-        "image shardyard-trainer 4c3e83f9",
-        "image mine 4c3e83f9",
-    ]
+    named = locations(old, contained("ddp", nodes=2, seed=1, environment=same_sources))
+    assert named == ["image shardyard-trainer 4c3e83f9", "image mine 4c3e83f9"]
+    assert locations(old, contained("ddp", nodes=2, seed=1)) == [""]
+    assert locations(*repeated("ddp", [4, 5], nodes=2)) == [""]
 
 
-def played(run: RunResult, **fields: Any) -> RunResult:
+def played(run: RunResult) -> RunResult:
     """The run without training: what virtual nodes with `compute: sampled` leave."""
     nothing = {"accuracy": None, "test_loss": None, "weights_digest": None}
     changes = {
@@ -76,47 +77,59 @@ def played(run: RunResult, **fields: Any) -> RunResult:
     return run.model_copy(update=changes)
 
 
-def test_runs_that_train_nothing_are_named_so_and_kept_apart() -> None:
-    seeds = range(5)
-    alone = a_comparison(*(played(a_run("ddp", nodes=2, seed=seed)) for seed in seeds))
-    (workload,) = alone.workloads
-    assert workload.label.endswith(", not trained")
-    assert alone.rows[0].replicas_equal is None
-    trained = [a_run("ddp", nodes=2, seed=seed) for seed in seeds]
-    both = a_comparison(*trained, *(played(a_run("ddp", nodes=2, seed=seed)) for seed in range(5, 10)))
-    assert [len(group.rows) for group in both.groups] == [5, 5]
-    assert len(both.workloads) == 2
+def test_runs_that_train_nothing_are_kept_apart() -> None:
+    trained, other = a_run("ddp", nodes=2), played(a_run("ddp", nodes=2, seed=1))
+    assert locations(trained, other) == ["", "not trained"]
+    (alone,) = a_comparison(other).rows
+    assert (alone.location, alone.replicas_equal) == ("not trained", None)
 
 
-def test_a_location_is_named_only_if_there_are_several() -> None:
-    for runs in (repeated("ddp", [4, 5], nodes=2), [contained("ddp", nodes=2, seed=s) for s in (0, 1)]):
-        comparison = a_comparison(*runs)
-        (workload,) = comparison.workloads
-        assert len(comparison.groups) == 1
-        assert workload.label.endswith("2 epochs")
-        assert findings_of(comparison, "conditions_differ") == []
-
-
-def test_conditions_are_compared_within_a_runtime() -> None:
-    local = [
-        a_run("ddp", nodes=2, seed=seed).model_copy(update={"environment": {"torch": torch}})
-        for seed, torch in enumerate(["2.12.0", "2.13.0"])
+def test_limits_are_described_only_if_they_were_enforced() -> None:
+    runs = [contained("ddp", nodes=2, cpus=cpus, memory_mb=512 * int(10 * cpus)) for cpus in (0.4, 0.5, 2)]
+    assert node_limits(a_comparison(*runs).rows) == [
+        "cpus 0.4, 0.5 or 2",
+        f"2,048, 2,560 or 10,240{formats.JOIN}MiB memory",
+        "512 pids",
+        f"256{formats.JOIN}MiB /dev/shm",
     ]
-    docker = [
-        contained("ddp", nodes=2, seed=seed, environment={**DOCKER, "python": "of the image"})
-        for seed in (2, 3)
-    ]
-    found = [finding.data for finding in findings_of(a_comparison(*local, *docker), "conditions_differ")]
-    conditions = {data["condition"]: data for data in found}
-    assert list(conditions) == ["runtime", "torch"]
-    assert conditions["torch"]["values"] == ["2.12.0", "2.13.0"]
-    assert conditions["torch"]["compared"]
+    more = a_comparison(*runs, contained("serial")).rows
+    assert node_limits(more, ["cpus"]) == ["cpus 0.4 to 2"]
+    assert node_limits(a_comparison(SERIAL, FAST).rows) == []
 
 
-def test_the_environment_is_listed_for_each_location() -> None:
-    local = a_run("ddp", nodes=2, seed=1).model_copy(update={"environment": {"torch": "2.13.0+local"}})
-    found = dict(html.environments(a_comparison(contained("ddp", nodes=2), local)))
-    assert list(found) == ["runtime docker", "runtime local"]
-    docker, processes = (dict(facts) for facts in found.values())
-    assert "node limits" in docker
-    assert processes == {"torch": "2.13.0+local"}
+# Counters of containers
+
+
+def counted(run: RunResult) -> Containers | None:
+    (row,) = a_comparison(run).rows
+    return containers(row)
+
+
+def test_nodes_are_counted_and_the_launcher_is_not() -> None:
+    found = counted(
+        contained(
+            "all_reduce",
+            a_node("launcher", [], throttled_s=9.0, sent_bytes=50_000, memory_peak_mb=999.0),
+            a_node("node-2", [1], cpu_s=4.0, throttled_s=1.5, memory_peak_mb=300.0, sent_bytes=1_300_000),
+            a_node("node-1", [0], cpu_s=3.0, throttled_s=0.5, memory_peak_mb=200.0, sent_bytes=1_100_000),
+            nodes=2,
+            memory_mb=512,
+        )
+    )
+    assert found == Containers(2, 1_200_000, 1e6, 3.5, 1.5, 300.0, 512)
+    assert found.sent_by_payload == pytest.approx(1.2)
+
+
+def test_a_container_of_several_ranks_has_no_payload_and_a_missing_counter_no_number() -> None:
+    two = [a_node("node-1", [0, 1]), a_node("node-2", [2, 3])]
+    assert counted(contained("ddp", *two, nodes=2, processes_per_node=2)) == Containers(
+        2, 1_100_000, None, 3.0, 0.0, 256.0, 2048
+    )
+    blind = contained("ddp", a_node("node-1", [0]), a_node("node-2", [1], cpu_s=None), nodes=2)
+    assert counted(blind) == Containers(2, 1_100_000, 1e6, None, 0.0, 256.0, 2048)
+    alone = counted(contained("serial"))
+    assert alone
+    assert alone.payload_bytes is None
+    failed = contained("ddp", nodes=2, status="failed", cause="gone")
+    for none in (contained("ddp", a_node("node-1", [0]), nodes=2), failed, FAST):
+        assert counted(none) is None

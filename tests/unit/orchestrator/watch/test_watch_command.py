@@ -1,4 +1,4 @@
-"""`sweep --watch` and `watch`: what they refuse, what they load, and when the report is written."""
+"""Mistakes around `watch`: what it refuses, what a sweep without a page loads, how often reports come."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from orchestrator.watch.growing_report import FIRST_S, SHARE, GrowingReport
 from tests.unit.conftest import FakeTime
 
 
-def test_a_port_needs_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["sweep", "quickstart", "--port", "8000"])
-    assert isinstance(done.exception, InputError)
-    assert "--port 8000: needs --watch" in str(done.exception)
+    for command, message in (
+        (["sweep", "quickstart", "--port", "8000"], "--port 8000: needs --watch"),
+        (["watch", str(tmp_path)], "no sweep.json"),
+    ):
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, InputError)
+        assert message in str(done.exception)
     assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_ports_have_a_range(port: str) -> None:
-    assert CliRunner().invoke(app, ["watch", "--port", port]).exit_code == 2
-
-
-def test_watch_needs_a_results_directory(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["watch", str(tmp_path)])
-    assert isinstance(done.exception, InputError)
-    assert "no sweep.json" in str(done.exception)
+    for port in ("-1", "65536", "x"):
+        assert CliRunner().invoke(app, ["watch", "--port", port]).exit_code == 2
 
 
 def test_a_sweep_without_a_page_loads_no_server() -> None:
@@ -46,38 +41,23 @@ def test_a_sweep_without_a_page_loads_no_server() -> None:
     assert done.stdout.strip() == "loaded:"
 
 
-class Written:
-    """Stands in for `write_report`: takes a time, and counts."""
-
-    def __init__(self, time: FakeTime) -> None:
-        self.count, self.takes_s, self.error = 0, 2.0, False
-        self._time = time
-
-    def __call__(self, paths: SweepPaths) -> list[str]:
-        self.count += 1
-        self._time.pass_(self.takes_s)
-        if self.error:
-            raise OSError("the disk is full")
-        return []
-
-
 def test_the_report_is_written_once_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    time = FakeTime()
-    written = Written(time)
+    time, began = FakeTime(), list[float]()
+
+    def write(paths: SweepPaths) -> None:
+        began.append(time())
+        time.pass_(2.0)
+        if len(began) == 1:
+            raise OSError("the disk is full")  # the report at the end says why
+
     monkeypatch.setattr(growing_report.time, "monotonic", time)
-    monkeypatch.setattr(growing_report, "write_report", written)
-    growing = GrowingReport(SweepPaths(Path("absent")))
-    time.pass_(FIRST_S / SHARE - 1)
-    growing.after_run()
-    assert written.count == 0
-    time.pass_(2)
-    written.error = True  # the report at the end says why
-    growing.after_run()
-    assert written.count == 1
-    for _ in range(39):  # it took 2 s, which is 5 % of 40 s
+    monkeypatch.setattr(growing_report, "write_report", write)
+    start, growing = time(), GrowingReport(SweepPaths(Path("absent")))
+    for _ in range(250):
         time.pass_(1)
         growing.after_run()
-    assert written.count == 1
-    time.pass_(1)
-    growing.after_run()
-    assert written.count == 2
+    # The first is expected to take longer than the others do.
+    expected = [start + FIRST_S / SHARE]
+    while expected[-1] + 2 + 2 / SHARE <= time():
+        expected.append(expected[-1] + 2 + 2 / SHARE)
+    assert began == expected

@@ -1,4 +1,4 @@
-"""What the page shows of a sweep, from files that the sweep is writing."""
+"""Mistakes in what the page shows of a sweep: states, positions, which runs count, what is from before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed, is_claimed
 from orchestrator.watch.follower import Follower
-from orchestrator.watch.live_run import Point
 from tests.unit.watch_support import SweepInProgress, epoch, serial
 from trainer.spec.run_spec import RunSpec
 
@@ -27,24 +25,32 @@ def states(sweep: SweepInProgress) -> list[str]:
     return [run.state for run in sweep.poll().runs.values()]
 
 
+def points(sweep: SweepInProgress, run: RunSpec) -> list[tuple[int, float | None, float]]:
+    sweep.poll()
+    return [(at.epoch, at.loss, round(at.accuracy, 3)) for at in sweep.follower.points(run.key)]
+
+
 def test_runs_of_a_sweep_from_start_to_end(sweep: SweepInProgress) -> None:
     first, second, third = sweep.runs
     assert (sweep.poll().doing, states(sweep)) == ("preparing the first run", ["waiting"] * 3)
     sweep.start(first)
     assert states(sweep) == ["running", "waiting", "waiting"]
+    assert sweep.poll().left == ""
     sweep.end(first)
     assert (sweep.poll().doing, states(sweep)) == ("between two runs", ["ok", "waiting", "waiting"])
+    assert (sweep.poll().left, sweep.poll().done) == ("about 2 min left", pytest.approx(1 / 3))
     sweep.start(second)
-    sweep.end(second, status="failed", cause="node 0: it broke", log="node-0.log")
-    view = sweep.poll()
-    failed = view.runs[second.key]
+    sweep.report(second, "epoch", **epoch(1, 0.5))
+    assert sweep.poll().left == "about 1 min 40 s left"
+    sweep.end(second, status="failed", cause="node 0: it broke", log="node-0.log", wall_s=30.0)
+    failed = sweep.poll().runs[second.key]
     assert (failed.state, failed.cause, failed.log) == ("failed", "node 0: it broke", "node-0")
     sweep.start(third)
     sweep.end(third)
     assert (sweep.poll().state, sweep.poll().doing) == ("running", "writing the report")
     sweep.active = False
     view = sweep.poll()
-    assert (view.state, view.done, view.elapsed_s) == ("ended", 1.0, 180.0)
+    assert (view.state, view.done, view.elapsed_s) == ("ended", 1.0, 150.0)
 
 
 def test_position_and_curves_of_the_run_in_progress(tmp_path: Path) -> None:
@@ -54,46 +60,27 @@ def test_position_and_curves_of_the_run_in_progress(tmp_path: Path) -> None:
     paths = sweep.start(run)
     assert sweep.poll().runs[run.key].epoch == "starting"
     sweep.report(run, "epoch", **epoch(1, 0.5, 1.0))
-    assert [(at.epoch, at.accuracy) for at in points(sweep, run)] == [(1, 0.5)]
+    assert points(sweep, run) == [(1, 1.0, 0.5)]
     sweep.report(run, "epoch", 1, **epoch(1, 0.7, 3.0))
     sweep.report(run, "epoch", 1, **epoch(2, 0.8, None))
-    assert [(at.epoch, at.loss, round(at.accuracy, 3)) for at in points(sweep, run)] == [
-        (1, 2.0, 0.6),
-        (2, None, 0.8),
-    ]
+    assert points(sweep, run) == [(1, 2.0, 0.6), (2, None, 0.8)]
     view = sweep.poll()
     shown = view.runs[run.key]
     assert (shown.epoch, shown.loss, shown.accuracy) == ("1/3 done", "1.000", "50.0%")  # the slowest rank
     assert view.done == pytest.approx((1 / 3 + 2 / 3) / 2)
     assert sweep.follower.epochs(run.key) == 3
-    # A rank that is started again repeats its epochs.
-    sweep.report(run, "start", 1, pid=7, attempt=0)
-    assert [(at.epoch, at.loss) for at in points(sweep, run)] == [(1, 1.0)]
+    sweep.report(run, "start", 0, pid=7, attempt=0)  # it starts again, and repeats its epochs
+    assert points(sweep, run) == [(1, 3.0, 0.7), (2, None, 0.8)]
+    sweep.report(run, "epoch", **epoch(1, 0.5, 1.0))
+    sweep.report(run, "start", 1, pid=8, attempt=0)
+    assert points(sweep, run) == [(1, 1.0, 0.5)]
     shutil.rmtree(paths.live)  # the run has ended, and its result is not written yet
-    assert [(at.epoch, at.loss) for at in points(sweep, run)] == [(1, 1.0)]
+    assert len(points(sweep, run)) == 1
 
 
-def points(sweep: SweepInProgress, run: RunSpec) -> list[Point]:
-    sweep.poll()
-    return [*sweep.follower.points(run.key)]
-
-
-def test_a_half_written_event_is_read_when_it_is_whole(sweep: SweepInProgress) -> None:
-    run = sweep.runs[0]
-    sweep.start(run)
-    sweep.report(run, "epoch", **epoch(1, 0.5))
-    file = sweep.paths.run(run.key).live / "rank-0.jsonl"
-    line = file.read_text()
-    later = line.replace('"epoch": 1', '"epoch": 2')
-    with open(file, "a") as half:
-        half.write(later[:40])
-        half.flush()
-        assert len(points(sweep, run)) == 1
-        half.write(later[40:])
-    assert len(points(sweep, run)) == 2
-
-
-def test_events_of_warm_containers_are_found(sweep: SweepInProgress) -> None:
+def test_events_are_read_when_they_are_whole_and_where_warm_containers_write_them(
+    sweep: SweepInProgress,
+) -> None:
     run = sweep.runs[0]
     paths = sweep.start(run)
     paths.live.rmdir()
@@ -101,7 +88,14 @@ def test_events_of_warm_containers_are_found(sweep: SweepInProgress) -> None:
     live = paths.warm / "0123456789ab" / run.key
     live.mkdir(parents=True)
     sweep.report(run, "epoch", directory=live, **epoch(1, 0.5))
-    assert len(points(sweep, run)) == 1
+    file = live / "rank-0.jsonl"
+    later = file.read_text().replace('"epoch": 1', '"epoch": 2')
+    with open(file, "a") as half:
+        half.write(later[:40])
+        half.flush()
+        assert len(points(sweep, run)) == 1
+        half.write(later[40:])
+    assert len(points(sweep, run)) == 2
 
 
 def test_a_result_is_read_once(sweep: SweepInProgress) -> None:
@@ -142,42 +136,19 @@ def test_what_an_earlier_sweep_left_is_not_shown_before_this_one_begins(sweep: S
     assert follower.poll().state == "stopped"
 
 
-def test_time_left_counts_the_runs_that_wait(sweep: SweepInProgress) -> None:
-    sweep.start(sweep.runs[0])
-    assert sweep.poll().left == ""
-    sweep.end(sweep.runs[0])
-    assert sweep.poll().left == "about 2 min left"
-    sweep.start(sweep.runs[1])
-    sweep.report(sweep.runs[1], "epoch", **epoch(1, 0.5))
-    assert sweep.poll().left == "about 1 min 40 s left"
-
-
-def test_runs_are_in_the_order_of_their_execution(tmp_path: Path) -> None:
-    runs = serial(3)
-    order = [runs[2].key, runs[0].key, runs[1].key]
-    sweep = SweepInProgress(tmp_path, runs, order=order)
-    sweep.begin()
-    assert [*sweep.poll().runs] == order
-    older = SweepInProgress(tmp_path / "older", runs, order=[])
-    older.begin()
-    assert [*older.poll().runs] == [run.key for run in runs]
-
-
-def test_keys_that_lead_out_of_the_directory_are_ignored(tmp_path: Path) -> None:
-    keys = ["..", "../other", "/etc", ".", "a\x1bb", ""]
-    sweep = SweepInProgress(tmp_path, serial(1), keys=[*keys, "fine"], order=[])
-    sweep.begin()
-    assert [*sweep.poll().runs] == ["fine"]
-
-
-def test_a_directory_without_a_record(tmp_path: Path) -> None:
-    active = SweepInProgress(tmp_path, serial(1))
-    assert active.poll().state == "starting"
-    active.paths.record.write_text("{")  # the sweep will replace it
-    assert active.poll().state == "starting"
-    active.active = False
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        active.poll()
+def test_runs_are_in_the_order_of_their_execution_and_below_the_directory(tmp_path: Path) -> None:
+    first, second = (run.key for run in serial(2))
+    escaping = ["..", "../other", "/etc", ".", "a\x1bb", ""]
+    for number, (record, shown) in enumerate(
+        (
+            ({"order": [second, first]}, [second, first]),
+            ({"order": []}, [first, second]),  # of an older version
+            ({"order": [], "keys": [*escaping, "fine"]}, ["fine"]),
+        )
+    ):
+        sweep = SweepInProgress(tmp_path / str(number), serial(2), **record)
+        sweep.begin()
+        assert [*sweep.poll().runs] == shown
 
 
 def test_a_claimed_directory_is_in_use(tmp_path: Path) -> None:
@@ -189,5 +160,3 @@ def test_a_claimed_directory_is_in_use(tmp_path: Path) -> None:
     paths.directory.mkdir()
     paths.lock.touch()
     assert not is_claimed(paths)
-    with claimed(paths):
-        assert is_claimed(paths)

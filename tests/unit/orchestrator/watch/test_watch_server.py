@@ -1,11 +1,15 @@
-"""The server of the page: to which requests it answers, with what, and how it ends."""
+"""Mistakes of the page's server: who is answered, with which headers, files out of reach, its end."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -13,11 +17,22 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.watch import connections
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
 from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
 
 TIMEOUT_S = 20
+NOTHING = {"default-src": "'none'", "frame-ancestors": "'none'"}
+NO_DOCUMENT = {**NOTHING, "base-uri": "'none'", "form-action": "'none'"}
+OF_ALL = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Access-Control-Allow-Origin": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +56,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepInProgress:
 @pytest.fixture(scope="module")
 def address(sweep: SweepInProgress) -> Iterator[str]:
     with serve(sweep.paths, 0, lambda: sweep.active) as address:
+        first(address)  # the server knows the runs from now on
         yield address
 
 
@@ -84,78 +100,123 @@ def first(address: str, **query: str) -> dict[str, Any]:
     return json.loads(data)
 
 
-def test_the_page_is_served_at_its_address(address: str) -> None:
+# Headers
+
+
+def policy_of(answer: http.client.HTTPResponse) -> dict[str, str]:
+    """The content security policy by directive. All answers have the other protective headers."""
+    assert {name: answer.getheader(name) for name in OF_ALL} == OF_ALL
+    parts = answer.getheader("Content-Security-Policy", "").split("; ")
+    return {name: values for name, _, values in (part.partition(" ") for part in parts)}
+
+
+def test_the_page_may_run_only_its_own_script_and_style(address: str) -> None:
     answer, text = ask(address)
     assert answer.status == 200
-    assert urlsplit(address).hostname == "127.0.0.1"
-    assert "<h1>" in text
-    policy = answer.getheader("Content-Security-Policy", "")
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert answer.getheader("Access-Control-Allow-Origin") is None
-    assert answer.getheader("Referrer-Policy") == "no-referrer"
-    assert answer.getheader("Cache-Control") == "no-store"
+    own = {
+        f"{name}-src": f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
+        for name in ("script", "style")
+        for source in re.findall(rf"<{name}>(.*?)</{name}>", text, re.S)
+    }
+    assert policy_of(answer) == {**NO_DOCUMENT, **own, "connect-src": "'self'"}
+
+
+def test_the_report_is_sandboxed_and_files_are_plain_text(address: str, sweep: SweepInProgress) -> None:
+    answer, text = ask(address, "report.html")
+    assert (answer.status, text) == (200, sweep.paths.html.read_text())
+    assert policy_of(answer) == {
+        **NO_DOCUMENT,
+        "sandbox": "allow-scripts allow-popups",  # nothing of the same origin
+        "style-src": "'unsafe-inline'",
+        "script-src": "'unsafe-inline' 'unsafe-eval'",
+        "img-src": "data:",
+    }
+    key = sweep.runs[0].key
+    for name in ("node-0.log", "result.json"):
+        answer, text = ask(address, f"{key}/{name}")
+        assert (answer.status, text) == (200, (sweep.paths.run(key).directory / name).read_text())
+        assert answer.getheader("Content-Type") == "text/plain; charset=utf-8"
+        assert policy_of(answer) == {**NOTHING, "sandbox": ""}
+    for name in ("spec.json", "plan.json", "weights.npy", "timeline.json", "absent"):
+        answer, _ = ask(address, f"{key}/{name}")
+        assert (answer.status, policy_of(answer)) == (404, {**NOTHING, "sandbox": ""})
+
+
+# Requests that are refused
 
 
 @pytest.mark.parametrize("change", ["", "x", "/", "%C3%A9", "%00", "%ff"])
 def test_requests_without_the_token_are_refused(address: str, change: str) -> None:
     token = urlsplit(address).path.strip("/")
     wrong = token[:-1] + ("a" if token[-1] != "a" else "b")
-    for path in (
-        f"/{change}",
-        f"/{change}/messages",
-        f"/{wrong}/",
-        f"/{token}x/",
-        f"/{token[:-1]}/",
-        "//",
-    ):
+    for path in (f"/{change}", f"/{change}/messages", f"/{wrong}/", f"/{token}x/", f"/{token[:-1]}/", "//"):
         answer, text = ask(address, path)
         assert answer.status == 403, path
         assert token not in text
+        assert policy_of(answer) == {**NOTHING, "sandbox": ""}
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_other_hosts_are_refused(address: str, host: str) -> None:
+def test_other_hosts_and_methods_are_refused(address: str, host: str) -> None:
     answer, text = ask(address, headers={"Host": host})
-    assert answer.status == 400
-    assert "<h1>" not in text
-
-
-def test_localhost_is_a_name_of_the_server(address: str) -> None:
-    port = urlsplit(address).port
-    assert ask(address, headers={"Host": f"localhost:{port}"})[0].status == 200
+    assert (answer.status, "<h1>" in text) == (400, False)
+    assert ask(address, headers={"Host": f"localhost:{urlsplit(address).port}"})[0].status == 200
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert ask(address, method=method)[0].status == 405
 
 
 def test_it_listens_on_loopback_only(address: str) -> None:
-    port = urlsplit(address).port or 0
+    assert urlsplit(address).hostname == "127.0.0.1"
     with socket.socket(socket.AF_INET) as other:
-        other.bind(("127.0.0.2", port))  # would be in use if it listened on all addresses
+        other.bind(("127.0.0.2", urlsplit(address).port or 0))  # in use if it listened on all addresses
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(address: str, method: str) -> None:
-    assert ask(address, method=method)[0].status == 405
+def test_of_too_many_connections_without_a_request_the_oldest_is_closed(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_WAITING", 2)
+    place = ("127.0.0.1", urlsplit(address).port or 0)
+    with ExitStack() as stack:
+        oldest, *others = (
+            stack.enter_context(socket.create_connection(place, TIMEOUT_S)) for _ in range(3)
+        )
+        assert oldest.recv(1) == b""
+        for other in others:
+            other.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                other.recv(1)
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["../secret", "../../outside", "/etc/passwd", "../secret.log", "%2e%2e/secret", "\x00", "spec.json"],
+)
+def test_paths_in_names_of_logs_lead_nowhere(address: str, sweep: SweepInProgress, log: str) -> None:
+    key = sweep.runs[1].key
+    assert first(address, run=key, log=log)["logs"]["name"] == "node-0"
+    assert first(address, run=f"../{key}")["detail"]["key"] == key
+    quoted = quote(log, safe="")
+    for path in (f"{key}/{log}", f"{key}/{quoted}", f"{quoted}/node-0.log"):
+        if "\x00" not in path:
+            assert ask(address, path)[0].status in (403, 404), path
+
+
+# Messages
 
 
 def test_the_first_message_has_everything(address: str, sweep: SweepInProgress) -> None:
-    failed, running, waiting = sweep.runs
+    failed, running, _ = sweep.runs
     message = first(address)
     assert message["order"] == [run.key for run in sweep.runs]
     assert [run["state"] for run in message["runs"]] == ["failed", "running", "waiting"]
-    assert message["head"]["state"] == "running"
-    assert message["head"]["failed"] == failed.key
-    assert message["detail"]["key"] == running.key
+    assert (message["head"]["state"], message["head"]["failed"]) == ("running", failed.key)
+    assert message["head"]["counts"] == ["1 of 3 runs ended", "1 failed"]
+    assert (message["detail"]["key"], message["detail"]["follows"]) == (running.key, True)
     assert message["curves"] == {"run": running.key, "epochs": 3, "points": [[1, 0.5, 0.5]]}
     assert message["logs"] == {"names": ["node-0", "node-1"], "name": "node-0", "run": running.key}
     assert message["lines"] == {"new": ["log of node 0"], "restarted": True}
-    assert waiting.key not in message["head"].values()
-
-
-def test_a_run_and_a_log_can_be_chosen(address: str, sweep: SweepInProgress) -> None:
-    failed, running, _ = sweep.runs
-    assert first(address, run=running.key, log="node-1")["lines"]["new"] == ["log of node 1"]
-    assert first(address, run=failed.key)["logs"]["name"] == "node-0"
-    assert [first(address, run=key)["detail"]["follows"] for key in ("", running.key)] == [True, False]
+    chosen = first(address, run=running.key, log="node-1")
+    assert (chosen["lines"]["new"], chosen["detail"]["follows"]) == (["log of node 1"], False)
 
 
 def test_texts_from_files_have_no_control_characters(address: str, sweep: SweepInProgress) -> None:
@@ -165,48 +226,34 @@ def test_texts_from_files_have_no_control_characters(address: str, sweep: SweepI
     assert message["lines"]["new"] == [SHOWN]
 
 
-@pytest.mark.parametrize(
-    "log",
-    ["../secret", "../../outside", "/etc/passwd", "../secret.log", "%2e%2e/secret", "\x00", "spec.json"],
-)
-def test_paths_in_names_of_logs_lead_nowhere(address: str, sweep: SweepInProgress, log: str) -> None:
-    running = sweep.runs[1]
-    message = first(address, run=running.key, log=log)
-    assert message["logs"]["name"] == "node-0"
-    assert first(address, run=f"../{running.key}")["detail"]["key"] == running.key
-    for path in (
-        f"{running.key}/{log}",
-        f"{running.key}/{quote(log, safe='')}",
-        f"{quote(log, safe='')}/node-0.log",
-    ):
-        if "\x00" not in path:
-            assert ask(address, path)[0].status in (403, 404), path
-
-
-def test_files_to_which_the_report_refers(address: str, sweep: SweepInProgress) -> None:
-    failed = sweep.runs[0]
-    answer, text = ask(address, "report.html")
-    assert (answer.status, text) == (200, sweep.paths.html.read_text())
-    assert "sandbox" in answer.getheader("Content-Security-Policy", "")
-    for name, expected in (("node-0.log", f"{EVIL}\n"), ("result.json", None)):
-        answer, text = ask(address, f"{failed.key}/{name}")
-        assert answer.status == 200
-        assert answer.getheader("Content-Type") == "text/plain; charset=utf-8"
-        assert answer.getheader("X-Content-Type-Options") == "nosniff"
-        assert expected in (None, text)
-    for name in ("spec.json", "plan.json", "weights.npy", "timeline.json", ".."):
-        assert ask(address, f"{failed.key}/{name}")[0].status in (403, 404)
-
-
 def test_messages_have_only_what_has_changed(sweep: SweepInProgress) -> None:
-    running = sweep.runs[1]
-    updates = Updates(sweep.follower)
-    view = sweep.follower.poll()
+    updates, view = Updates(sweep.follower), sweep.follower.poll()
     assert updates.message(view)
     assert updates.message(view) == ""
-    with open(sweep.paths.run(running.key).log("node-0"), "a") as log:
+    with open(sweep.paths.run(sweep.runs[1].key).log("node-0"), "a") as log:
         log.write("more\n")
     assert json.loads(updates.message(view)) == {"lines": {"new": ["more"], "restarted": False}}
+
+
+def test_the_events_stand_in_for_logs_that_come_at_the_end(tmp_path: Path) -> None:
+    """As with containers, whose logs are saved when a run has ended."""
+    sweep = SweepInProgress(tmp_path, serial(1))
+    sweep.begin()
+    run = sweep.runs[0]
+    paths = sweep.start(run)
+    sweep.report(run, "epoch", **epoch(1, 0.5))
+    updates = Updates(sweep.follower)
+    message = json.loads(updates.message(sweep.poll()))
+    assert (message["logs"]["name"], len(message["lines"]["new"])) == ("events", 1)
+    sweep.report(run, "failed", cause="broke", traceback=EVIL)
+    assert len(json.loads(updates.message(sweep.poll()))["lines"]["new"]) == 2
+    paths.log("node-0").write_text("the log\n")
+    message = json.loads(updates.message(sweep.poll()))
+    assert message["logs"]["names"] == ["node-0"]
+    assert message["lines"] == {"new": ["the log"], "restarted": True}
+
+
+# Beginning and end
 
 
 def test_pages_get_the_last_state_when_the_server_ends(tmp_path: Path) -> None:
@@ -227,40 +274,13 @@ def test_pages_get_the_last_state_when_the_server_ends(tmp_path: Path) -> None:
         ask(address)
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_and_a_port_in_use_are_named(tmp_path: Path) -> None:
     sweep = SweepInProgress(tmp_path, serial(1))
     sweep.begin()
     with serve(sweep.paths, 0, lambda: False) as address:
         sweep.paths.record.write_text("{")
         kind, data = next(messages(address))
-    assert kind == "trouble"
-    assert "sweep.json" in data
-
-
-def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with (
-            pytest.raises(InputError, match=f"--port {port}: in use"),
-            serve(SweepInProgress(tmp_path, []).paths, port),
-        ):
+        assert (kind, "sweep.json" in data) == ("trouble", True)
+        port = urlsplit(address).port or 0
+        with pytest.raises(InputError, match=f"--port {port}: in use"), serve(sweep.paths, port):
             pass
-
-
-def test_the_events_stand_in_for_logs_that_come_at_the_end(tmp_path: Path) -> None:
-    """As with containers, whose logs are saved when a run has ended."""
-    sweep = SweepInProgress(tmp_path, serial(1))
-    sweep.begin()
-    run = sweep.runs[0]
-    paths = sweep.start(run)
-    sweep.report(run, "epoch", **epoch(1, 0.5))
-    updates = Updates(sweep.follower)
-    message = json.loads(updates.message(sweep.poll()))
-    assert message["logs"]["name"] == "events"
-    assert len(message["lines"]["new"]) == 1
-    sweep.report(run, "failed", cause="broke", traceback=EVIL)
-    assert len(json.loads(updates.message(sweep.poll()))["lines"]["new"]) == 2
-    paths.log("node-0").write_text("the log\n")
-    message = json.loads(updates.message(sweep.poll()))
-    assert message["logs"]["names"] == ["node-0"]
-    assert message["lines"] == {"new": ["the log"], "restarted": True}
