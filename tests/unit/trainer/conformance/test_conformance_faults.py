@@ -1,8 +1,9 @@
-"""Mistakes in the laws of all kinds but strategies: each law finds what breaks it, and nothing that does not."""
+"""Mistakes in the laws of all kinds but strategies: each law finds what breaks it, and nothing else."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,8 @@ from trainer.optimizers.base import Optimizer
 from trainer.user_components.loss import FunctionLoss
 
 Laws = Callable[[], Iterator[Law[Any]]]
-# What is tried, the law that it breaks, and parts of the smallest input and of what is found for it.
-Fault = tuple[Laws, str, str, str]
-SEVERAL = partitioner.SEVERAL
+# The law that is broken, a pattern of the smallest input and of what is found for it, and what is tried.
+Fault = tuple[str, str, Laws]
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +60,33 @@ def blocks(labels: Any, parts: int, rng: Any) -> list[Any]:
     return np.array_split(np.arange(len(labels)), parts)
 
 
+def one_too_few(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return halves(labels, max(1, parts - 1), rng)
+
+
+def of_classes(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return [np.flatnonzero(labels % parts == part) for part in range(parts)]
+
+
+def twice(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return [np.append(part, part[0]) for part in halves(labels, parts, rng)]
+
+
 def overlapping(labels: Any, parts: int, rng: Any) -> list[Any]:
     first, *rest = halves(labels, parts, rng)
     return [first, *(np.append(part, first[0]) for part in rest)]
+
+
+def without_rest(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return [part[: len(labels) // parts] for part in halves(labels, parts, rng)]
+
+
+def of_global_state(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return np.array_split(np.random.permutation(len(labels)), parts)
+
+
+def by_layout(labels: Any, parts: int, rng: Any) -> list[Any]:
+    return np.array_split(np.roll(np.arange(len(labels)), not labels.flags.c_contiguous), parts)
 
 
 def sorting(labels: Any, parts: int, rng: Any) -> list[Any]:
@@ -96,76 +120,27 @@ def distorted(self: Any, images: Any, rank: int, parts: int, rng: Any) -> Any:
 
 
 NEITHER = {"disjoint": False, "covers": False}
+FIXED = {"random": False}
 PARTITIONERS: list[Fault] = [
-    (partitioners(lambda labels, *_: 1 / (len(np.unique(labels)) - 1)), "runs", "1 sample", __name__[-6:]),
-    (partitioners(for_few), "possible", "", "DataError: "),
+    ("runs", "1 sample .*faults.py:", partitioners(lambda labels, *_: 1 / (len(np.unique(labels)) - 1))),
+    ("possible", "DataError: ", partitioners(for_few)),
+    ("count", "2 parts, .*1 parts", partitioners(one_too_few)),
+    ("indices", "1 sample .*int16", partitioners(lambda *of: [each.astype("i2") for each in halves(*of)])),
+    ("filled", "2 samples of 1 class, labels 0 0, 2 parts.*part 1", partitioners(of_classes)),
+    ("repeats", "1 part.*2 times", partitioners(twice)),
+    ("disjoint", "2 samples of 1 class, labels 0 0, 2 parts.*parts 0 and 1", partitioners(overlapping)),
+    ("covers", "3 samples of 1 class, labels 0 0 0, 2 parts.*2; sample", partitioners(without_rest)),
+    ("seeded", "labels 0 0, 1 part.*global random state", partitioners(of_global_state)),
+    ("seeded", "labels 0 1, 1 part.*change with the labels", partitioners(views, **FIXED)),
+    ("random", "500 samples.*equal parts; declare random = False", partitioners(blocks)),
+    ("random", "500 samples.*other parts", partitioners(halves, **FIXED)),
+    ("labels", "1 sample of 1 class, labels 0, 1 part.*read-only", partitioners(sorting, **FIXED)),
+    ("layout", "labels 0 0, 1 part.*stride", partitioners(by_layout, **FIXED)),
+    ("reshuffle", "none", partitioners(blocks, **FIXED, validation_error=lambda *_: None)),
     (
-        partitioners(lambda labels, parts, rng: halves(labels, max(1, parts - 1), rng)),
-        "count",
-        "2 parts",
-        "1",
-    ),
-    (
-        partitioners(lambda *of: [each.astype(np.int16) for each in halves(*of)]),
-        "indices",
-        "1 sample",
-        "int16",
-    ),
-    (
-        partitioners(
-            lambda labels, parts, _: [np.flatnonzero(labels % parts == each) for each in range(parts)]
-        ),
-        "filled",
-        "2 samples of 1 class, labels 0 0, 2 parts",
-        "part 1",
-    ),
-    (
-        partitioners(lambda *of: [np.append(each, each[0]) for each in halves(*of)]),
-        "repeats",
-        "1 part",
-        "2 times",
-    ),
-    (partitioners(overlapping), "disjoint", "2 samples of 1 class, labels 0 0, 2 parts", "parts 0 and 1"),
-    (
-        partitioners(
-            lambda labels, parts, rng: [each[: len(labels) // parts] for each in halves(labels, parts, rng)]
-        ),
-        "covers",
-        "3 samples of 1 class, labels 0 0 0, 2 parts",
-        "2; sample",
-    ),
-    (
-        partitioners(lambda labels, parts, _: np.array_split(np.random.permutation(len(labels)), parts)),
-        "seeded",
-        "2 samples of 1 class, labels 0 0, 1 part",
-        "global random state",
-    ),
-    (partitioners(views, random=False), "seeded", "labels 0 1, 1 part", "change with the labels"),
-    (partitioners(blocks), "random", "500 samples", "equal parts; declare random = False"),
-    (partitioners(halves, random=False), "random", "500 samples", "other parts"),
-    (partitioners(sorting, random=False), "labels", "1 sample of 1 class, labels 0, 1 part", "read-only"),
-    (
-        partitioners(
-            lambda labels, parts, _: np.array_split(
-                np.roll(np.arange(len(labels)), not labels.flags.c_contiguous), parts
-            ),
-            random=False,
-        ),
-        "layout",
-        "2 samples of 1 class, labels 0 0, 1 part",
-        "stride",
-    ),
-    (
-        partitioners(blocks, random=False, validation_error=lambda *_: None),
-        "reshuffle",
-        "1,437 samples",
-        "none",
-    ),
-    (
-        partitioners(halves, transforms_images=True, transform_images=distorted),
         "images",
-        "part 0 of 1",
-        "changed",
+        "part 0 of 1.*changed",
+        partitioners(halves, transforms_images=True, transform_images=distorted),
     ),
 ]
 
@@ -308,7 +283,7 @@ class Own(Model):
 
     make: Any
     stated: list[str] | None = None
-    pairs: list[Any] = []
+    pairs: tuple[Any, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -316,7 +291,7 @@ class Own(Model):
 
     @property
     def tensor_parallel_pairs(self) -> list[ParallelPair]:
-        return self.pairs
+        return [*self.pairs]
 
     def made(self, classes: int) -> dict[str, nn.Module]:
         made = self.make(classes)
@@ -357,71 +332,52 @@ def normalised(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), norm)
 
 
-PAIR = [ParallelPair("first", "second", 8)]
+def two_units(classes: int) -> dict[str, nn.Module]:
+    return {"flatten": nn.Flatten(), "first": nn.Linear(16, 2), "second": nn.Linear(2, classes)}
+
+
 MODELS: list[Fault] = [
-    (models(Infinite), "runs", "2 samples of shape 1×4×4", "infinite"),
-    (models(lambda classes: Net(classes - 1)), "classes", "", "9"),
-    (models(Net, stated=["other"]), "names", "", "model from"),
-    (models(sharing), "splits", "split before third", ""),
-    (models(OtherOnMeta), "shapes", "", "(10,)"),
-    (models(OwnSeed), "weights", "", "output.bias"),
-    (models(Draws), "draws", "", "from random"),
-    (models(DrawsUnseeded), "draws", "", "other outputs"),
-    (models(Counts), "repeats", "", "in evaluation"),
-    (models(CountsInTraining), "repeats", "", "in training"),
-    (models(Listed), "parameters", "", "Listed.layers: use nn.ModuleList"),
-    (models(Nested), "parameters", "", "Nested.layers: use nn.ModuleDict"),
-    (
-        models(Scaled),
-        "parameters",
-        "",
-        "1 of its weights is none: one of shape 16 in Scaled.layers: use nn.Parameter",
-    ),
-    (models(Closed), "parameters", "", "in no attribute"),
-    (models(Unused), "gradients", "6 samples", "unused.weight, model.unused.bias"),
-    (models(normalised), "samples", "6 samples", "declare batch_statistics"),
-    (models(normalised), "norms", "", "False"),
-    (models(softmax_between, pairs=PAIR), "pairs", "2 ranks", ""),
+    ("runs", "2 samples of shape 1×4×4.*infinite", models(Infinite)),
+    ("classes", "9", models(lambda classes: Net(classes - 1))),
+    ("names", "model from", models(Net, stated=["other"])),
+    ("splits", "split before third", models(sharing)),
+    ("shapes", r"\(10,\)", models(OtherOnMeta)),
+    ("weights", "output.bias", models(OwnSeed)),
+    ("draws", "from random", models(Draws)),
+    ("draws", "other outputs", models(DrawsUnseeded)),
+    ("repeats", "in evaluation", models(Counts)),
+    ("repeats", "in training", models(CountsInTraining)),
+    ("parameters", "Listed.layers: use nn.ModuleList", models(Listed)),
+    ("parameters", "Nested.layers: use nn.ModuleDict", models(Nested)),
+    ("parameters", "1 of its weights .* shape 16 in Scaled.layers: use nn.Parameter", models(Scaled)),
+    ("parameters", "in no attribute", models(Closed)),
+    ("gradients", "6 samples.*unused.weight, model.unused.bias", models(Unused)),
+    ("samples", "6 samples.*declare batch_statistics", models(normalised)),
+    ("norms", "False", models(normalised)),
+    ("pairs", "2 ranks", models(softmax_between, pairs=(ParallelPair("first", "second", 8),))),
 ]
 
 
 @pytest.mark.parametrize(
-    ("laws", "law", "status", "text"),
+    ("law", "status", "text", "laws"),
     [
-        (models(AlsoListed), "parameters", "ok", ""),
-        (models(InPlace), "repeats", "ok", ""),
-        (models(normalised), "repeats", "ok", ""),
-        (models(lambda classes: Net(3)), "classes", "note", "3 outputs whatever the number of classes"),
-        (models(lambda classes: Net(classes + 1)), "classes", "ok", ""),
-        (models(lambda classes: nn.Identity()), "classes", "skipped", "(2, 1, 4, 4)"),
-        (models(lambda classes: nn.Flatten()), "gradients", "skipped", "no parameters"),
-        (models(Net), "splits", "skipped", "one block"),
-        (
-            models(
-                lambda classes: {
-                    "flatten": nn.Flatten(),
-                    "first": nn.Linear(16, 2),
-                    "second": nn.Linear(2, classes),
-                },
-                pairs=[ParallelPair("first", "second", 2)],
-            ),
-            "pairs",
-            "ok",
-            "",
-        ),
+        ("parameters", "ok", "", models(AlsoListed)),
+        ("repeats", "ok", "", models(InPlace)),
+        ("repeats", "ok", "", models(normalised)),
+        ("classes", "note", "3 outputs whatever the number of classes", models(lambda classes: Net(3))),
+        ("classes", "ok", "", models(lambda classes: Net(classes + 1))),
+        ("classes", "skipped", "(2, 1, 4, 4)", models(lambda classes: nn.Identity())),
+        ("gradients", "skipped", "no parameters", models(lambda classes: nn.Flatten())),
+        ("splits", "skipped", "one block", models(Net)),
+        ("pairs", "ok", "", models(two_units, pairs=(ParallelPair("first", "second", 2),))),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=str,
 )
-def test_what_is_no_fault_of_a_model(laws: Laws, law: str, status: str, text: str) -> None:
+def test_what_is_no_fault_of_a_model(law: str, status: str, text: str, laws: Laws) -> None:
     found = findings(laws, law)[law]
     assert found.status == status
     assert text in found.reason
-
-
-def test_pairs_are_tried_on_as_many_ranks_as_they_have_units() -> None:
-    chain = {"flatten": nn.Flatten(), "first": nn.Linear(16, 2), "second": nn.Linear(2, 10)}
-    own = models(lambda _: chain, pairs=[ParallelPair("first", "second", 2)])
-    assert findings(own, "pairs")["pairs"].inputs == 1
+    assert law != "pairs" or found.inputs == 1  # 2 ranks, as many as units
 
 
 # Optimizers
@@ -446,12 +402,14 @@ class Sgd(torch.optim.Optimizer):
         return lr * weight.grad
 
 
-def stepping(change: Callable[..., Any], **members: Any) -> Laws:
-    """The laws of an optimizer. change: what a step subtracts."""
-    own = type("Changed", (Sgd,), {"change": change, **members.pop("of_torch", {})})
-    return partial(
-        optimizer.laws, declaring(Optimizer, build=lambda self, weights, lr: own(weights, lr), **members)
-    )
+def stepping(change: Callable[..., Any], equals: str | None = None, **members: Any) -> Laws:
+    """The laws of an optimizer. change: what a step subtracts. members: other members of torch's class."""
+    torchs = type("Changed", (Sgd,), {"change": change, **members})
+    return partial(optimizer.laws, built_by(torchs, equals=equals))
+
+
+def built_by(torchs: type[Sgd], **members: Any) -> Optimizer:
+    return declaring(Optimizer, build=lambda self, weights, lr: torchs(weights, lr), **members)  # type: ignore[no-any-return]
 
 
 def moving_all(self: Sgd, closure: Any = None) -> None:
@@ -460,48 +418,33 @@ def moving_all(self: Sgd, closure: Any = None) -> None:
             weight.data -= group["lr"]
 
 
+def noise(self: Sgd, lr: float, weight: Any, number: int) -> Any:
+    return lr * (weight.grad + torch.randn_like(weight))
+
+
 OPTIMIZERS: list[Fault] = [
-    (stepping(lambda self, lr, weight, _: 0 * weight.grad), "runs", "1 step", "is as before"),
-    (
-        stepping(lambda self, lr, weight, _: lr / 0 * weight.grad if lr < 0 else weight.grad * np.nan),
-        "runs",
-        "1 step",
-        "nan",
-    ),
-    (stepping(lambda self, lr, weight, _: 2 * lr * weight.grad, equals="sgd"), "curve", "1 step", ""),
-    (stepping(lambda self, lr, weight, _: -lr * weight.grad), "descends", "20 steps", ""),
-    (stepping(lambda self, lr, weight, _: lr * (weight.grad - 0.1 * weight)), "zero", "1 step", ""),
-    (stepping(Sgd.change, of_torch={"step": moving_all}), "skips", "1 step", "moved"),
-    (stepping(lambda self, lr, weight, _: self.first * weight.grad), "rate", "1 step", "param_groups"),
-    (stepping(lambda self, lr, weight, _: 0.01 * weight.grad), "rate", "1 step", "by"),
-    (stepping(lambda self, lr, weight, _: lr / self.taken * weight.grad), "state", "1 step", ""),
-    (stepping(lambda self, lr, weight, number: lr * (1 + number) * weight.grad), "order", "1 step", ""),
-    (
-        stepping(lambda self, lr, weight, _: lr * weight.grad / weight.grad.norm()),
-        "layers",
-        "1 step",
-        "layerwise",
-    ),
-    (
-        stepping(lambda self, lr, weight, _: lr * (weight.grad + torch.randn_like(weight))),
-        "seeded",
-        "1 step",
-        "global random state",
-    ),
+    ("runs", "1 step.*is as before", stepping(lambda self, lr, weight, _: 0 * weight.grad)),
+    ("runs", "1 step.*nan", stepping(lambda self, lr, weight, _: weight.grad * np.nan)),
+    ("curve", "1 step", stepping(lambda self, lr, weight, _: 2 * lr * weight.grad, equals="sgd")),
+    ("descends", "20 steps", stepping(lambda self, lr, weight, _: -lr * weight.grad)),
+    ("zero", "1 step", stepping(lambda self, lr, weight, _: lr * (weight.grad - 0.1 * weight))),
+    ("skips", "1 step.*moved", stepping(Sgd.change, step=moving_all)),
+    ("rate", "1 step.*param_groups", stepping(lambda self, lr, weight, _: self.first * weight.grad)),
+    ("rate", "1 step.*by", stepping(lambda self, lr, weight, _: 0.01 * weight.grad)),
+    ("state", "1 step", stepping(lambda self, lr, weight, _: lr / self.taken * weight.grad)),
+    ("order", "1 step", stepping(lambda self, lr, weight, number: lr * (1 + number) * weight.grad)),
+    ("layers", "layerwise", stepping(lambda self, lr, weight, _: lr * weight.grad / weight.grad.norm())),
+    ("seeded", "1 step.*global random state", stepping(noise)),
 ]
 
 
 def test_the_given_optimizer_comes_before_the_declared_one() -> None:
-    own = declaring(Optimizer, build=lambda self, weights, lr: Sgd(weights, lr), equals="sgd")
+    own = built_by(Sgd, equals="sgd")
     for given, status in (("", "ok"), ("adam", "failed")):
         assert findings(partial(optimizer.laws, own, given), "curve")["curve"].status == status
 
 
 # Losses
-
-
-def mse(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    return functional.mse_loss(output, target, reduction=reduction)
 
 
 def losses(of: Callable[..., Any], **members: Any) -> Laws:
@@ -528,30 +471,20 @@ def moving(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return value
 
 
+def doubled(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    return summed(2 * output - output.detach(), target, reduction)
+
+
+UNFIT = FunctionLoss(function=functional.gaussian_nll_loss, accuracy=None)
 LOSSES: list[Fault] = [
-    (losses(lambda output, target, _: (output - target).abs()), "runs", "1 sample", "shape (1, 3)"),
-    (losses(lambda output, target, _: summed(output, target) * len(output)), "mean", "2 samples", ""),
-    (losses(lambda output, target, _: summed(output, target)), "sum", "2 samples", ""),
-    (
-        losses(lambda output, target, how: summed(2 * output - output.detach(), target, how)),
-        "gradient",
-        "1 sample",
-        "",
-    ),
-    (
-        losses(summed, right=lambda self, output, target: 2 + output[:, 0] * 0),
-        "right",
-        "1 sample",
-        "2 to 2",
-    ),
-    (losses(moving), "unchanged", "1 sample", "other ones"),
-    (losses(summed, output_error=lambda self, output, target: None), "shapes", "1 sample", "none"),
-    (
-        partial(loss.laws, FunctionLoss(function=functional.gaussian_nll_loss, accuracy=None)),
-        "runs",
-        "none of the 7 kinds",
-        "var",
-    ),
+    ("runs", r"1 sample.*shape \(1, 3\)", losses(lambda output, target, _: (output - target).abs())),
+    ("runs", "none of the 7 kinds.*var", partial(loss.laws, UNFIT)),
+    ("mean", "2 samples", losses(lambda output, target, _: summed(output, target) * len(output))),
+    ("sum", "2 samples", losses(lambda output, target, _: summed(output, target))),
+    ("gradient", "1 sample", losses(doubled)),
+    ("right", "1 sample.*2 to 2", losses(summed, right=lambda self, output, target: 2 + output[:, 0] * 0)),
+    ("unchanged", "1 sample.*other ones", losses(moving)),
+    ("shapes", "1 sample.*none", losses(summed, output_error=lambda self, output, target: None)),
 ]
 
 
@@ -579,40 +512,31 @@ def datasets(change: Callable[[Data], Any], elsewhere: Callable[[], str] | None 
     return lambda: dataset.laws(load, Stated(), elsewhere or (lambda: dataset.digest(load())))
 
 
-def of(split: Split) -> Data:
-    """Data whose test split has ten samples of this training split."""
-    return Data(split, Split(split.inputs[:10], split.labels[:10]), classes=2, scale=None)
+def putting(split: str, what: str, at: Any, value: Callable[[], Any]) -> Laws:
+    return datasets(lambda data: getattr(getattr(data, split), what).__setitem__(at, value()))
 
 
-def putting(split: str, what: str, at: Any, value: Any) -> Callable[[Data], None]:
-    return lambda data: getattr(getattr(data, split), what).__setitem__(at, value)
+def short(data: Data) -> Data:
+    return Data(Split(data.train.inputs, data.train.labels[:9]), data.test, 2, None)
 
 
-COUNT = "20 training and 10 test samples"
+def first_ten(split: Split) -> Split:
+    return Split(split.inputs[:10], split.labels[:10])
+
+
 DATASETS: list[Fault] = [
-    (datasets(lambda data: 1 / 0), "runs", "both splits", "ZeroDivisionError"),
+    ("runs", "both splits.*ZeroDivisionError", datasets(lambda data: 1 / 0)),
+    ("sizes", "9 training.*20 inputs, 9 labels", datasets(short)),
+    ("stated", "10 training.*samples 10", datasets(lambda data: Data(data.test, data.test, 2, None))),
+    ("stated", "20 training.*classes 3", datasets(lambda data: Data(data.train, data.test, 3, None))),
+    ("labels", "2 of training sample 7", putting("train", "labels", 7, lambda: 2)),
+    ("numbers", "nan in sample 3, column 1", putting("test", "inputs", (3, 1), lambda: np.nan)),
+    ("again", "inputs of training sample 3", putting("train", "inputs", 3, np.random.rand)),
+    ("process", "other ones", datasets(lambda data: None, lambda: "other")),
     (
-        datasets(lambda data: Data(Split(data.train.inputs, data.train.labels[:9]), data.test, 2, None)),
-        "sizes",
-        "9 training",
-        "20 inputs, 9 labels",
-    ),
-    (datasets(lambda data: Data(data.test, data.test, 2, None)), "stated", "10 training", "samples 10"),
-    (datasets(lambda data: Data(data.train, data.test, 3, None)), "stated", COUNT, "classes 3"),
-    (datasets(putting("train", "labels", 7, 2)), "labels", COUNT, "2 of training sample 7"),
-    (datasets(putting("test", "inputs", (3, 1), np.nan)), "numbers", COUNT, "nan in sample 3, column 1"),
-    (
-        datasets(lambda data: putting("train", "inputs", 3, np.random.rand())(data)),
-        "again",
-        COUNT,
-        "inputs of training sample 3",
-    ),
-    (datasets(lambda data: None, lambda: "other"), "process", COUNT, "other ones"),
-    (
-        datasets(lambda data: of(data.train)),
         "apart",
-        COUNT,
-        "10 of 10 (100 %), such as test sample 0, which is training sample 0",
+        r"10 of 10 \(100 %\), such as test sample 0, which is training sample 0",
+        datasets(lambda data: Data(data.train, first_ten(data.train), 2, None)),
     ),
 ]
 
@@ -656,13 +580,13 @@ def noisy(inputs: Tensor, rng: Any) -> Tensor:
 
 
 AUGMENTATIONS: list[Fault] = [
-    (augmenting(lambda inputs, rng: inputs.numpy()), "runs", "1 input of shape 1×4×4", "ndarray"),
-    (augmenting(lambda inputs, rng: noisy(inputs, rng).double()), "shape", "1 input", "float64"),
-    (augmenting(lambda inputs, rng: noisy(inputs, rng).contiguous(), 3), "shape", "3×4×4", "another one"),
-    (augmenting(lambda inputs, rng: inputs.add_(float(rng.random()))), "argument", "1 input", "16 of 16"),
-    (augmenting(lambda inputs, rng: inputs + torch.rand(1)), "seeded", "1 input", "global random state"),
-    (augmenting(lambda inputs, rng: inputs.clone()), "changes", "64 inputs", "the same"),
-    (augmenting(lambda inputs, rng: noisy(inputs, rng) / 0), "finite", "1 input", "infinite"),
+    ("runs", "1 input of shape 1×4×4.*ndarray", augmenting(lambda inputs, rng: inputs.numpy())),
+    ("shape", "1 input.*float64", augmenting(lambda inputs, rng: noisy(inputs, rng).double())),
+    ("shape", "3×4×4.*another", augmenting(lambda inputs, rng: noisy(inputs, rng).contiguous(), 3)),
+    ("argument", "1 input.*16 of 16", augmenting(lambda inputs, rng: inputs.add_(float(rng.random())))),
+    ("seeded", "1 input.*global random state", augmenting(lambda inputs, rng: inputs + torch.rand(1))),
+    ("changes", "64 inputs.*the same", augmenting(lambda inputs, rng: inputs.clone())),
+    ("finite", "1 input.*infinite", augmenting(lambda inputs, rng: noisy(inputs, rng) / 0)),
 ]
 
 
@@ -687,24 +611,23 @@ FAULTS = {
     "augmentation": AUGMENTATIONS,
 }
 NAMED = [
-    pytest.param(*fault, id=f"{kind}-{fault[1]}-{number}")
+    pytest.param(*fault, id=f"{kind}-{fault[0]}-{number}")
     for kind, faults in FAULTS.items()
     for number, fault in enumerate(faults)
 ]
 
 
-@pytest.mark.parametrize(("laws", "law", "given", "got"), NAMED)
-def test_a_fault_breaks_its_law(laws: Laws, law: str, given: str, got: str) -> None:
+@pytest.mark.parametrize(("law", "text", "laws"), NAMED)
+def test_a_fault_breaks_its_law(law: str, text: str, laws: Laws) -> None:
     found = findings(laws, "runs", law)
     assert {name for name, each in found.items() if each.status == "failed"} == {law}
-    assert given in found[law].input
-    assert got in found[law].got
+    assert re.search(text, f"{found[law].input}: {found[law].got}")
     assert found[law].expected
     assert found[law].inputs > 0
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_law_has_a_fault_that_breaks_it(kind: str) -> None:
-    laws, *_ = FAULTS[kind][-1]
-    unbroken = {law.name for law in laws()} - {law for _, law, _, _ in FAULTS[kind]}
+    *_, laws = FAULTS[kind][-1]
+    unbroken = {law.name for law in laws()} - {law for law, *_ in FAULTS[kind]}
     assert unbroken <= {"declared"}  # which only notes

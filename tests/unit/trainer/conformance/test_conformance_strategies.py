@@ -1,4 +1,4 @@
-"""Mistakes in the laws of strategies, and strategies that are not what they declare: every registered one is tried."""
+"""Mistakes in the laws of strategies, and registered strategies that are not what they declare."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WRONG: list[tuple[str, set[str], str, str]] = [
         "WaitsForOthers",
         {"ends"},
         "2 ranks",
-        r"^after 10 s, rank 0 is at mine\.py:\d+, in \w+; rank 1 is at mine\.py:\d+, in \w+$",
+        r"^after 15 s, rank 0 is at mine\.py:\d+, in \w+; rank 1 is at mine\.py:\d+, in \w+$",
     ),
 ]
 
@@ -84,7 +84,7 @@ def findings(request: CheckRequest, *tried: str) -> dict[str, Finding]:
 
 def request_for(directory: Path, name: str) -> CheckRequest:
     found = CheckRequest(
-        directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}", limit_s=40
+        directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}"
     )
     return found.model_copy(update={"kind": kind_of(source_of(found).load())})
 
@@ -118,7 +118,8 @@ BETWEEN_PROCESSES = {
 def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in BETWEEN_PROCESSES:
         monkeypatch.setattr(strategy, "TRAINED", 2)
-    found = findings(CheckRequest(kind="strategy", registered=name, label=name)).values()
+    request = CheckRequest(kind="strategy", registered=name, label=name, limit_s=400)  # of a busy machine
+    found = findings(request).values()
     assert [each for each in found if each.status == "failed"] == []
     assert all(each.reason for each in found if each.status in ("skipped", "note"))
     assert (name == "fault_injection") == ({each.status for each in found} == {"skipped"})

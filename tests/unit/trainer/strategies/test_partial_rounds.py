@@ -1,4 +1,4 @@
-"""Mistakes in rounds in which not every rank takes part: who is averaged, with which weight, and from where."""
+"""Mistakes in rounds in which not every rank takes part: who is averaged, and with which weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in what strategies claim before a run: what they accept, equal and send, and which rank does what."""
+"""Mistakes in what strategies claim before a run: what they accept, equal and send, and places of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trainer.parallel.mesh import Mesh
 from trainer.spec.registries import MODELS, STRATEGIES
 from trainer.strategies.fault_injection import FaultInjection, InjectedFault
 from trainer.strategies.hybrid import Hybrid
-from trainer.strategies.rpc_split import RpcSplit
 
 GPT = {"name": "gpt", "heads": 4}
 EXPERTS = {**GPT, "experts": 4}
@@ -143,7 +142,6 @@ def test_the_default_mesh_has_two_stages_and_as_many_replicas_as_ranks_allow() -
         Mesh(data=data, pipeline=2) for data in (1, 1, 2, 3)
     ]
     assert Hybrid(mesh=Mesh(tensor=2)).mesh_of(4) == Mesh(tensor=2)
-    assert parsed({"name": "hybrid", "shape": [3, 2]}) == Hybrid(mesh=Mesh(data=3, pipeline=2))
 
 
 def test_places_of_ranks_on_a_mesh() -> None:
@@ -164,32 +162,6 @@ def test_layouts_are_meshes_of_several_dimensions() -> None:
         (str(stages), 8),
     }
     assert Hybrid.layouts_on(2) == []
-
-
-@pytest.mark.parametrize(
-    ("form", "ranks", "share"),
-    [
-        ({"name": "pipeline", "micro_batches": 4}, 3, 2 / 6),
-        ({"name": "pipeline_torch", "micro_batches": 4}, 3, 2 / 6),
-        ("rpc_split", 3, 1 / 2),
-        ({"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}, "micro_batches": 4}, 4, 1 / 5),
-    ],
-    ids=lambda value: value["name"] if isinstance(value, dict) else str(value),
-)
-def test_the_bubble_of_a_pipeline(form: Any, ranks: int, share: float) -> None:
-    assert parsed(form).bubble(ranks) == pytest.approx(share)
-
-
-def test_given_split_points_come_before_the_classifier() -> None:
-    model = MODELS.parse("lenet")
-    session: Any = SimpleNamespace(
-        size=3,
-        spec=SimpleNamespace(model=model),
-        comm=None,
-        task=SimpleNamespace(spec=SimpleNamespace(model=model)),
-    )
-    assert RpcSplit()._choose_split_points(session) == [model.classifier]
-    assert RpcSplit(split_points=["conv2"])._choose_split_points(session) == ["conv2"]
 
 
 # Faults
