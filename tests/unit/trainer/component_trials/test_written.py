@@ -113,7 +113,9 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("named", "steps"), [*zip(MODELS, cycle(["two_rates", "by_dimensions"]))])
+@pytest.mark.parametrize(
+    ("named", "steps"), [*zip(MODELS, cycle(["two_rates", "by_dimensions"]))], ids=MODELS
+)
 def test_models_are_trained_as_written(named: str, steps: str) -> None:
     assert "1 and 2 ranks" in compare(named=named, steps=steps)
 

@@ -611,9 +611,7 @@ FAULTS = {
     "augmentation": AUGMENTATIONS,
 }
 NAMED = [
-    pytest.param(*fault, id=f"{kind}-{fault[0]}-{number}")
-    for kind, faults in FAULTS.items()
-    for number, fault in enumerate(faults)
+    pytest.param(*fault, id=f"{kind}-{fault[0]}") for kind, faults in FAULTS.items() for fault in faults
 ]
 
 
