@@ -147,3 +147,13 @@ def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(ELSEWHERE, digest_of)
     assert broken("ignores") == ["random"]
     assert broken("blocks", first=3) == broken("draws") == []
+
+
+@pytest.mark.parametrize(("budget", "status"), [(100.0, "ok"), (0.0, "note")])
+def test_a_note_says_what_was_compared_of_a_component_that_takes_long(
+    budget: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.component_trials.written.BUDGET_S", budget)
+    laws = laws_of(CheckRequest(kind="optimizer", registered="sgd", label="sgd"))
+    (found,) = (examine(each, Path()) for each in laws if each.name == "written")
+    assert (found.status, "2 steps of 4 samples" in found.reason) == (status, status == "note")

@@ -17,6 +17,7 @@ from trainer.conformance.check import laws_of, source_of
 from trainer.conformance.find import kind_of
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest, Finding
+from trainer.core.events import Event
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import STRATEGIES
 from trainer.user_components.source import CODE
@@ -172,3 +173,19 @@ def test_strategies_that_call_torch_over_transports_with_a_launcher_are_left_out
     found = findings(request_for(directory, "CallsTorchOverMpi")).values()
     assert {each.status for each in found} == {"skipped"}
     assert all("lists only mpi" in each.reason for each in found)
+
+
+def test_the_first_cause_of_a_failure_is_a_death_then_what_is_about_no_other_rank() -> None:
+    def failed(time: float, cause: str, peer: bool) -> list[Event]:
+        return [Event(time, "", 0, "", "failed", {"cause": cause, "peer": peer, "traceback": ""})]
+
+    lost, late, early = failed(1.0, "lost", True), failed(3.0, "late", False), failed(2.0, "early", False)
+    ended = [Event(0.0, "", 0, "", "result", {})]
+    for codes, events, cause in (
+        ([0, 0], [ended, ended], None),
+        ([1, 1, 1], [lost, late, early], "early"),
+        ([1, 0], [lost, ended], "lost"),
+        ([1, -9, 1], [early, [], lost], "rank 1 was killed by SIGKILL"),
+        ([1, 0], [early, []], "rank 1 ended with exit code 0"),
+    ):
+        assert processes._failure(codes, events, None) == cause
