@@ -1,4 +1,4 @@
-"""Mistakes in how users' code is run in a process of its own: how it has ended, and what it leaves behind."""
+"""Mistakes in how users' code is run in a process of its own: how it has ended, and what it leaves."""
 
 from __future__ import annotations
 

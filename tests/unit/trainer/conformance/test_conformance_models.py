@@ -55,25 +55,22 @@ def of_shape(shape: tuple[int, int, int]) -> Synthetic:
     return Synthetic(channels=channels, height=height, width=width, classes=CLASSES)
 
 
-GREY, COLOUR, TOKENS = of_shape(SHAPE), of_shape((3, 32, 32)), Copy(length=4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS.entries)
 def test_a_model_keeps_all_laws(name: str) -> None:
-    """On tokens, or on images of each size that it takes; and blocks have names that are identifiers."""
+    """On tokens or images, that are not square if it takes them; its blocks have names of identifiers."""
     model: Model = MODELS.parse(name)
-    data: list[Dataset] = [TOKENS] if model.takes_tokens else [of_shape((3, 28, 28)), COLOUR]
-    for dataset in data:
-        if model.validation_error(dataset.shape):
-            continue
-        before = torch.get_rng_state()
-        found = {each.law: each for each in examine_all(laws(model, dataset), Path())}
-        assert torch.equal(torch.get_rng_state(), before)
-        assert [each for each in found.values() if each.status == "failed"] == []
-        skipped = {law for law, each in found.items() if each.status == "skipped"}
-        assert skipped <= {"samples", "pairs", "classes"}
-        assert found["splits"].inputs == len(model.names) - 1
+    data: list[Dataset] = [of_shape((3, 16, 20)), of_shape((3, 28, 28))]
+    if model.takes_tokens:
+        data = [Copy(length=4)]
+    dataset = next(each for each in data if not model.validation_error(each.shape))
+    before = torch.get_rng_state()
+    found = {each.law: each for each in examine_all(laws(model, dataset), Path())}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [each for each in found.values() if each.status == "failed"] == []
+    skipped = {law for law, each in found.items() if each.status == "skipped"}
+    assert skipped <= {"samples", "pairs", "classes"}
+    assert found["splits"].inputs == len(model.names) - 1
     assert all(each.isidentifier() for each in model.names)
 
 
@@ -157,7 +154,7 @@ def test_models_have_the_published_numbers_of_parameters() -> None:
 
 def test_wide_resnet_by_default_has_three_blocks_of_160_320_and_640_channels() -> None:
     model = MODELS.parse("wide_resnet")
-    shapes = dict(zip([*model.names, "output"], block_shapes(model, GREY), strict=True))
+    shapes = dict(zip([*model.names, "output"], block_shapes(model, of_shape(SHAPE)), strict=True))
     assert (shapes["stem"], shapes["block1"], shapes["block2"]) == (SHAPE, (16, 28, 28), (160, 28, 28))
     assert (shapes["block3"], shapes["norm"], shapes["fc"]) == ((320, 14, 14), (640, 7, 7), (640,))
     assert shapes["output"] == (10,)

@@ -343,13 +343,6 @@ def test_local_steps_between_two_averages(steps: int) -> None:
 # DiLoCo, FedOpt and FedProx
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_without_a_step_of_its_own_it_equals_local_sgd(name: str) -> None:
-    fields = {"partitioner": "quantity", **MOMENTUM}
-    expected = train({"name": "local_sgd", "local_steps": 5}, 3, **fields)
-    close(train({**PLAIN[name], "local_steps": 5}, 3, **fields).weights, expected.weights)
-
-
 @pytest.mark.parametrize("server", ["adagrad", "yogi", "adam"])
 def test_server_steps_are_those_of_the_paper(server: Server) -> None:
     """Reddi et al. 2021, Alg. 2, number by number."""
