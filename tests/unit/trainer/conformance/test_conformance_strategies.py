@@ -117,15 +117,18 @@ BETWEEN_PROCESSES = {
 
 @pytest.mark.parametrize("name", STRATEGIES.entries)
 def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between processes, which take long to start, it trains once on each of two numbers of ranks."""
+    request = CheckRequest(kind="strategy", registered=name, label=name, limit_s=400)  # of a busy machine
+    deterministic = STRATEGIES.load(name).deterministic
+    tried = {law.name for law in laws_of(request)}
     if name in BETWEEN_PROCESSES:
         monkeypatch.setattr(strategy, "TRAINED", 2)
-    request = CheckRequest(kind="strategy", registered=name, label=name, limit_s=400)  # of a busy machine
-    found = findings(request).values()
-    assert [each for each in found if each.status == "failed"] == []
-    assert all(each.reason for each in found if each.status in ("skipped", "note"))
-    assert (name == "fault_injection") == ({each.status for each in found} == {"skipped"})
-    deterministic = {each.law: each.reason for each in found}["repeats"] == ""
-    assert deterministic == (name not in ("fault_injection", "hogwild", "async_parameter_server"))
+        tried -= {"averages", "repeats"} if deterministic else {"averages"}
+    found = findings(request, *tried)
+    assert [each for each in found.values() if each.status == "failed"] == []
+    assert all(each.reason for each in found.values() if each.status in ("skipped", "note"))
+    assert (name == "fault_injection") == ({each.status for each in found.values()} == {"skipped"})
+    assert deterministic or found["repeats"].reason == "it declares that it is not deterministic"
 
 
 # What a strategy could declare, and what it is compared with
