@@ -376,7 +376,7 @@ MODELS: list[Fault] = [
         ("splits", "skipped", "one block", models(Net)),
         ("pairs", "ok", "", models(two_units, pairs=(ParallelPair("first", "second", 2),))),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_fault_of_a_model(law: str, status: str, text: str, laws: Laws) -> None:
     found = findings(laws, law)[law]

@@ -28,6 +28,7 @@ from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 
 SHAPE, CLASSES = (1, 28, 28), 10
+UNSCALED = PixelScale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
 SMALLER: dict[str, dict[str, int]] = {"wide_resnet": {"widen": 2}, "gpt": {"layers": 1}}
 Blocks = list[tuple[str, nn.Module]]
 
@@ -271,8 +272,7 @@ def test_channel_dropout_drops_whole_channels_of_single_samples(memory: torch.me
 def task() -> Task:
     task = Task(RunSpec.model_validate({"strategy": "one_shot", "nodes": 3}), Path())
     split = Split(np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64))
-    ones = np.ones((1, 1, 1), np.float32)
-    task.data = Data(split, split, CLASSES, PixelScale(0 * ones, ones))
+    task.data = Data(split, split, CLASSES, UNSCALED)
     return task
 
 

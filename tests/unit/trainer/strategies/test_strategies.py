@@ -47,6 +47,7 @@ THREADED = [
     and not STRATEGIES.load(name).forks
     and not STRATEGIES.load(name).partitions_model  # see test_partitioned_models.py
 ]
+WITH_SERVER = [name for name in THREADED if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
 # Strategies whose own steps have no effect.
 PLAIN: dict[str, dict[str, Any]] = {
