@@ -1,4 +1,4 @@
-"""Strategies that break one law each, or none, and partitioners that do not end."""
+"""Strategies that break one law each, or none; partitioners that do not end; and one of some other kinds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import threading
 import time
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import nn
 
 from trainer.core.strategy import Strategy
 from trainer.data.base import Partitioner
@@ -232,3 +234,32 @@ class Hangs(Partitioner):
 class Exits(Partitioner):
     def partition(self, labels: Any, parts: int, rng: Any) -> Any:
         os.abort()
+
+
+# Other kinds
+
+
+class Unused(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(784, classes)
+        self.unused = nn.Linear(3, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.output(x.flatten(1))
+
+
+class Decays(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float, decay: float = 0.1) -> None:
+        super().__init__(params, lr, weight_decay=decay)
+
+
+class TestInTraining(torch.utils.data.Dataset):
+    def __init__(self, train: bool) -> None:
+        self.inputs = np.random.default_rng(0).random((20 if train else 10, 4), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.inputs[at], at % 2
