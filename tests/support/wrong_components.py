@@ -1,4 +1,4 @@
-"""Strategies that break one law each, or none; partitioners that do not end; and one of some other kinds."""
+"""Strategies that break one law each, or none, partitioners that do not end, and other kinds."""
 
 from __future__ import annotations
 
