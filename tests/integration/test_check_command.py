@@ -134,8 +134,8 @@ def test_options(folder: Path) -> None:
     [
         (["./none.py"], "none.py"),
         (["./mine.py:None_"], "None_"),
-        (["./mine.py:Overlaps", "--set", "alpha=1"], "alpha"),
-        (["./mine.py:WrongDecay", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
+        (["./mine.py:Exits", "--set", "alpha=1"], "alpha"),
+        (["./mine.py:Decays", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
         (["model:lenet", "--dataset", "cifar10"], "28×28"),
         (["model:mlp", "--dataset", "{name: synthetic, nose: 1}"], "nose: 1}: nose: unknown key"),
         (["model:mlp", "--dataset", "{name: ./mine.py:TestInTraining, x: 1}"], "--dataset x: unknown key"),

@@ -1,8 +1,7 @@
-"""Components of users, most of them wrong in one way. `# here` marks lines that messages must name."""
+"""Components of users, some of them wrong in one way. `# here` marks lines that messages must name."""
 
 import ctypes
 import os
-import random
 import sys
 import time
 
@@ -10,14 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, log_softmax, nll_loss, poisson_nll_loss
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from shardyard import Dataset as OwnDataset
 from trainer.core.strategy import Strategy
-from trainer.data.base import Data, Partitioner, Split
-from trainer.losses.base import Loss
-from trainer.models.base import Model
-from trainer.optimizers.base import Optimizer
 from trainer.strategies.local_sgd import LocalSGD
 
 
@@ -37,24 +31,6 @@ class Wide(Net):
         super().__init__(shape, classes, *widths)
 
 
-class Unstepped(torch.optim.Optimizer):
-    def __init__(self, weights, lr):
-        super().__init__(weights, {"lr": lr})
-
-
-class Langevin(torch.optim.SGD):
-    """Adds noise from the second step on."""
-
-    noise = 0.0
-
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                weight.data += self.noise * torch.randn_like(weight)
-        self.noise = 0.01
-
-
 class InRounds(LocalSGD):
     @property
     def parts_of_work(self):
@@ -70,25 +46,12 @@ def in_order(samples: int = 300):
     return inputs[order], labels[order]
 
 
-class Ragged(Dataset):
-    def __len__(self):
-        return 9
-
-    def __getitem__(self, index):
-        return np.zeros(3 + (index > 4)), 0
-
-
 class Raises(Dataset):
     def __len__(self):
         return 9
 
     def __getitem__(self, index):
         raise ValueError("no item")  # here: data
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield np.zeros(3), 0
 
 
 class stated(Dataset):
@@ -103,66 +66,6 @@ class stated(Dataset):
         return np.zeros(3), index % 2
 
 
-def labelled(low: int, step: int):
-    return np.zeros((9, 3)), low + step * np.arange(9)
-
-
-def shaped(inputs: list[int], targets: list[int]):
-    return np.zeros(inputs), np.zeros(targets, int)
-
-
-def filled(value: str):
-    return np.full((9, 3), float(value)), np.zeros(9, int)
-
-
-def damaged(value: str, samples: int = 2, targets: bool = False, images: bool = False):
-    """Samples from 5 on have another value in one place."""
-    found = np.ones((9, 2, 3, 3) if images else (9, 3)), np.ones((9, 1))
-    found[targets][5 : 5 + samples, ..., -1] = float(value)
-    return found
-
-
-def words():
-    return np.full((9, 3), "word"), np.zeros(9, int)
-
-
-def mixed():
-    inputs = np.ones((9, 3), object)
-    inputs[4, 1] = "missing"
-    return inputs, np.zeros(9, int)
-
-
-def beyond_int64():
-    targets = np.zeros(9, np.uint64)
-    targets[3] = 2**63
-    return np.ones((9, 3)), targets
-
-
-def nothing():
-    return None
-
-
-def triples():
-    return [(np.zeros(3), 0, 1)] * 9
-
-
-def mapping():
-    inputs, targets = good()
-    return {"x": inputs, "y": targets}
-
-
-def lists(samples: int = 9):
-    return [[0.5, 1.5]] * samples, [0] * samples
-
-
-def four():
-    return (*good(), *good())
-
-
-def one_array():
-    return good()[0]
-
-
 class Shaped(Dataset):
     """Has the attributes of an array that a dataset may have as well."""
 
@@ -173,47 +76,6 @@ class Shaped(Dataset):
 
     def __getitem__(self, index):
         return np.full(self.shape, index / 9), index % 3
-
-
-def unequal_splits(train: bool):
-    return shaped([9, 3 if train else 4], [9])
-
-
-class States(OwnDataset):
-    """States numbers, and gives tokens."""
-
-    train_samples = property(lambda self: 9)
-    shape = property(lambda self: (3,))
-    class_count = property(lambda self: 1)
-
-    def load(self, data_dir):
-        split = Split(np.zeros((9, 3), np.int64), np.zeros(9, np.int64))
-        return Data(split, split, 1, None)
-
-
-class Own(OwnDataset):
-    """A subclass whose samples nothing converts."""
-
-    fault: str = ""
-
-    train_samples = property(lambda self: 9)
-    shape = property(lambda self: (3,))
-    class_count = property(lambda self: 2)
-
-    def load(self, data_dir):
-        inputs, labels = np.ones((9, 3), np.float32), np.arange(9) % 2
-        test = Split(inputs.copy(), labels.copy())
-        if self.fault == "nan":
-            test.inputs[3, 1] = np.nan
-        if self.fault == "label":
-            test.labels[4:6] = 2
-        if self.fault == "sizes":
-            test = Split(inputs, labels[:8])
-        return Data(Split(inputs, labels), test, 2, None)
-
-
-def random_data():
-    return np.random.rand(9, 3), np.zeros(9, int)
 
 
 def numbers():
@@ -233,11 +95,6 @@ def beside():
 class Scores(nn.Sequential):
     def __init__(self, shape, classes: int):
         super().__init__(nn.Linear(shape[0], classes))
-
-
-class TwoClasses(nn.Sequential):
-    def __init__(self, shape):
-        super().__init__(nn.Linear(shape[0], 2), nn.LogSoftmax(1))
 
 
 class TwoScores(nn.Sequential):
@@ -288,35 +145,9 @@ class Tree(nn.Module):
         return log_softmax(self.left(x) + self.right(x), 1)
 
 
-class GlobalWeights(Tree):
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.left.bias.data.fill_(random.random())
-
-
-class Pair(Tree):
-    def forward(self, x):
-        return self.left(x), self.right(x)
-
-
 class Failing(Tree):
     def forward(self, x):
         raise RuntimeError("no output")  # here: forward
-
-
-class Misnamed(Model):
-    names = property(lambda self: ["one"])
-
-    def blocks(self, shape, classes, generator):
-        yield "two", nn.Linear(shape[0], classes)
-
-
-class Undefined(Model):
-    pass
-
-
-def lazy(classes):
-    return nn.Sequential(nn.LazyLinear(classes), nn.LogSoftmax(1))
 
 
 def exits():
@@ -353,18 +184,6 @@ def weighted(output, target):
     return nll_loss(output, target, weight=torch.tensor([1.0, 2.0, 30.0]))
 
 
-def of_each(output, target):
-    return nll_loss(output, target, reduction="none")
-
-
-def constant(output, target):
-    return torch.tensor(1.0)
-
-
-def one_argument(output):
-    return output.mean()
-
-
 def failing_loss(output, target):
     raise ValueError("no loss")  # here: loss
 
@@ -397,22 +216,6 @@ def percent(output, target):
     return 100.0 * (output.argmax(1) == target)
 
 
-class UndefinedLoss(Loss):
-    pass
-
-
-def without_lr(weights):
-    return torch.optim.SGD(weights, 0.1)
-
-
-def no_optimizer(weights, lr):
-    return lr
-
-
-class UndefinedOptimizer(Optimizer):
-    pass
-
-
 class NoTransports(Strategy):
     def train(self, session):
         pass
@@ -422,46 +225,13 @@ class Pigeons(NoTransports):
     transports = ("pigeon",)
 
 
-class NoTrain(Strategy):
-    transports = ("gloo",)
-
-
-def no_strategy(session):
-    pass
-
-
-def random_parts(labels, parts, rng):
-    return np.array_split(np.random.permutation(len(labels)), parts)
-
-
 def three_classes(labels, parts):
     assert len(np.unique(labels)) == 3
     return np.array_split(np.arange(len(labels)), parts)
-
-
-def one_part(labels, parts, rng):
-    return [np.arange(len(labels))]
 
 
 def failing_parts(labels, parts, rng):
     return [labels[10**9]]  # here: parts
 
 
-class UndefinedPartitioner(Partitioner):
-    pass
-
-
-def random_inputs(inputs, rng):
-    return inputs + torch.randn_like(inputs)
-
-
-def in_place(inputs, rng):
-    return inputs.add_(1)
-
-
-def shorter(inputs, rng):
-    return inputs[:, :2]
-
-
-built = Net((4,), 3)
 number = 3

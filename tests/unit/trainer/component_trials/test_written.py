@@ -1,8 +1,9 @@
-"""For mistakes by which a user's model, optimizer or loss is trained as something else."""
+"""Mistakes by which a user's model, optimizer or loss is trained as something else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.unit import written_components
 from tests.unit.written_components import CLASSES, IMAGES, SHAPE
@@ -92,45 +93,34 @@ def compare(**chosen: Any) -> str:
     return written.compare(forms(**chosen), *samples(chosen.get("shape", SHAPE)))
 
 
-VECTORS = [
-    "RepeatedReLU",
-    "RepeatedLinear",
-    "RepeatedNorm",
-    "RepeatedDropout",
-    "Norm",
-    "Tied",
-    "FrozenNorm",
-    "FrozenNormInAChain",
-    "NormFrozenInForward",
-    "FrozenBody",
-    "FrozenChain",
-    "Unused",
-    "Experts",
-    "Integers",
-    "Scalar",
-    "WeightNorm",
-    "Masked",
-    "Average",
-    "OwnForward",
-    "Hooked",
-    "Detached",
-    "Probabilities",
-    "Functional",
-    "Noise",
-    "Attention",
-    "Double",
-    "Mixed",
-    "Complex",
+OF_IMAGES = ["Views", "ChannelsLast", "Convolutions"]
+# Models that cannot be trained as written, and what is said of them.
+REFUSED = {
+    "ReplacedAverage": "mean",
+    "Half": "0.weight of type bfloat16",
+    "Sparse": "words.weight has a sparse gradient",
+    "Tuple": "a tuple of 2",
+    "Pair": "takes 2 inputs",
+    "Listed": "parameters()",
+    "Unfrozen": "body",
+}
+MODELS = [
+    name
+    for name, found in vars(written_components).items()
+    if isinstance(found, type)
+    and issubclass(found, nn.Module)
+    and name not in {"Layers", "WeightedModule", *OF_IMAGES, *REFUSED}
 ]
 
 
-@pytest.mark.parametrize("steps", ["two_rates", "by_dimensions"])
-@pytest.mark.parametrize("named", VECTORS)
+@pytest.mark.parametrize(
+    ("named", "steps"), [*zip(MODELS, cycle(["two_rates", "by_dimensions"]))], ids=MODELS
+)
 def test_models_are_trained_as_written(named: str, steps: str) -> None:
     assert "1 and 2 ranks" in compare(named=named, steps=steps)
 
 
-@pytest.mark.parametrize("named", ["Views", "ChannelsLast", "Convolutions"])
+@pytest.mark.parametrize("named", OF_IMAGES)
 def test_models_of_images_keep_their_memory_format(named: str) -> None:
     assert "1 and 2 ranks" in compare(named=named, steps="decays", shape=IMAGES)
 
@@ -158,18 +148,7 @@ def test_losses_that_are_no_mean_over_samples_are_refused(of: str) -> None:
         compare(of=of)
 
 
-@pytest.mark.parametrize(
-    ("named", "part"),
-    [
-        ("ReplacedAverage", "mean"),
-        ("Half", "0.weight of type bfloat16"),
-        ("Sparse", "words.weight has a sparse gradient"),
-        ("Tuple", "a tuple of 2"),
-        ("Pair", "takes 2 inputs"),
-        ("Listed", "parameters()"),
-        ("Unfrozen", "body"),
-    ],
-)
+@pytest.mark.parametrize(("named", "part"), REFUSED.items())
 def test_models_that_cannot_be_trained_as_written_are_refused(named: str, part: str) -> None:
     with pytest.raises(ImportFailure) as raised:
         compare(named=named)
@@ -183,32 +162,49 @@ def test_optimizers_that_a_run_cannot_step_are_refused(steps: str, part: str) ->
     assert part in str(raised.value)
 
 
+def test_the_long_training_is_compared_on_one_rank_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        written, "compare_run", lambda spec, data, plain=None: compared.append((spec.nodes, spec.epochs))
+    )
+    compare()
+    assert compared == [(2, 1), (1, 2), (2, 2)]
+
+
+def test_numbers_that_are_none_differ_and_wide_images_are_cut_first() -> None:
+    ones = torch.ones(3)
+    state = written.State({"w": ones}, {"w": 2 * ones})
+    for value, differs in ((2.0, False), (2.0 + 1e-6, False), (2.1, True), (torch.nan, True)):
+        assert (written._difference(state, "w", torch.tensor([2.0, 2.0, value])) > 0) is differs
+    inputs, targets = samples((3, 8, 80))
+    found = written._forms(forms("Convolutions", "decays", shape=(3, 8, 80)), inputs, targets)
+    assert [data.train.inputs.shape[2:] for _, data in found] == [(8, 64), (8, 80)] * 2
+
+
+def test_buffers_of_copies_are_averaged_by_samples() -> None:
+    modules = [nn.BatchNorm1d(1), nn.BatchNorm1d(1)]
+    modules[1].running_mean.fill_(4.0)  # type: ignore[union-attr]
+    written._average_buffers(modules, [3, 1])
+    assert [each.running_mean.item() for each in modules] == [1.0, 1.0]  # type: ignore[union-attr]
+
+
 def run_of(strategy: str, nodes: int, **chosen: Any) -> RunSpec:
     """A run of two replicas with a last batch that is smaller on one."""
     one = {"strategy": strategy, "nodes": nodes, "batch_size": written.LONG.batch // 2}
     return written.run_of(forms(**chosen), 2, written.LONG, **one)
 
 
-MODELS = ["FrozenNorm", "FrozenChain", "Unused", "Masked", "Average", "RepeatedLinear", "Scalar", "Mixed"]
-EQUAL = [("all_gather", 2), ("reduce_broadcast", 2), ("parameter_server", 3), ("zero2", 2)]
+# Each with models of every kind that a strategy may flatten, cut or average otherwise.
+EQUAL = {
+    "all_gather": (2, ["Unused", "FrozenChain", "Mixed"]),
+    "reduce_broadcast": (2, ["FrozenNorm", "Integers", "Complex"]),
+    "parameter_server": (3, ["Unused", "Masked", "Average", "Scalar"]),
+    "zero2": (2, ["RepeatedLinear", "FrozenChain", "Unused", "Scalar", "Mixed", "Integers"]),
+}
+EACH = [(strategy, nodes, named) for strategy, (nodes, models) in EQUAL.items() for named in models]
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        "FrozenNorm",
-        "FrozenChain",
-        "Unused",
-        "Masked",
-        "Average",
-        "RepeatedLinear",
-        "Scalar",
-        "Integers",
-        "Mixed",
-        "Complex",
-    ],
-)
-@pytest.mark.parametrize(("strategy", "nodes"), EQUAL)
+@pytest.mark.parametrize(("strategy", "nodes", "named"), EACH)
 def test_strategies_that_equal_all_reduce_train_as_written(strategy: str, nodes: int, named: str) -> None:
     spec = run_of(
         strategy, nodes, named=named, steps="by_dimensions", of="weighted", weight="weight_of_class"

@@ -1,22 +1,27 @@
-"""Which components `check` finds: classes that lack a method among them, and kinds that can be seen."""
+"""Mistakes in which components `check` finds in a file, of which kind, and on which data it tries them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trainer.conformance.__main__ import _invalid
 from trainer.conformance.check import data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest
+from trainer.user_components.signature import ParameterFailure, configured
 from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 IMPORTS = (
     "from abc import abstractmethod\n"
+    "import torch\n"
     "from torch import nn\n"
     "from trainer.core.strategy import Strategy\n"
     "from trainer.data.base import Partitioner\n"
+    "from trainer.data.partitioners.shards import Shards\n"
 )
 
 
@@ -31,40 +36,85 @@ def write(folder: Path, text: str) -> None:
     (folder / "mine.py").write_text(IMPORTS + text)
 
 
-def test_a_class_that_lacks_a_method_is_a_component_that_fails(folder: Path) -> None:
+def request_for(folder: Path, kind: str, name: str, module: str = "mine.py") -> CheckRequest:
+    return CheckRequest(kind=kind, directory=str(folder), module=module, attribute=name)
+
+
+def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     write(
         folder,
+        "class Base(Partitioner): pass\n"  # abstract, and inherited
+        "class Blocks(Base):\n    def partition(self, labels, parts, rng): ...\n"
+        "class Template(Partitioner):\n    @abstractmethod\n    def order(self, labels): pass\n"
         "class Typo(Partitioner):\n    def partiton(self, labels, parts, rng): pass\n"
-        "class NoTrain(Strategy):\n    transports = ('memory',)\n",
-    )
-    found = [*components(folder, "mine.py")]
-    assert found == [("partitioner", "Typo"), ("strategy", "NoTrain")]
-    for (kind, name), method in zip(found, ("partition", "train"), strict=True):
-        request = CheckRequest(kind=kind, directory=str(folder), module="mine.py", attribute=name)
-        with pytest.raises(ImportFailure, match=rf"does not define the method {method}$"):
-            [*laws_of(request)]
-
-
-def test_a_class_that_is_abstract_on_purpose_is_left_out(folder: Path) -> None:
-    write(
-        folder,
-        "class Base(Partitioner): pass\n"
-        "class Own(Base):\n    def partition(self, labels, parts, rng): pass\n"
-        "class _Hidden(Partitioner): pass\n"
-        "class Template(Partitioner):\n"
-        "    @abstractmethod\n    def order(self, labels): pass\n",
-    )
-    assert [*components(folder, "mine.py")] == [("partitioner", "Own")]
-
-
-def test_a_module_of_output_and_target_is_a_loss(folder: Path) -> None:
-    write(
-        folder,
-        "class Focal(nn.Module):\n    def forward(self, output, target): pass\n"
+        "class NoTrain(Strategy):\n    transports = ('memory',)\n"
         "class Net(nn.Module):\n    def forward(self, x): pass\n"
-        "class Untold(nn.Module): pass\n",
+        "class Untold(nn.Module): pass\n"
+        "class _Part(nn.Module): pass\n"
+        "class Focal(nn.Module):\n    def forward(self, output, target): pass\n"
+        "class Own(nn.CrossEntropyLoss): pass\n"
+        "class Steps(torch.optim.SGD): pass\n"
+        "class Other: pass\n"
+        "def blocks(labels, parts): ...\n"
+        "def noise(inputs, rng): ...\n"
+        "def close(output, target): ...\n"
+        "def fit(model, lr): ...\n"
+        "def _hidden(labels, parts): ...\n",
     )
-    assert [*components(folder, "mine.py")] == [("loss", "Focal"), ("model", "Net"), ("model", "Untold")]
+    assert [*components(folder, "mine.py")] == [
+        ("partitioner", "Blocks"),
+        ("partitioner", "Typo"),
+        ("strategy", "NoTrain"),
+        ("model", "Net"),
+        ("model", "Untold"),
+        ("loss", "Focal"),
+        ("loss", "Own"),
+        ("optimizer", "Steps"),
+        ("", "Other"),
+        ("partitioner", "blocks"),
+        ("augmentation", "noise"),
+        ("loss", "close"),
+        ("", "fit"),  # it may train
+    ]
+    for kind, name, method in (("partitioner", "Typo", "partition"), ("strategy", "NoTrain", "train")):
+        with pytest.raises(ImportFailure, match=rf"does not define the method {method}$"):
+            [*laws_of(request_for(folder, kind, name))]
+
+
+def test_parameters_are_attributes_of_a_class(folder: Path) -> None:
+    write(
+        folder,
+        "class Own(Partitioner):\n"
+        "    def __init__(self, share: float = 0.5): ...\n"
+        "    def partition(self, labels, parts, rng): ...\n",
+    )
+    with pytest.raises(ImportFailure, match=r"annotated attributes.*`share: int"):
+        [*laws_of(request_for(folder, "partitioner", "Own"))]
+
+
+def test_a_component_of_several_is_left_out_only_if_it_merely_lacks_parameters(folder: Path) -> None:
+    write(
+        folder,
+        "class Own(Partitioner):\n"
+        "    first: int\n"
+        "    second: int\n"
+        "    def partition(self, labels, parts, rng): ...\n",
+    )
+    own = Source(code="", folder=str(folder), module="mine.py", attribute="Own").load()
+
+    def told(alone: bool, **parameters: Any) -> Any:
+        with pytest.raises(ParameterFailure) as raised:
+            configured(own, parameters)
+        return _invalid(raised.value, alone)
+
+    assert "it needs first, second; check it alone" in told(alone=False)["finding"]["reason"]
+    assert [each["type"] for each in told(alone=True)["invalid"]] == ["missing"] * 2
+    assert [each["loc"] for each in told(alone=False, first="1")["invalid"]] == [("first",), ("second",)]
+
+
+def test_a_function_that_measures_answers_is_left_out(folder: Path) -> None:
+    write(folder, "def it(output, target): return output.argmax(1) == target\n")
+    assert "accuracy" in (left_out(request_for(folder, "loss", "it")) or "")
 
 
 def test_torchvision_has_models(folder: Path) -> None:
@@ -73,12 +123,9 @@ def test_torchvision_has_models(folder: Path) -> None:
     assert stated_kind(source, "") == "model"
 
 
-def request_for(folder: Path, kind: str, name: str, module: str = "mine.py") -> CheckRequest:
-    return CheckRequest(kind=kind, directory=str(folder), module=module, attribute=name)
-
+# The data on which a component is tried
 
 BESIDE = (
-    "import torch\n"
     "class Words(torch.utils.data.Dataset):\n"
     "    def __init__(self, train: bool): self.size = 40 if train else 10\n"
     "    def __len__(self): return self.size\n"
@@ -88,51 +135,55 @@ BESIDE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("takes", "layer", "data"),
-    [
-        ("", "nn.Flatten()", "digits"),
-        (", shape", "nn.Linear(*shape, 3)", "vectors"),
-        ("", "nn.Conv2d(3, 4, 3)", "synthetic channels=3 height=32 width=32"),
-    ],
-)
-def test_a_model_is_tried_on_what_it_takes(folder: Path, takes: str, layer: str, data: str) -> None:
-    write(folder, f"class It(nn.Sequential):\n    def __init__(self{takes}): super().__init__({layer})\n")
-    chosen = on_data(request_for(folder, "model", "It"))
-    assert data_label(chosen.dataset or {}) == data
-    assert next(examine_all(laws_of(chosen), folder)).status == "ok"
-
-
-def test_components_are_tried_on_the_datasets_of_their_file(folder: Path) -> None:
+def test_components_are_tried_on_the_datasets_of_their_file_and_on_registered_ones(folder: Path) -> None:
     write(
         folder,
         f"{BESIDE}"
         "class Net(nn.Sequential):\n"
         "    def __init__(self, classes):\n"
         "        super().__init__(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, classes))\n"
+        "class Any(nn.Flatten): pass\n"
         "class Image(nn.Sequential):\n"
         "    def __init__(self): super().__init__(nn.Conv2d(1, 4, 3))\n"
+        "class Colour(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(3, 4, 3))\n"
         "def swapped(inputs, rng): return inputs[:, rng.permutation(inputs.shape[1])]\n"
         "def flipped(inputs, rng): return inputs.flip(3) if rng.random() < 0.5 else inputs.clone()\n",
     )
-    chosen = {
-        name: on_data(request_for(folder, kind, name)).dataset
-        for kind, name in (
-            ("model", "Net"),
-            ("model", "Image"),
-            ("augmentation", "swapped"),
-            ("augmentation", "flipped"),
-        )
-    }
-    assert {name: form and data_label(form) for name, form in chosen.items()} == {
-        "Net": "Words",
-        "Image": "digits",
-        "swapped": "Words",
-        "flipped": None,  # it takes images, as does noise
-    }
+    for kind, name, data in (
+        ("model", "Net", "Words"),
+        ("model", "Any", "Words"),
+        ("model", "Image", "digits"),
+        ("model", "Colour", "synthetic channels=3 height=32 width=32"),
+        ("augmentation", "swapped", "Words"),
+        ("augmentation", "flipped", None),  # it takes images, as does noise
+    ):
+        chosen = on_data(request_for(folder, kind, name))
+        assert (chosen.dataset and data_label(chosen.dataset)) == data, name
     (runs, *_) = examine_all(laws_of(on_data(request_for(folder, "augmentation", "swapped"))), folder)
-    assert runs.status == "ok"
-    assert runs.inputs == 2
+    assert (runs.status, runs.inputs) == ("ok", 2)
+
+
+def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder: Path) -> None:
+    """The same failure on several data is shown once."""
+    write(
+        folder,
+        f"{BESIDE}class Net(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(5, 4, 3))\n"
+        "class Wrong(nn.Module):\n    def forward(self, x): return x.nothing\n",
+    )
+    messages = []
+    for name in ("Net", "Wrong"):
+        with pytest.raises(ImportFailure) as failure:
+            [*laws_of(on_data(request_for(folder, "model", name)))]
+        messages.append(str(failure.value))
+    net, wrong = messages
+    for data in ("on Words: ", "on Broken: mine.py", "ValueError: no files", "on digits", "on vectors"):
+        assert data in net
+    assert "5 channels" in net
+    assert net.endswith("--dataset takes another dataset")
+    assert wrong.count("AttributeError") == 1
+    assert "digits, vectors, synthetic" in wrong
 
 
 @pytest.mark.slow
@@ -141,38 +192,22 @@ def test_a_model_of_torchvision_needs_no_option(folder: Path) -> None:
     assert data_label(chosen.dataset or {}).startswith("synthetic channels=3")
 
 
-def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder: Path) -> None:
+def test_a_model_meets_every_class_of_a_sorted_dataset(folder: Path) -> None:
+    """The input of a sample is its class; the model refuses six samples that lack one of three classes."""
     write(
         folder,
-        f"{BESIDE}class Net(nn.Sequential):\n"
-        "    def __init__(self): super().__init__(nn.Conv2d(5, 4, 3))\n",
+        "import numpy as np\n"
+        "def samples():\n"
+        "    classes = np.repeat(np.arange(3), 100)\n"
+        "    return np.repeat(classes[:, None], 4, 1).astype(np.float32), classes\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__(*shape, classes)\n"
+        "    def forward(self, x):\n"
+        "        assert len(x) < 6 or len(x.unique()) == 3\n"
+        "        return super().forward(x)\n",
     )
-    with pytest.raises(ImportFailure) as failure:
-        [*laws_of(on_data(request_for(folder, "model", "Net")))]
-    for data in ("on Words: ", "on Broken: mine.py", "ValueError: no files", "on digits", "on vectors"):
-        assert data in str(failure.value)
-    assert "5 channels" in str(failure.value)
-    assert str(failure.value).endswith("--dataset takes another dataset")
-
-
-def test_the_same_failure_on_all_data_is_shown_once(folder: Path) -> None:
-    write(folder, "class Net(nn.Module):\n    def forward(self, x): return x.nothing\n")
-    with pytest.raises(ImportFailure) as failure:
-        [*laws_of(on_data(request_for(folder, "model", "Net")))]
-    assert str(failure.value).count("AttributeError") == 1
-    assert "on digits, vectors, synthetic" in str(failure.value)
-
-
-@pytest.mark.parametrize(
-    ("returned", "checked"),
-    [
-        ("(output - target).abs() <= 0.3", False),  # measures each answer
-        ("output.argmax(1) == target", False),
-        ("((output - target) ** 2).mean()", True),
-        ("(output - target) ** 2", True),  # it lacks the mean, and fails `runs`
-    ],
-)
-def test_functions_that_measure_accuracy_are_no_losses(folder: Path, returned: str, checked: bool) -> None:
-    write(folder, f"def it(output, target): return {returned}\n")
-    reason = left_out(request_for(folder, "loss", "it"))
-    assert (reason is None) == checked
+    form = {"directory": str(folder), "module": "mine.py", "attribute": "samples", "parameters": {}}
+    asked = request_for(folder, "model", "Net").model_copy(update={"dataset": form})
+    laws = {law.name: law for law in laws_of(asked)}
+    assert [laws["runs"].test(batch) for batch in laws["runs"].inputs] == [None, None]

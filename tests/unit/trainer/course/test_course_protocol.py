@@ -1,11 +1,14 @@
-"""Values between the grader and a student's code."""
+"""Mistakes in what passes between grader and students' code: values, refused forms, errors, resets."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from trainer.core.frames import ProtocolError
 from trainer.course.protocol import Seed, decode, encode
+from trainer.course.worker import Worker
 
 
 def passed(value: Any) -> Any:
@@ -27,20 +31,17 @@ def passed(value: Any) -> Any:
 @pytest.mark.parametrize("value", [None, True, 3, -2.5, "é", [1, [2]], {"a": {1: [2.0]}}, float("inf")])
 def test_plain_values_arrive_unchanged(value: Any) -> None:
     assert passed(value) == value
+    assert passed((value, (2,))) == [value, [2]]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "uint8", "bool", ">f8"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
-def test_arrays_arrive_with_type_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.ones(shape, dtype)
-    arrived = passed(array)
-    assert (arrived.dtype, arrived.shape) == (array.dtype, array.shape)
-    np.testing.assert_array_equal(arrived, array)
-    arrived[...] = 0  # it is writable
-
-
-def test_tuples_become_lists_and_tensors_arrays() -> None:
-    assert passed((1, (2,))) == [1, [2]]
+def test_arrays_arrive_with_type_and_shape_and_can_be_written(dtype: str) -> None:
+    for shape in ((), (0,), (3,), (2, 3)):
+        array = np.ones(shape, dtype)
+        arrived = passed(array)
+        assert (arrived.dtype, arrived.shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(arrived, array)
+        arrived[...] = 0
     np.testing.assert_array_equal(passed(torch.arange(3)), [0, 1, 2])
 
 
@@ -57,47 +58,46 @@ def test_objects_and_functions_of_the_grader_arrive() -> None:
     assert arrived.seed.integers(1000) == np.random.default_rng(3).integers(1000)
 
 
-@pytest.mark.parametrize("value", [len, object(), {1, 2}, np.array(["x"]), np.array([None]), 1j, b"x"])
+@pytest.mark.parametrize(
+    "value",
+    [len, object(), {1, 2}, np.array(["x"]), np.array([None]), 1j, b"x"],
+    ids=lambda each: type(each).__name__,
+)
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ProtocolError, match="type"):
         encode(value)
 
 
 DATA = base64.b64encode(bytes(16)).decode()
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+INVALID = [
+    {},
+    {"array": 1, "dict": []},
+    {"array": ["<f8", [2]]},
+    {"array": ["<f8", [3], DATA]},
+    {"array": ["<f8", [-1], DATA]},
+    {"array": ["<f8", [-2, -1], DATA]},
+    {"array": ["<f8", [2.0], DATA]},
+    {"array": ["|O8", [2], DATA]},
+    {"array": ["<f3", [2], DATA]},
+    {"array": ["<f8", [2], "!"]},
+    {"array": [["<f8"], [2], DATA]},
+    {"dict": [[[], 1]]},
+    {"dict": [1]},
+    {"object": []},
+    {"function": 0},
+    {"seed": 0},
+    {"pickle": "x"},
+    DEEP,
+]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {},
-        {"array": 1, "dict": []},
-        {"array": ["<f8", [2]]},
-        {"array": ["<f8", [3], DATA]},
-        {"array": ["<f8", [-1], DATA]},
-        {"array": ["<f8", [2.0], DATA]},
-        {"array": ["|O8", [2], DATA]},
-        {"array": ["<f3", [2], DATA]},
-        {"array": ["<f8", [2], "!"]},
-        {"array": [["<f8"], [2], DATA]},
-        {"dict": [[[], 1]]},
-        {"dict": [1]},
-        {"object": []},
-        {"function": 0},
-        {"seed": 0},
-        {"pickle": "x"},
-    ],
-)
-def test_invalid_forms_are_refused(form: Any) -> None:
-    with pytest.raises(ProtocolError):
-        decode(form)
-
-
-def test_forms_that_are_nested_too_deeply_are_refused() -> None:
-    form: Any = []
-    for _ in range(100_000):
-        form = [form]
-    with pytest.raises(ProtocolError):
-        decode(form)
+def test_invalid_forms_are_refused() -> None:
+    for form in INVALID:
+        with pytest.raises(ProtocolError):
+            decode(form)
 
 
 JSON = st.recursive(
@@ -116,3 +116,35 @@ JSON = st.recursive(
 def test_any_json_is_decoded_or_refused(form: Any) -> None:
     with contextlib.suppress(ProtocolError, KeyError):
         decode(form, {0: len}.__getitem__)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker for mine.py, which imports another file."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "mine.py").write_text(
+        "import beside_mine\n\ndef outer():\n    return beside_mine.inner()\n\n"
+        "def number():\n    return beside_mine.NUMBER\n"
+    )
+    (tmp_path / "beside_mine.py").write_text("NUMBER = 1\ndef inner():\n    return 1 / 0\n")
+    return Worker(tmp_path, io.BytesIO(), io.BytesIO())
+
+
+def test_an_error_names_the_last_line_of_the_student_that_it_passed(worker: Worker) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        worker._function("mine.py", "outer", {})()
+    assert worker._described(raised.value) == {
+        "type": "ZeroDivisionError",
+        "text": "division by zero",
+        "where": "beside_mine.py, line 3",
+    }
+
+
+def test_a_reset_imports_every_file_of_the_student_again(worker: Worker, tmp_path: Path) -> None:
+    assert worker._function("mine.py", "number", {})() == 1
+    (tmp_path / "beside_mine.py").write_text("NUMBER = 2\n")
+    assert worker._function("mine.py", "number", {})() == 1
+    worker._reset()
+    assert worker._function("mine.py", "number", {})() == 2

@@ -1,8 +1,8 @@
-"""Strategies whose rounds not every rank takes part in, against loops in plain torch."""
+"""Mistakes in rounds in which not every rank takes part: who is averaged, and with which weight."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,88 +12,80 @@ from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
 from tests.unit.threads import together
-from tests.unit.trainer.strategies.test_strategies import (
-    PLAIN_DILOCO,
-    PLAIN_FEDOPT,
-    PLAIN_FEDPROX,
-    Weights,
-    close,
-)
-from tests.unit.training import SMALL, train
+from tests.unit.trainer.strategies.test_strategies import PLAIN, Weights, close, flat, gradient, task_of
+from tests.unit.training import train
 from trainer.comm.base import Communicator
 from trainer.core.participation import Participation, Round, Rounds
 from trainer.core.rng import RngFactory
-from trainer.spec.run_spec import RunSpec
 from trainer.strategies.gossip import mix, neighbours
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.participants import Participants
 from trainer.training.partition import Partition
 from trainer.training.task import Task
 
+EVERYONE = [[0, 1, 2]]
 SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
 H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
-PARTS = {"partitioner": "quantity", "epochs": 3}  # unequal
+PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
 
 
-def loaded(strategy: str) -> tuple[RunSpec, Task, list[list[Batch]]]:
-    """A run on three nodes in which all take part, its task, and the batches of each node."""
-    run = {**SMALL, **PARTS, "strategy": strategy, "nodes": 3, "transport": "memory"}
-    spec = RunSpec.model_validate(run)
-    task = Task(spec, Path())
-    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 3) for rank in range(3)]
-    epochs = range(1, spec.epochs + 1)
-    return (
-        spec,
-        task,
-        [[batch for epoch in epochs for batch, _ in each.synchronous_batches(epoch)] for each in loaders],
-    )
+def loaded(strategy: str) -> tuple[Task, list[list[Batch]]]:
+    """The task of a run on three nodes in which all take part, and the batches of each node."""
+    task = task_of(strategy, 3, **PARTS)
+    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, rank, 3) for rank in range(3)]
+    epochs = range(1, task.spec.epochs + 1)
+    return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
 
 
-def parameters(model: torch.nn.Module) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
 
 
-def reference(steps_per_round: int | None, weighting: str) -> tuple[np.ndarray, list[list[int]]]:
-    """Local SGD of the nodes in SCHEDULE. Returns the weights, and the samples of each node and epoch."""
-    spec, task, batches = loaded("local_sgd")
-    model = task.build_model(0)
-    in_epoch = len(batches[0]) // spec.epochs
-    counts = [[0] * spec.epochs for _ in range(3)]
-    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    length = steps_per_round or len(batches[0])
-    for number, first in enumerate(range(0, len(batches[0]), length)):
+def reference(
+    schedule: Sequence[Sequence[int]], steps_per_round: int | None, weighting: str
+) -> tuple[np.ndarray, list[list[int]]]:
+    """Local SGD in plain torch. Returns the weights, and the samples of each node and epoch."""
+    task, batches = loaded("local_sgd")
+    model, steps = task.build_model(0), len(batches[0])
+    counts = [[0] * task.spec.epochs for _ in range(3)]
+    start, length = flat(model.parameters()), steps_per_round or steps
+    for number, first in enumerate(range(0, steps, length)):
         total, weights = torch.zeros_like(start), 0
-        for node in SCHEDULE[number % len(SCHEDULE)]:
-            torch.nn.utils.vector_to_parameters(start.clone(), model.parameters())
+        for node in schedule[number % len(schedule)]:
+            set_weights(model, start)
             samples = 0
-            for step in range(first, min(first + length, len(batches[0]))):
+            for step in range(first, min(first + length, steps)):
                 batch = batches[node][step]
-                if not batch.samples:
-                    continue
-                samples += batch.samples
-                counts[node][step // in_epoch] += batch.samples
-                gradients = torch.autograd.grad(
-                    nll_loss(model(batch.inputs), batch.targets), [*model.parameters()]
-                )
-                with torch.no_grad():
-                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                        parameter -= spec.lr * gradient
+                if batch.samples:
+                    samples += batch.samples
+                    counts[node][step * task.spec.epochs // steps] += batch.samples
+                    change = task.spec.lr * gradient(model, batch.inputs, batch.targets)
+                    set_weights(model, flat(model.parameters()) - change)
             n = samples if weighting == "size" else min(samples, 1)
-            total += n * torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+            total += n * flat(model.parameters())
             weights += n
         if weights:
             start = total / weights
     return start.numpy(), counts
 
 
-@pytest.mark.parametrize("weighting", ["size", "equal"])
 @pytest.mark.parametrize(
-    "strategy", [{"name": "local_sgd"}, PLAIN_DILOCO, PLAIN_FEDOPT, PLAIN_FEDPROX], ids=lambda s: s["name"]
+    ("strategy", "weighting", "schedule"),
+    [
+        ({"name": "local_sgd"}, "size", EVERYONE),
+        ({"name": "local_sgd"}, "equal", SCHEDULE),
+        (PLAIN["diloco"], "equal", SCHEDULE),
+        (PLAIN["fedopt"], "size", SCHEDULE),
+        (PLAIN["fedprox"], "size", SCHEDULE),
+    ],
+    ids=["everyone", "local_sgd", *PLAIN],
 )
-def test_rounds_equal_reference(strategy: dict[str, Any], weighting: str) -> None:
-    form = {**strategy, "local_steps": H, "weighting": weighting, "participation": {"schedule": SCHEDULE}}
-    training = train(form, 3, **PARTS)
-    weights, counts = reference(H, weighting)
+def test_rounds_equal_reference(
+    strategy: dict[str, Any], weighting: str, schedule: list[list[int]]
+) -> None:
+    taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
+    training = train({**strategy, "local_steps": H, "weighting": weighting, **taking_part}, 3, **PARTS)
+    weights, counts = reference(schedule, H, weighting)
     close(training.weights, weights)
     assert training.same_weights
 
@@ -109,6 +101,15 @@ def test_rounds_equal_reference(strategy: dict[str, Any], weighting: str) -> Non
     ]
 
 
+def test_one_shot_averages_the_nodes_of_its_only_round() -> None:
+    """It weights them equally by default."""
+    training = train({"name": "one_shot", "participation": {"schedule": SCHEDULE}}, 3, **PARTS)
+    close(training.weights, reference(SCHEDULE, None, "equal")[0])
+    assert training.results[1].samples == 0
+    assert [each.local_accuracy is None for each in training.results] == [False, True, False]
+    assert len({each.accuracy for each in training.results}) == 1
+
+
 def test_the_certificate_counts_rounds() -> None:
     participation = {"schedule": [[0, 1], [1], [1, 2], [1]]}
     form = {"name": "local_sgd", "local_steps": 2, "participation": participation}
@@ -117,22 +118,16 @@ def test_the_certificate_counts_rounds() -> None:
     assert certificate is not None
     rounds = {(part.rank, part.epoch): part.rounds for part in certificate.parts}
     assert rounds == {(0, 1): 1, (1, 1): 2, (2, 1): 0, (0, 2): 0, (1, 2): 2, (2, 2): 1}
-    empty = next(part for part in certificate.parts if not part.samples)
-    assert empty.js_divergence is None
+    assert {part.js_divergence for part in certificate.parts if not part.samples} == {None}
     # A rank that has not trained in an epoch has no loss there.
     points = [event for events in training.events for event in events if event.kind == "epoch"]
-    losses = {(point.rank, point.fields["epoch"]): point.fields["loss"] for point in points}
-    assert {at for at, loss in losses.items() if loss is None} == {(2, 1), (0, 2)}
+    without = {(each.rank, each.fields["epoch"]) for each in points if each.fields["loss"] is None}
+    assert without == {(2, 1), (0, 2)}
 
 
-def test_one_shot_averages_the_nodes_of_its_only_round() -> None:
-    training = train({"name": "one_shot", "participation": {"schedule": SCHEDULE}}, 3, **PARTS)
-    close(training.weights, reference(None, "equal")[0])
-    assert training.results[1].samples == 0
-
-
-@pytest.mark.parametrize("present", [{0, 1, 3}, {2}, {0, 1, 2, 3, 4}])
-@pytest.mark.parametrize("graph", ["ring", "complete"])
+@pytest.mark.parametrize(
+    ("graph", "present"), [("ring", {0, 1, 3}), ("ring", {2}), ("complete", {0, 1, 3})], ids=str
+)
 def test_gossip_without_some_nodes_keeps_the_mean(graph: Any, present: set[int]) -> None:
     start = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
 
@@ -150,48 +145,32 @@ def test_gossip_without_some_nodes_keeps_the_mean(graph: Any, present: set[int])
         np.testing.assert_allclose(mixed[0], (2 * start[0] + start[1]) / 3, rtol=1e-5)
 
 
-def test_gossip_without_some_nodes_equals_reference() -> None:
-    """D-PSGD on 3 nodes with unequal parts in plain torch. Node 2 never takes part."""
-    schedule = [[0, 1], [1]]
-    training = train({"name": "gossip", "participation": {"schedule": schedule}}, 3, **PARTS)
-    spec, task, batches = loaded("gossip")
+@pytest.mark.parametrize("schedule", [EVERYONE, [[0, 1], [1]]], ids=["everyone", "some"])
+def test_gossip_equals_reference(schedule: list[list[int]]) -> None:
+    """D-PSGD on 3 nodes in plain torch: mix, then apply the gradient at the weights before mixing."""
+    participation = None if schedule is EVERYONE else {"schedule": schedule}
+    training = train({"name": "gossip", "participation": participation}, 3, **PARTS)
+    task, batches = loaded("gossip")
     models = [task.build_model(0) for _ in range(3)]
     for step in range(len(batches[0])):
-        present = schedule[step % 2]
+        present = schedule[step % len(schedule)]
         samples = [batches[node][step].samples if node in present else 0 for node in range(3)]
-        gradients = {
-            node: torch.autograd.grad(
-                nll_loss(models[node](batches[node][step].inputs), batches[node][step].targets),
-                [*models[node].parameters()],
-            )
-            for node in present
-            if samples[node]
-        }
-        flat = [parameters(model) for model in models]
+        before = [flat(model.parameters()) for model in models]
         for node in present:
-            around = [flat[other] if other in present else flat[node] for other in range(3)]
-            mixed = sum(around) / 3
-            if node in gradients:
-                scale = samples[node] * len(present) / sum(samples)
-                mixed = mixed - spec.lr * scale * torch.cat([g.flatten() for g in gradients[node]])
-            torch.nn.utils.vector_to_parameters(mixed, models[node].parameters())
-    mean = sum(map(parameters, models)) / 3
-    close(training.weights, mean.numpy())
+            mixed = sum(before[other] if other in present else before[node] for other in range(3)) / 3
+            if samples[node]:
+                batch, scale = batches[node][step], samples[node] * len(present) / sum(samples)
+                mixed -= task.spec.lr * scale * gradient(models[node], batch.inputs, batch.targets)
+            set_weights(models[node], mixed)
+    mean = sum(flat(model.parameters()) for model in models) / 3
+    close(training.weights, mean)
 
     # After the last epoch, the mean over all nodes was evaluated, also over those that never trained.
-    torch.nn.utils.vector_to_parameters(mean, models[0].parameters())
+    set_weights(models[0], mean)
     test = task.data.test
     with torch.no_grad():
         loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
     assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
-
-
-def test_a_node_that_never_trains_has_no_local_accuracy() -> None:
-    training = train({"name": "one_shot", "participation": {"schedule": [[0]]}}, 2)
-    trained, absent = training.results
-    assert trained.local_accuracy is not None
-    assert absent.local_accuracy is None
-    assert trained.accuracy == absent.accuracy
 
 
 def test_late_epochs_need_no_earlier_ones() -> None:

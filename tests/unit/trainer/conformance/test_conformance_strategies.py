@@ -1,0 +1,194 @@
+"""Mistakes in the laws of strategies, and registered strategies that are not what they declare."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tests.support.wrong_components as wrong
+from trainer.conformance import processes, strategy
+from trainer.conformance.check import laws_of, source_of
+from trainer.conformance.find import kind_of
+from trainer.conformance.law import examine_all
+from trainer.conformance.report import CheckRequest, Finding
+from trainer.core.events import Event
+from trainer.launch.threads import threads_in_torch
+from trainer.spec.registries import STRATEGIES
+from trainer.user_components.source import CODE
+
+# Component, the laws that it breaks, and a part of the smallest input and of what was found there.
+WRONG: list[tuple[str, set[str], str, str]] = [
+    ("Sums", {"equals", "averages"}, "2 ranks", "weights differ"),
+    ("IgnoresSizes", {"equals"}, "3 ranks, 252 samples, batch 10, each rank with more", "weights differ"),
+    ("Halves", {"one", "equals"}, "1 rank", "weights differ"),
+    ("Stays", {"finite"}, "1 rank", "the initial ones"),
+    ("Diverges", {"agree"}, "2 ranks", "ranks 0 and 1 differ"),
+    ("HalfTheSamples", {"samples"}, "1 rank", "30"),
+    ("OwnStatistics", {"statistics"}, "3 ranks", "weights differ"),
+    ("SendsMore", {"bytes"}, "3 ranks", "50,960"),
+    ("DrawsNoise", {"repeats"}, "1 rank", "weights differ"),
+    ("NoReplica", {"ends"}, "1 rank", "session.start"),
+    ("NeedsWholeBatches", {"ends"}, "1 rank", "mine.py:"),
+    ("FailsAtAnEpochsEnd", {"ends"}, "1 rank", "IndexError"),
+    ("Deadlocks", {"ends"}, "2 ranks", "rank 0 waits in receive of 6370 numbers from rank 1"),
+    ("DeadlocksLater", {"ends"}, "2 ranks", "barrier"),
+    ("CallsDiffer", {"ends"}, "2 ranks", "rank"),
+    ("FailsOnOneRank", {"ends"}, "2 ranks", r"^mine\.py:\d+: ValueError: no gradient$"),
+    ("DiesOnOneRank", {"ends"}, "2 ranks", "rank 1 was killed by SIGKILL"),
+    (
+        "WaitsForOthers",
+        {"ends"},
+        "2 ranks",
+        r"^after 15 s, rank 0 is at mine\.py:\d+, in \w+; rank 1 is at mine\.py:\d+, in \w+$",
+    ),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_references() -> Iterator[None]:
+    """Train each registered strategy that others are compared with once."""
+    known: dict[Any, Any] = {}
+    reference = strategy.Trainings.reference
+
+    def once(trainings: strategy.Trainings, *key: Any) -> Any:
+        if key not in known:
+            known[key] = reference(trainings, *key)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch, threads_in_torch(1):
+        patch.setattr(strategy.Trainings, "reference", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's directory, with the wrong components in mine.py."""
+    path = tmp_path_factory.mktemp("user")
+    shutil.copy(wrong.__file__, path / "mine.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CODE, "")
+        patch.syspath_prepend(path)
+        yield path
+
+
+def findings(request: CheckRequest, *tried: str) -> dict[str, Finding]:
+    """What the laws find, by their names. tried: which laws; none: all."""
+    laws = (law for law in laws_of(request) if not tried or law.name in tried)
+    return {each.law: each for each in examine_all(laws, Path(request.directory))}
+
+
+def request_for(directory: Path, name: str) -> CheckRequest:
+    found = CheckRequest(
+        directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}"
+    )
+    return found.model_copy(update={"kind": kind_of(source_of(found).load())})
+
+
+@pytest.mark.parametrize(("name", "laws", "given", "got"), WRONG, ids=[each[0] for each in WRONG])
+def test_a_wrong_strategy_breaks_its_laws(
+    directory: Path, name: str, laws: set[str], given: str, got: str
+) -> None:
+    others = psutil.Process().children(recursive=True)
+    found = findings(request_for(directory, name), "ends", *laws)
+    failed = [each for each in found.values() if each.status == "failed"]
+    assert {each.law for each in failed} == laws
+    assert given in failed[0].input
+    assert re.search(got, failed[0].got)
+    assert psutil.Process().children(recursive=True) == others
+
+
+def test_every_law_has_a_strategy_that_breaks_it() -> None:
+    laws = laws_of(CheckRequest(kind="strategy", registered="all_reduce"))
+    assert {law.name for law in laws} == {law for _, laws, _, _ in WRONG for law in laws}
+
+
+BETWEEN_PROCESSES = {
+    name
+    for name in STRATEGIES.entries
+    if "memory" not in STRATEGIES.load(name).transports or STRATEGIES.load(name).forks
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES.entries)
+def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between processes, which take long to start, it trains once on each of two numbers of ranks."""
+    request = CheckRequest(kind="strategy", registered=name, label=name, limit_s=400)  # of a busy machine
+    deterministic = STRATEGIES.load(name).deterministic
+    tried = {law.name for law in laws_of(request)}
+    if name in BETWEEN_PROCESSES:
+        monkeypatch.setattr(strategy, "TRAINED", 2)
+        tried -= {"averages", "repeats"} if deterministic else {"averages"}
+    found = findings(request, *tried)
+    assert [each for each in found.values() if each.status == "failed"] == []
+    assert all(each.reason for each in found.values() if each.status in ("skipped", "note"))
+    assert (name == "fault_injection") == ({each.status for each in found.values()} == {"skipped"})
+    assert deterministic or found["repeats"].reason == "it declares that it is not deterministic"
+
+
+# What a strategy could declare, and what it is compared with
+
+
+def test_what_a_strategy_must_equal_can_be_given() -> None:
+    """The option comes before what it declares."""
+    for name, given, status in (
+        ("one_shot", "", "skipped"),
+        ("one_shot", "all_reduce", "failed"),
+        ("all_gather", "serial", "failed"),
+    ):
+        request = CheckRequest(kind="strategy", registered=name, label=name, equals=given)
+        assert findings(request, "ends", "equals")["equals"].status == status
+
+
+@pytest.mark.parametrize(("name", "could"), [("Averages", True), ("WithTheNextRank", False)])
+def test_an_equality_on_all_numbers_of_ranks_could_be_declared(
+    directory: Path, name: str, could: bool
+) -> None:
+    """The second strategy equals all_reduce on two ranks alone."""
+    equal = findings(request_for(directory, name), "ends", "equals")["equals"]
+    assert (equal.status, "all_reduce" in equal.reason) == ("note" if could else "skipped", could)
+
+
+# Where the ranks are
+
+
+def test_strategies_for_other_transports_are_trained_over_memory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "train", None)
+    monkeypatch.setattr(processes, "TRIAL_S", 60.0)  # a busy machine takes longer than usual
+    assert findings(request_for(directory, "OverGloo"), "ends")["ends"].status == "ok"
+
+
+def test_strategies_that_call_torch_are_trained_over_their_own_transport(directory: Path) -> None:
+    found = findings(request_for(directory, "CallsTorch"), "ends", "samples", "agree", "one", "bytes")
+    assert found["ends"].inputs == 3
+    assert found.pop("bytes").status == "note"  # what torch sends by itself is not counted
+    assert {each.status for each in found.values()} <= {"ok", "note"}
+
+
+def test_strategies_that_call_torch_over_transports_with_a_launcher_are_left_out(directory: Path) -> None:
+    found = findings(request_for(directory, "CallsTorchOverMpi")).values()
+    assert {each.status for each in found} == {"skipped"}
+    assert all("lists only mpi" in each.reason for each in found)
+
+
+def test_the_first_cause_of_a_failure_is_a_death_then_what_is_about_no_other_rank() -> None:
+    def failed(time: float, cause: str, peer: bool) -> list[Event]:
+        return [Event(time, "", 0, "", "failed", {"cause": cause, "peer": peer, "traceback": ""})]
+
+    lost, late, early = failed(1.0, "lost", True), failed(3.0, "late", False), failed(2.0, "early", False)
+    ended = [Event(0.0, "", 0, "", "result", {})]
+    for codes, events, cause in (
+        ([0, 0], [ended, ended], None),
+        ([1, 1, 1], [lost, late, early], "early"),
+        ([1, 0], [lost, ended], "lost"),
+        ([1, -9, 1], [early, [], lost], "rank 1 was killed by SIGKILL"),
+        ([1, 0], [early, []], "rank 1 ended with exit code 0"),
+    ):
+        assert processes._failure(codes, events, None) == cause

@@ -1,0 +1,517 @@
+"""Mistakes in what is refused of users' components, and in what a run knows of those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import nll_loss
+from torch.utils.data import IterableDataset
+
+from trainer.core.strategy import Strategy
+from trainer.data.base import Data, Dataset, Partitioner, PixelScale, Split
+from trainer.losses.base import Loss
+from trainer.models.base import Model
+from trainer.optimizers.base import Optimizer
+from trainer.strategies.local_sgd import LocalSGD
+from trainer.user_components import (
+    augmentation,
+    dataset,
+    files,
+    loss,
+    model,
+    optimizer,
+    partitioner,
+    strategy,
+)
+from trainer.user_components.signature import bound, checked, configured, defaults_left_out
+from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source, located
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CODE, "")
+
+
+class Given(Source):
+    """A source whose component is given, not imported."""
+
+    called: Any
+
+    def load(self) -> Any:
+        return self.called
+
+
+def given(called: Any, module: str = "mine.py") -> Given:
+    return Given.model_construct(code="", folder="", module=module, attribute="it", called=called)
+
+
+def refused(work: Callable[[], Any]) -> str:
+    with pytest.raises(ImportFailure) as raised:
+        work()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def failing(cases: dict[str, Any], tried: Callable[[Any], Any]) -> dict[str, str]:
+    """Messages in which a part is missing. cases: the component by the parts of its message."""
+    found = {parts: refused(lambda called=called: tried(called)) for parts, called in cases.items()}
+    return {
+        parts: message
+        for parts, message in found.items()
+        if not all(part in message for part in parts.split(" | "))
+    }
+
+
+# Datasets
+
+
+def load(called: Any, **parameters: Any) -> Data:
+    return dataset.load_data(called, parameters, Path(), Path())
+
+
+def good(samples: int = 60, classes: int = 3) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, 4)), np.arange(samples) % classes
+
+
+def labelled(*labels: int) -> Make:
+    return lambda: (np.zeros((len(labels), 3)), np.array(labels))
+
+
+def damaged(value: float, samples: int = 2, targets: bool = False, images: bool = False) -> Make:
+    """Samples from 5 on have another value in one place."""
+    found = np.ones((9, 2, 3, 3) if images else (9, 3)), np.ones((9, 1))
+    found[targets][5 : 5 + samples, ..., -1] = value
+    return lambda: found
+
+
+def mixed(value: Any, kind: Any) -> Make:
+    inputs = np.ones((9, 3), kind)
+    inputs[4, 1] = value
+    return lambda: (inputs, np.zeros(9, int))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield np.zeros(3), 0
+
+
+def unequal(train: bool) -> Any:
+    return np.zeros((9, 3 if train else 4)), np.zeros(9, int)
+
+
+def test_data_that_is_no_dataset_is_described() -> None:
+    items = [(np.zeros(3 + (at > 4)), 0) for at in range(9)]
+    bunch = type("Bunch", (dict,), {})(data=1, target=2)
+    cases = {
+        "item 0 | (3,) | item 5 | (4,)": lambda: items,
+        "item 0 | tuple and length 3 | pair": lambda: [(np.zeros(3), 0, 1)] * 9,
+        "Stream | map-style": Stream,
+        "NoneType": lambda: None,
+        "dict | x, y | pair of arrays (inputs, targets)": lambda: {"x": 1, "y": 2},
+        "Bunch | target | return_X_y: true": lambda: bunch,
+        "(list, list) | np.array": lambda: ([[0.5]] * 9, [0] * 9),
+        "4 arrays | `train`": lambda: (*good(), *good()),
+        "one array | (60, 4)": lambda: good()[0],
+        "no samples": lambda: (np.zeros((0, 3)), np.zeros(0, int)),
+        "9 inputs | 8 targets": lambda: (np.zeros((9, 3)), np.zeros(8, int)),
+        "first dimension": lambda: (np.zeros(()), np.zeros(())),
+        "(3,) | (4,)": unequal,
+        "it has 1 samples": lambda: good(1),
+    }
+    assert failing(cases, load) == {}
+
+
+def test_numbers_that_are_none_are_shown_with_their_place() -> None:
+    cases = {
+        "inputs | nan in sample 5, column 2, the first of 2 in 2 samples": damaged(np.nan),
+        "nan in sample 5, column 2; expected": damaged(np.nan, samples=1),
+        "infinite | sample 5, index [0, 0, 2] | of 12 in 2 samples": damaged(np.inf, images=True),
+        "targets | nan in sample 5, column 0": damaged(np.nan, targets=True),
+        "inputs in float32 | inf in sample 5, column 2": damaged(1e300),
+        "<U4 | 'word' in sample 0, column 0 | numbers": lambda: (np.full((9, 3), "word"), np.zeros(9, int)),
+        "object | 'missing' in sample 4, column 1": mixed("missing", object),
+        "inputs hold 9223372036854775808 in sample 4, column 1 | int64": mixed(2**63, np.uint64),
+    }
+    assert failing(cases, load) == {}
+
+
+def test_labels_are_classes_from_0_to_below_their_number() -> None:
+    stated = type("Stated", (list,), {"classes": ("a", "b")})
+    cases = {
+        "sample 0 has the label -1; allowed: 0 to 999, or floating-point": labelled(-1, 0, 1),
+        "sample 1 has the label -3, the first of 2;": labelled(0, -3, -2),
+        "sample 2 has the label 1000;": labelled(0, 999, 1000),
+        "sample 1 has the label 2; allowed: 0 to 1": lambda: stated([(np.zeros(3), 0), (np.zeros(3), 2)]),
+    }
+    assert failing(cases, load) == {}
+    assert load(labelled(0, 999)).classes == 1000
+    assert load(lambda: stated([(np.zeros(3), 0)] * 3)).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "tests"), [(10, 0.25, 2), (10, 0.26, 3), (10, 0.01, 1), (10, 0.99, 9), (2, 0.5, 1)]
+)
+def test_a_share_of_the_samples_is_the_test_split(count: int, share: float, tests: int) -> None:
+    """It is rounded, and each split has a sample. Both keep the order of the samples."""
+    data = load(lambda: (np.arange(count)[:, None], np.zeros(count, int)), test_share=share, split_seed=3)
+    train, test = data.train.inputs[:, 0].tolist(), data.test.inputs[:, 0].tolist()
+    assert (len(train), len(test)) == (count - tests, tests)
+    assert (sorted(train), sorted(test), sorted(train + test)) == (train, test, [*range(count)])
+    assert tests == count - 1 or test == sorted(np.random.default_rng(3).permutation(count)[:tests])
+
+
+def test_parameters_of_the_split_are_checked() -> None:
+    for share in (0, 1, 1.5, "half", True):
+        assert "test_share" in refused(lambda share=share: load(good, test_share=share))
+    for seed in (-1, 0.5):
+        assert "split_seed" in refused(lambda seed=seed: load(good, split_seed=seed))
+    load(good, split_seed=0)
+
+
+def test_the_samples_of_a_dataset() -> None:
+    """Copies in types of torch, with the classes of both splits, and the pixels of images from 0 to 1."""
+    inputs, labels = np.arange(24).reshape(4, 6), np.array([0, 1, 0, 1])
+    data = load(lambda train: (inputs, labels if train else labels + 1))
+    inputs[:] = 0
+    labels[:] = 9
+    assert (data.train.inputs[-1, -1], data.train.labels.tolist(), data.classes) == (23, [0, 1, 0, 1], 3)
+    assert data.scale is None
+
+    images = np.linspace(-1, 3, 2 * 3 * 4, dtype=np.float64).reshape(2, 1, 3, 4)
+    data = load(lambda train: (images, np.zeros((2, 1))))
+    assert (data.train.inputs.dtype, data.classes, data.train.labels.tolist()) == (np.float32, 1, [0, 0])
+    pixels = data.train.inputs * data.scale.deviation + data.scale.mean  # type: ignore[union-attr]
+    assert (pixels.min(), pixels.max()) == (0, pytest.approx(1))
+
+
+def test_the_digest_is_that_of_both_splits_with_their_types() -> None:
+    train, test = (Split(np.zeros((2, 3), np.float32), np.zeros(2, np.int64)) for _ in range(2))
+    digests = {dataset.digest(Data(train, test, 1, None))}
+    for changed in (test.inputs + 1, test.inputs.astype(int), test.inputs[:, :2]):
+        digests.add(dataset.digest(Data(train, Split(changed, test.labels), 1, None)))
+    digests.add(dataset.digest(Data(train, Split(test.inputs, test.labels + 1), 2, None)))
+    assert len(digests) == 5
+
+
+class Own(Dataset):
+    """A subclass whose samples nothing converts."""
+
+    fault: str = ""
+
+    train_samples = property(lambda self: 9)
+    shape = property(lambda self: (3,))
+    class_count = property(lambda self: 2)
+
+    def load(self, data_dir: Path) -> Data:
+        inputs, labels = np.ones((9, 3), np.float32), np.arange(9) % 2
+        test = Split(inputs.copy(), labels.copy())
+        if self.fault == "nan":
+            test.inputs[3, 1] = np.nan
+        if self.fault == "label":
+            test.labels[4:6] = 2
+        if self.fault == "sizes":
+            test = Split(inputs, labels[:8])
+        if self.fault == "type":
+            inputs, test = inputs.astype(int), Split(inputs.astype(int), labels)
+        return Data(Split(inputs, labels), test, 2, None)
+
+
+def test_samples_of_a_subclass_are_those_that_it_states() -> None:
+    parts = {
+        "nan": "test inputs | nan in sample 3, column 1",
+        "label": "2 of test sample 4, the first of 2 | 0 to 1",
+        "sizes": "9 inputs, 8 labels | test split",
+        "type": "type int64 | type float32, as stated",
+    }
+    cases = {text: {"fault": fault} for fault, text in parts.items()}
+    assert failing(cases, lambda fields: dataset.facts(given(Own), fields, Path())) == {}
+
+
+def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(tmp_path: Path) -> None:
+    sweep, data = tmp_path / "sweep", tmp_path / "data"
+    for number, place in enumerate((sweep, data)):
+        place.mkdir()
+        np.savez(place / "both.npz", x=np.full((2, 1), number), y=np.zeros(2, int))
+    np.savez(data / "other.npz", x=np.full((2, 1), 2), label=np.zeros(2, int))
+    np.savez(data / "objects.npz", x=np.array([None] * 2), y=np.zeros(2, int))
+    np.save(data / "one.npy", np.zeros(2))
+    (data / "no_array.npz").write_text("no array")
+    for name in ("empty/notes.txt", "filled/one.png", ".git/config"):
+        (data / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / "images" / name).touch()
+
+    def read(path: str, **names: str) -> Any:
+        return files.npz(path, sweep, data, **names)[0][0, 0]
+
+    assert (read("both.npz"), read("other.npz", targets="label")) == (0, 2)  # the sweep's come first
+    cases = {
+        "gone.npz | data directory": "gone.npz",
+        "../a.npz | --data-dir": "../a.npz",
+        f"{data}/both.npz | --data-dir": f"{data}/both.npz",
+        "'y' | x, label": "other.npz",
+        "'x' | objects.npz | numbers": "objects.npz",
+        "no_array.npz": "no_array.npz",
+        "one.npy | npy": "one.npy",
+        "images | is a directory": "images",
+    }
+    assert failing(cases, read) == {}
+    for path, text in (("images", "no image in empty;"), ("both.npz", "must be a directory")):
+        assert text in refused(lambda path=path: files.image_folder(path, sweep, data))
+
+
+# Models
+
+
+def net(*layers: nn.Module) -> Make:
+    return lambda shape, classes: nn.Sequential(*layers, nn.Linear(shape[0], classes))
+
+
+class Tree(nn.Module):
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(*shape, classes), nn.Linear(*shape, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.left(x) + self.right(x)
+
+
+class GlobalWeights(Tree):
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__(shape, classes)
+        self.left.bias.data.fill_(float(np.random.rand()))
+
+
+class Pair(Tree):
+    def forward(self, x: Any) -> Any:
+        return self.left(x), self.right(x)
+
+
+class Misnamed(Model):
+    names = property(lambda self: ["one"])
+
+    def blocks(self, shape: Any, classes: int, generator: Any) -> Any:
+        yield "two", nn.Linear(*shape, classes)
+
+
+class Frozen(nn.Module):
+    """Has a frozen layer, and one that a batch of negative numbers leaves out."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(*shape, 8).requires_grad_(False)
+        self.norm, self.last, self.unused = nn.BatchNorm1d(8), nn.Linear(8, classes), nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.norm(self.frozen(x)))
+
+
+def model_facts(called: Any, source: Source | None = None) -> Any:
+    inputs = torch.randn(17, 4, generator=torch.Generator().manual_seed(0))
+    return model.facts(source or given(called), {}, (4,), 3, inputs)
+
+
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    cases = {
+        "left.bias | torch": GlobalWeights,
+        "tuple | one tensor": Pair,
+        "one, as `names` states | two from `blocks`": Misnamed,
+        "blocks, names": Model,
+        "lazy": lambda classes: nn.Sequential(nn.LazyLinear(classes)),
+        "tuple | nn.Module": good,
+        "class, or a function": nn.Linear(4, 3),
+    }
+    assert failing(cases, model_facts) == {}
+
+
+def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trained weights, those without a gradient, the buffers that change, and batches that it takes."""
+    source = Source(code="", folder="", module="mine.py", attribute="Frozen")
+    monkeypatch.setattr(Source, "load", lambda self: Frozen)
+    found = model_facts(Frozen, source)
+    assert found.weights == 8 + 8 + 8 * 3 + 3 + 2 * 2 + 2
+    assert found.unused == ["model.unused.weight", "model.unused.bias"]
+    assert found.statistics == [
+        f"model.norm.{each}" for each in ("running_mean", "running_var", "num_batches_tracked")
+    ]
+    assert (found.fewest_samples, found.types) == (2, {"float32": "model.norm.weight"})
+
+
+def test_torchvision_takes_the_number_of_classes_unless_a_sweep_sets_it() -> None:
+    def builder(*, weights: Any = None, progress: bool = True, num_classes: int = 1000) -> nn.Module:
+        return nn.Linear(4, num_classes)
+
+    source = given(builder, TORCHVISION)
+    sizes = [model.build(builder, own, source, (4,), 3).out_features for own in ({}, {"num_classes": 5})]
+    assert sizes == [3, 5]
+
+
+# Losses
+
+
+def two(output: Any, target: Any) -> Any:
+    return torch.full((len(target),), 2.0)
+
+
+def test_losses_that_cannot_be_computed_are_refused() -> None:
+    assert "does not define the method of" in refused(lambda: loss.build(given(Loss), {}))
+    assert "output, target" in refused(lambda: loss.build(given(lambda output: output), {}))
+    assert "accuracy is 3" in refused(lambda: loss.build(given(nll_loss), {"accuracy": 3}))
+
+
+def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Own(nn.Module):
+        def forward(self, output: Any, target: Any) -> Any:
+            return nll_loss(output, target)
+
+        right = staticmethod(lambda output, target: torch.zeros(len(target)))
+        weights = staticmethod(lambda target: torch.zeros(len(target)))
+
+    monkeypatch.setattr(
+        loss, "_named", lambda source, parameter, name: lambda *of: 3 + torch.zeros(len(of[-1]))
+    )
+    output, target = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
+    for parameters, value in (({}, 0), ({"accuracy": "a", "weight": "w"}, 3)):
+        built = loss.build(given(Own), parameters)
+        assert built.right(output, target).tolist() == [value] * 2
+        assert built.weights(target).tolist() == [value] * 2  # type: ignore[union-attr]
+
+
+def test_weights_of_samples_are_the_sums_of_those_of_their_places() -> None:
+    built = loss.FunctionLoss(function=nll_loss, accuracy=None, weight=lambda target: (target > 0).float())
+    assert built.weights(torch.tensor([[1, 2, 0], [0, 0, 0]])).tolist() == [2, 0]  # type: ignore[union-attr]
+    assert built.total(torch.tensor([[1, 2, 0], [0, 0, 0]])) == 2
+
+
+def test_a_model_needs_a_score_for_each_class_unless_the_loss_measures_otherwise() -> None:
+    plain = loss.FunctionLoss(function=nll_loss, accuracy=None)
+    measured = loss.FunctionLoss(function=nll_loss, accuracy=two)
+    for own, scores, classes, few in ((plain, 2, 3, True), (plain, 3, 3, False), (plain, 1, 1, False)):
+        assert bool(loss.scores_error(own, torch.zeros(5, scores), classes)) is few
+    assert loss.scores_error(measured, torch.zeros(5, 2), 3) is None
+
+
+# Optimizers, strategies, partitioners and augmentations
+
+
+class Langevin(torch.optim.SGD):
+    """Adds noise from the second step on."""
+
+    noise = 0.0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data += self.noise * torch.randn_like(weight)
+        self.noise = 0.01
+
+
+def half_a_rate(weights: Any, lr: float) -> Any:
+    first, *others = weights
+    made = torch.optim.SGD([{"params": [first]}, {"params": others}], lr=lr)
+    del made.param_groups[1]["lr"]
+    return made
+
+
+def test_optimizers_that_cannot_step_are_refused() -> None:
+    cases = {
+        "lr": lambda weights: torch.optim.SGD(weights, 0.1),
+        "groups of parameters have no lr": half_a_rate,
+        "method step": type("Unstepped", (torch.optim.Optimizer,), {}),
+        "global random state | torch.Generator": lambda weights, lr: Langevin(weights, lr),
+        "float | torch.optim.Optimizer": lambda weights, lr: lr,
+        "does not define the method build": Optimizer,
+    }
+    assert failing(cases, lambda called: optimizer.facts(given(called), {})) == {}
+
+
+class InRounds(LocalSGD):
+    parts_of_work = property(lambda self: 7)  # type: ignore[assignment]
+    micro_batch_count = property(lambda self: 3)  # type: ignore[assignment]
+
+
+def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_train = type("NoTrain", (Strategy,), {"__module__": __name__, "transports": ("gloo",)})
+    trains = {"__module__": __name__, "train": lambda self, session: None}
+    cases = {
+        "does not define the method train": no_train,
+        "declares no transports": type("NoTransports", (Strategy,), trains),
+        "no subclass of trainer.core.strategy.Strategy": good,
+    }
+    assert failing(cases, lambda called: strategy.facts(given(called), {}, 2, None, 8)) == {}
+    mean = refused(lambda: strategy.facts(given(InRounds), {"aggregation": "median"}, 2, None, 8))
+    assert "aggregation: mean" in mean
+
+    monkeypatch.setattr(Source, "load", lambda self: InRounds)
+    source = Source(code="", folder="", module="mine.py", attribute="InRounds")
+    found = strategy.facts(source, {"local_steps": 1}, 2, None, 8)
+    assert (found.parts_of_work, found.micro_batch_count, found.replica_of) == (7, 3, [0, 1])
+    imported = strategy.ImportedStrategy.model_validate({"name": "it", "imported": found})
+    assert (imported.parts_of_work, imported.micro_batch_count, imported.replicas(2)) == (7, 3, 2)
+    assert "tried for 2 ranks, and the run has 3" in (imported.validation_error(None, 3, 8) or "")
+
+
+def of_global_state(labels: Any, parts: int, rng: Any) -> Any:
+    return np.array_split(np.random.permutation(len(labels)), parts)
+
+
+def test_partitioners_and_augmentations_are_tried() -> None:
+    labels, inputs = np.zeros(9, np.int64), torch.ones(17, 4)
+    cases = {
+        "global random state | rng": of_global_state,
+        "1 parts; expected: 2 parts": lambda labels, parts, rng: [np.arange(len(labels))],
+        "does not define the method partition": Partitioner,
+    }
+    assert failing(cases, lambda called: partitioner.facts(given(called), {}, labels, 2)) == {}
+    cases = {
+        "other inputs when global random state differs | rng": lambda inputs, rng: inputs + torch.rand(1),
+        "new inputs": lambda inputs, rng: inputs.add_(1),
+        "(17, 2) | (17, 4)": lambda inputs, rng: inputs[:, :2],
+    }
+    scale: PixelScale | None = None
+    assert failing(cases, lambda called: augmentation.facts(given(called), {}, inputs, scale)) == {}
+    assert [
+        partitioner.takes_generator(called)
+        for called in (
+            lambda labels, parts, rng: 0,
+            lambda labels, parts, generator: 0,
+            lambda labels, parts, first=0: 0,
+            lambda labels, parts, rng=None: 0,
+            lambda labels, parts: 0,
+        )
+    ] == [True, True, False, True, False]
+
+
+# Parameters, and where an error is
+
+
+def test_parameters_that_equal_the_defaults_are_left_out() -> None:
+    def function(labels: Any, sizes: tuple[int, ...] = (8, 9), share: float = 0.1) -> None:
+        pass
+
+    assert defaults_left_out(function, {"sizes": [8, 9], "share": 0.1, "other": 1}) == {"other": 1}
+    assert defaults_left_out(function, {"sizes": [8], "share": 0.2}) == {"sizes": [8], "share": 0.2}
+    assert defaults_left_out(LocalSGD, {"local_steps": 10, "weighting": "equal"}) == {"weighting": "equal"}
+    assert bound(function, {"share": 0.2}, ("labels",)).keywords == {"share": 0.2}  # type: ignore[attr-defined]
+    assert checked(function, {}, {"labels": 1, "unknown": 2}) == {"labels": 1}
+    assert configured(LocalSGD, {"local_steps": 3}).local_steps == 3
+
+
+def test_an_error_names_the_innermost_line_of_users_code(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    text = "def outer():\n    inner()\n\ndef inner():\n    min(\n        [])\n"
+    exec(compile(text, str(tmp_path / "mine.py"), "exec"), found)
+    with pytest.raises(ValueError, match="empty") as raised:
+        found["outer"]()
+    assert located(raised.value, tmp_path).startswith("mine.py:5: ValueError: min()")
