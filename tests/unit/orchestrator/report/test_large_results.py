@@ -1,4 +1,5 @@
-"""Mistakes in what makes large sweeps readable in seconds: a check that is skipped, a value of another result."""
+"""Mistakes in what makes large sweeps readable in seconds: a check that is skipped, a value of another
+result."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mistakes in the rows and groups of a report: which serial run a run is compared with, which ranks and seeds a
-number is of, and which runs are one configuration, one workload or neither."""
+"""Mistakes in the rows and groups of a report: which serial run a run is compared with, which ranks and
+seeds a number is of, and which runs are one configuration, one workload or neither."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_the_serial_run_that_a_run_is_compared_with(case: str) -> None:
     if not chosen:
         assert (row.baseline, row.speedup, row.no_speedup) == (None, None, NO_SERIAL)
         return
-    assert row.baseline and row.baseline.keys == tuple(serial[at].key for at in chosen)
+    assert row.baseline
+    assert row.baseline.keys == tuple(serial[at].key for at in chosen)
     assert row.speedup == pytest.approx(fmean(2.0 ** (at + 3) for at in chosen) / 4)
     assert value(row, "cpu_time_speedup") == pytest.approx(fmean(3.0 ** (at + 3) for at in chosen) / 3)
     assert value(row, "accuracy_difference") == pytest.approx(fmean(at / 10 - 0.4 for at in chosen))
@@ -252,15 +253,6 @@ def test_consensus_distance_and_loss_are_those_of_the_end() -> None:
     assert value(serial, "bits_per_token") is None
 
 
-def test_cpu_quotas_count_only_where_they_are_enforced() -> None:
-    def shared(**fields: Any) -> bool:
-        (row,) = a_comparison(a_run("ddp", nodes=4, cores=2, **fields)).rows
-        return row.shares_cores
-
-    assert [shared(), shared(cpus=0.5), shared(runtime="docker")] == [True] * 3
-    assert not shared(runtime="docker", cpus=0.5)
-
-
 # Groups, labels and the shape at which strategies are compared
 
 
@@ -314,42 +306,27 @@ def test_many_partitioners_are_those_of_which_one_is_shown() -> None:
 
 
 def test_labels_name_what_is_not_the_default_as_sweep_files_write_it() -> None:
-    top_k = {"name": "top_k", "ratio": 0.1}
-    labels: list[tuple[Any, str, str]] = [
-        ("one_shot", "strategy", "one_shot"),
-        (ONE_SHOT_ALONE, "strategy", "one_shot init=independent"),
-        ({"name": "all_reduce", "compression": "none"}, "strategy", "all_reduce"),
-        (
-            {"name": "all_reduce", "compression": top_k},
-            "strategy",
-            "all_reduce compression=top_k(ratio=0.1)",
-        ),
-        (
-            {"name": "all_reduce", "compression": {"name": "power_sgd", "rank": 2}},  # the default
-            "strategy",
-            "all_reduce compression=power_sgd",
-        ),
-        ({"name": "local_sgd", "local_steps": None}, "strategy", "local_sgd local_steps=null"),
-        (
-            {"name": "pipeline", "split_points": ["conv2"], "micro_batches": 8},
-            "strategy",
-            "pipeline micro_batches=8 split_points=[conv2]",
-        ),
-        (
-            {"name": "hybrid", "mesh": {"data": 2, "tensor": 1}},
-            "strategy",
-            "hybrid mesh={data: 2}",
-        ),
-    ]
-    for strategy, field, label in labels:
-        assert component_label(a_run(strategy, nodes=2).run, field) == label
+    labels: dict[str, Any] = {
+        "one_shot": "one_shot",
+        "one_shot init=independent": ONE_SHOT_ALONE,
+        "all_reduce": {"name": "all_reduce", "compression": "none"},
+        "all_reduce compression=top_k(ratio=0.1)": {
+            "name": "all_reduce",
+            "compression": {"name": "top_k", "ratio": 0.1},
+        },
+        "local_sgd local_steps=null": {"name": "local_sgd", "local_steps": None},
+        "pipeline split_points=[conv2]": {"name": "pipeline", "split_points": ["conv2"]},
+        "hybrid mesh={data: 2}": {"name": "hybrid", "mesh": {"data": 2, "tensor": 1}},
+    }
+    runs = {label: a_run(strategy, nodes=2).run for label, strategy in labels.items()}
+    assert [component_label(run, "strategy") for run in runs.values()] == [*labels]
     skew = {"name": "dirichlet", "alpha": 0.1, "equal_sizes": True}
     row, serial = a_comparison(a_run("ddp", nodes=2, partitioner=skew), SERIAL).rows
     assert (row.partitioner_label, serial.partitioner_label) == ("dirichlet alpha=0.1 equal_sizes=true", "")
     kept = a_comparison(
-        a_run("gossip", nodes=2, checkpoint_epochs=1, on_loss="continue", accumulate=2)
+        a_run("local_sgd", nodes=2, transport="gloo", checkpoint_epochs=1, on_loss="continue", accumulate=2)
     ).rows[0]
-    assert kept.strategy_label == "gossip accumulate=2 checkpoint_epochs=1 on_loss=continue"
+    assert kept.strategy_label == "local_sgd accumulate=2 checkpoint_epochs=1 on_loss=continue"
 
 
 def test_the_label_of_a_workload_names_what_is_not_the_default() -> None:

@@ -1,5 +1,5 @@
-"""Mistakes in the conditions of a comparison: a difference that is not found or is none, the wrong batch, range or
-name, and what is stated of all."""
+"""Mistakes in the conditions of a comparison: a difference that is not found or is none, the wrong batch,
+range or name, and what is stated of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mistakes in what faults cost: which run without faults and which seeds are compared, and the sign of a cost."""
+"""Mistakes in what faults cost: which run without faults and which seeds are compared, and the sign of a
+cost."""
 
 from __future__ import annotations
 

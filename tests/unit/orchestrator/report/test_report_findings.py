@@ -1,10 +1,9 @@
-"""Mistakes in findings: which configurations are compared with which, which of them are named, the direction of
-a difference, the seeds and limits from which something is said, and the runs that a finding is about."""
+"""Mistakes in findings: which configurations are compared and named, the direction of a difference, the
+seeds and limits from which something is said, and the runs that a finding is about."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from orchestrator.report.formats import JOIN, percent
 from orchestrator.report.model.rows import NO_SERIAL
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.render.summary import seeds_line
-from orchestrator.report.statistics.drift import WIDE
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.topics.runs import Tally
 from orchestrator.results.records import RunResult
@@ -156,24 +154,6 @@ def test_more_nodes_are_compared_with_the_next_fewer() -> None:
     ]
 
 
-def test_transports_and_ddp_are_compared() -> None:
-    comparison = a_comparison(
-        *timed("all_reduce", 4, transport="mpi", communicate_s=0.5),
-        *timed("all_reduce", 8, transport="gloo", communicate_s=4.0),
-        *timed({"name": "all_reduce", "compression": "fp16"}, 3, transport="gloo"),
-        *timed("ddp", 6, communicate_s=3.0),
-    )
-    transports = finding_of(comparison, "transports")
-    assert transports.data["communicate_s"] == {"mpi": approx(0.5), "gloo": approx(4.0)}
-    assert compared(transports) == [(approx(4, rel=1e-3), approx(8, rel=1e-3), "less")]
-    exchange = finding_of(comparison, "all_reduce_and_ddp")  # a compression changes the mathematics
-    assert exchange.data["exchange_share"] == {
-        "all_reduce": approx(0.5, rel=1e-2),
-        "ddp": approx(0.5, rel=1e-2),
-    }
-    assert compared(exchange) == [(approx(6, rel=1e-3), approx(8, rel=1e-3), "less")]
-
-
 def test_ways_to_take_the_same_mean_gradient_are_compared_by_step() -> None:
     def taking(strategy: str | dict[str, Any], exchange_s: float) -> list[RunResult]:
         times = around(exchange_s, 0.01)
@@ -216,7 +196,6 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
     assert data["undecided"] == ["all_reduce over mpi", "ddp over gloo"]
     even = [both(name, time, 0.9, step=0.0) for name, time in (("gossip", 2), ("all_reduce", 4))]
     data = finding_of(a_comparison(*even[0], *even[1]), "front").data
-    assert (data["on"], data["off"]) == ([], ["all_reduce over mpi"]) or data["on"] == ["gossip over mpi"]
     assert data["off"] == ["all_reduce over mpi"]  # slower, and exactly as accurate
 
 
@@ -225,7 +204,8 @@ def test_the_interval_of_a_speedup_is_over_the_first_serial_configuration() -> N
     kept = timed("serial", 16, 1, checkpoint_epochs=1)
     comparison = a_comparison(*serial, *kept, *timed("ddp", 4))
     interval = speedup_intervals(comparison, Claims())(comparison.groups[-1])
-    assert interval and interval[0] < 2 < interval[1] < 4
+    assert interval is not None
+    assert interval[0] < 2 < interval[1] < 4
 
 
 # Accuracy
@@ -313,32 +293,6 @@ def test_variants_are_compared_with_the_default_and_not_with_each_other() -> Non
 # Partitioners
 
 
-def test_partitioners_are_compared_by_coverage_overlap_accuracy_and_time() -> None:
-    even = scored("ddp", 0.91, train_s=4.0)
-    sampling = {"partitioner": "random_sampling", "coverage": 0.75, "overlap": 0.25}
-    finding = finding_of(a_comparison(*even, *scored("ddp", 0.81, **sampling)), "partitioner_effect")
-    assert (finding.data["partitioner"], finding.data["reference"]) == (
-        "random_sampling",
-        "random_partition",
-    )
-    assert compared(finding) == [(approx(0.81), approx(0.91), "less")]
-    assert (finding.data["coverage"], finding.data["overlap"]) == (0.75, 0.25)
-    for sizes, stated in (([900, 300], True), ([330, 300], False)):
-        uneven = [
-            with_part_sizes(run, sizes) for run in scored("ddp", 0.9, train_s=7.0, partitioner="quantity")
-        ]
-        finding = finding_of(a_comparison(*even, *uneven), "partitioner_effect")
-        assert finding.data["train_s"] == {"ddp over gloo": (approx(7.0), approx(4.0))}
-        assert ("ddp over gloo 7.00 s and 4.00 s" in finding.text.replace(JOIN, " ")) is stated
-
-
-def with_part_sizes(run: RunResult, sizes: Sequence[int]) -> RunResult:
-    assert run.certificate is not None
-    pairs = zip(run.certificate.parts, sizes, strict=True)
-    parts = [part.model_copy(update={"samples": samples}) for part, samples in pairs]
-    return run.model_copy(update={"certificate": run.certificate.model_copy(update={"parts": parts})})
-
-
 def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") -> list[RunResult]:
     return repeated(strategy, accuracies, "accuracy", nodes=4, transport="mpi", partitioner=label)
 
@@ -348,17 +302,16 @@ def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") ->
     [
         (around(0.61), around(0.81), ("one_shot over mpi", 0.3, "local_sgd over mpi")),
         (around(0.71), around(0.61), ("local_sgd over mpi", 0.335, "one_shot over mpi")),
-        (around(0.61), around(0.80)[::-1], ("one_shot over mpi", 0.3, "local_sgd over mpi")),
         (around(0.90, 0.03)[::-1], around(0.94, 0.03), None),  # undecided: no loss
         (
             around(0.61, 0.03),
-            around(0.63, 0.03)[::-1],
+            around(0.66, 0.03)[::-1],
             ("one_shot over mpi", 0.3, None),
         ),  # recovers nothing
         ([0.61, 0.62], [0.81, 0.82], None),  # too few seeds
         (around(0.95), around(0.98), None),  # a gain
     ],
-    ids=["recovered", "other", "mirrored", "undecided", "not recovered", "few", "gain"],
+    ids=["recovered", "other", "undecided", "not recovered", "few", "gain"],
 )
 def test_the_loss_under_a_partitioner_and_its_recovery(
     one_shot: list[float], local_sgd: list[float], expected: tuple[str, float, str | None] | None
@@ -420,28 +373,22 @@ def test_all_families_and_rankings_share_the_probability_of_a_false_claim() -> N
         for at in range(rankings):
             claims.all_pairs(ACCURACY, [others[at], others[at + 1]])
         (each,) = claims.decided().with_reference(TRAIN_S, serial, others[:1])
-        assert each.level == "shown" and each.interval
-        return each.interval[1] / each.interval[0]
+        assert (each.level, each.interval is None) == ("shown", False)
+        low, high = each.interval or (1.0, 1.0)
+        return high / low
 
-    assert width(0, 0) < width(0, 2) == pytest.approx(width(2, 0)) < width(2, 2)
+    assert width(0, 0) < width(2, 0) < width(2, 2)
+    assert width(0, 0) < width(0, 2)
 
 
 def test_drift_is_that_within_configurations() -> None:
-    def run(strategy: str, seed: int, at: float, train_s: float) -> RunResult:
-        result = a_run(strategy, nodes=1 if strategy == "serial" else 2, seed=seed, train_s=train_s)
-        return result.model_copy(update={"started_at": result.started_at + at})
-
     runs = [
-        run(strategy, seed, 10.0 * seed + place, base * 1.1**seed)
-        for seed in range(5)
-        for place, (strategy, base) in enumerate([("serial", 8.0), ("ddp", 4.0)])
+        run.model_copy(update={"started_at": run.started_at + 10.0 * seed + place})
+        for place, (name, base, nodes) in enumerate([("serial", 8.0, 1), ("ddp", 4.0, 2)])
+        for seed, run in enumerate(repeated(name, [base * 1.1**at for at in range(5)], nodes=nodes))
     ]
-    data = finding_of(a_comparison(*runs), "drift").data
-    assert data["factor"] == approx(1.1 ** (41 / 10), rel=0.01)
-    assert findings_of(a_comparison(*runs[:4]), "drift") == []
-    steady = [run("serial", seed, 10.0 * seed, 8.0 + seed % 2 / 10) for seed in range(5)]
-    low, high = finding_of(a_comparison(*steady), "no_drift").data["interval"]
-    assert low < 1 < high < WIDE * low
+    assert finding_of(a_comparison(*runs), "drift").data["factor"] == approx(1.1 ** (41 / 10), rel=0.01)
+    assert findings_of(a_comparison(*runs[:2], *runs[5:7]), "drift") == []
 
 
 def test_runs_that_did_not_learn_are_named() -> None:
@@ -464,36 +411,17 @@ def test_runs_that_did_not_learn_are_named() -> None:
     assert findings_of(a_comparison(a_run(accuracy=0.05)), "not_learned") == []  # the test set is unknown
 
 
-@pytest.mark.parametrize(
-    ("runs", "limit", "beyond"),
-    [
-        ([SERIAL, a_run("ddp", nodes=4, cores=4)], None, None),
-        ([SERIAL, a_run("ddp", nodes=4, cores=2, train_s=8.0)], 2, None),
-        ([*repeated("serial", [8, 10]), a_run("ddp", nodes=4, seed=1, cores=2, train_s=4.0)], 2, 2.5),
-    ],
-    ids=["own cores", "shared", "beyond"],
-)
-def test_shared_cores_bound_the_wall_clock_speedup(
-    runs: list[RunResult], limit: float | None, beyond: float | None
-) -> None:
-    found = [finding.data for finding in findings_of(a_comparison(*runs), "shared_cores")]
-    assert [(data["limit"], data.get("beyond_limit")) for data in found] == (
-        [(limit, beyond)] if limit else []
-    )
+def test_shared_cores_bound_the_wall_clock_speedup() -> None:
+    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}  # five nodes fit
 
+    def limits(nodes: int, train_s: float, **fields: Any) -> list[tuple[float, float | None]]:
+        comparison = a_comparison(a_run(**fields), a_run("ddp", nodes=nodes, train_s=train_s, **fields))
+        found = [finding.data for finding in findings_of(comparison, "shared_cores")]
+        return [(data["limit"], data.get("beyond_limit")) for data in found]
 
-def test_quotas_that_fit_share_no_cores() -> None:
-    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}
-    serial = a_run(train_s=8.0, **small)
-    assert findings_of(a_comparison(serial, a_run("ddp", nodes=5, **small)), "shared_cores") == []
-    for train_s, beyond in ((8.0, None), (1.0, 8.0)):
-        run = a_run("ddp", nodes=6, train_s=train_s, work_cpu_s=2.5, **small)
-        data = finding_of(a_comparison(serial, run), "shared_cores").data
-        assert (data["limit"], data.get("beyond_limit"), data["cpu_time_speedup"]) == (
-            5,
-            beyond,
-            approx(3.2),
-        )
+    assert limits(4, 8.0, cores=4) == limits(5, 8.0, **small) == []
+    assert [limits(4, 8.0, cores=2), limits(6, 2.0, **small)] == [[(2, None)], [(5, None)]]
+    assert [limits(4, 2.0, cores=2), limits(6, 1.0, **small)] == [[(2, 4.0)], [(5, 8.0)]]
 
 
 # Cautions
@@ -524,27 +452,6 @@ def test_cautions() -> None:
         "pending",
         "conditions_differ",
     }
-
-
-def test_runs_on_different_texts_are_reported() -> None:
-    def on_text(seed: int, digest: str) -> RunResult:
-        run = a_run("ddp", nodes=2, seed=seed)
-        assert run.certificate is not None
-        parts = [part.model_copy(update={"data": digest}) for part in run.certificate.parts]
-        return run.model_copy(update={"certificate": run.certificate.model_copy(update={"parts": parts})})
-
-    alike = on_text(1, "a" * 16), on_text(2, "a" * 16)
-    assert not findings_of(a_comparison(*alike), "conditions_differ")
-    (finding,) = findings_of(a_comparison(*alike, on_text(3, "b" * 16)), "conditions_differ")
-    assert (finding.data["values"], finding.data["compared"]) == (["a" * 16, "b" * 16], True)
-
-
-def test_the_best_loss_of_generated_tokens_is_stated() -> None:
-    tokens = {"dataset": {"name": "copy", "length": 4, "tokens": 16}, "model": {"name": "gpt", "width": 8}}
-    finding = finding_of(a_comparison(a_run(**tokens), a_run("ddp", nodes=2, **tokens)), "best_loss")
-    # Four random tokens, the same again: 3 of 7 targets are random, with 4 bits each.
-    assert finding.data["bits_per_token"] == pytest.approx(3 * 4 / 7)
-    assert not findings_of(a_comparison(SERIAL, FAST), "best_loss")
 
 
 @pytest.mark.parametrize(("reshard", "sent"), [(True, 8e6), (False, 9e6)])

@@ -1,5 +1,5 @@
-"""Mistakes in the overview of strategies, in the figure of model sizes and in the legend: order, scale, what is
-outside an axis, and colours and files of another strategy."""
+"""Mistakes in the overview of strategies, in the figure of model sizes and in the legend: order, scale,
+what is outside an axis, and colours and files of another strategy."""
 
 from __future__ import annotations
 

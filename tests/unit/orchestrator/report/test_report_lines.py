@@ -1,5 +1,5 @@
-"""Mistakes in lines over nodes and over time: axes, outliers, the order of points, names at line ends, what is
-shaded, small multiples and switches."""
+"""Mistakes in lines over nodes and over time: axes, outliers, the order of points, names at line ends,
+what is shaded, small multiples and switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mistakes in until how many nodes time falls: the first instead of the last, another reference, lost accuracy."""
+"""Mistakes in until how many nodes time falls: the first instead of the last, another reference, lost
+accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in report.md: its order, tables and links as a renderer reads them, and text from files that becomes
+"""Mistakes in report.md: its order, tables and links as a renderer reads them, and text that becomes
 markup."""
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def test_every_table_is_parsed_and_narrow_and_no_column_is_lost() -> None:
     heads = re.findall(r"(?m)^\| (.+) \|\n\| [-:| ]+\|$", text)
     assert len(found) == len(heads)
     for lines in found:
-        assert len(lines) > 1 and len({*lines}) == 1 and 1 < lines[0] <= AT_FIRST
+        assert (len(lines) > 1, len({*lines})) == (True, 1)
+        assert 1 < lines[0] <= AT_FIRST
     assert not [
         token for token in tokens if token.type == "inline" and re.search(r"(?m)^\|", token.content)
     ]

@@ -1,5 +1,5 @@
-"""Mistakes in what a report says of partitioned models: the fullest and the busiest rank, stages that are none,
-traffic in one direction, shares of the wrong run, and which split point stands for the others."""
+"""Mistakes in what a report says of partitioned models: the fullest and the busiest rank, stages that are
+none, traffic in one direction, shares of the wrong run, and which split point stands for the others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ THREE = [[0, 10, 0], [20, 0, 300], [0, 400, 0]]
 INTERLEAVED = {"name": "pipeline", "schedule": "interleaved", "micro_batches": 4}
 NAMES = ("bubble_share", "bubble_share_formula", "split_point_bytes_per_step_max", "cpu_time_speedup")
 METRICS: dict[str, tuple[RunResult, list[str], tuple[float | None, ...]]] = {
-    # split points; bubble without evaluation and by formula, bytes of both directions, speedup of serial's 8 s
+    # split points; the bubble without evaluation and by formula, bytes both ways, speedup over 8 s
     "pipeline": (a_pipeline(work_cpu_s=4.0), ["flatten"], (2 / 4, 1 / 5, 27_000 / 90, 8 / (4 * 5 / 4))),
     "three stages": (
         stages("pipeline", [["conv1"], ["conv2"], ["fc1"]], THREE),

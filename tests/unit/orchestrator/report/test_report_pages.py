@@ -1,5 +1,5 @@
-"""Mistakes in the pages of a report: text from files that becomes markup, links without targets, runs, columns and
-numbers that are lost or written wrongly, and sweeps without a report."""
+"""Mistakes in the pages of a report: text from files that becomes markup, links without targets, runs,
+columns and numbers that are lost or written wrongly, and sweeps without a report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.report import formats, write_report
+from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart, chart_of, layered
-from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import read_comparison
-from orchestrator.report.plots import draw
-from orchestrator.report.quantities.data_partition import partition_summary_of
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
 from orchestrator.report.render.figure_data import figure_data
@@ -43,10 +40,8 @@ from tests.unit.report_support import (
     a_pipeline,
     a_record,
     a_run,
-    cells,
     csv_lines,
     in_cluster_time,
-    records_of,
     repeated,
     write_page,
     write_sweep,
@@ -175,13 +170,13 @@ ODD_SWEEPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ODD_SWEEPS)
-def test_every_sweep_has_a_report(name: str, tmp_path: Path) -> None:
-    paths = write_page(tmp_path, *ODD_SWEEPS[name], pending=["ddp-gloo-n4-s0-0"])
-    keys = read_comparison(paths).record.keys
-    assert {*keys} <= {*Page(paths.html.read_text()).ids}
-    assert [line["key"] for line in csv_lines(read_comparison(paths))] == [*keys]
-    assert "`ddp-gloo-n4-s0-0`" in paths.markdown.read_text()
+def test_every_sweep_has_a_report(tmp_path: Path) -> None:
+    for name, results in ODD_SWEEPS.items():
+        paths = write_page(tmp_path / name, *results, pending=["ddp-gloo-n4-s0-0"])
+        keys = read_comparison(paths).record.keys
+        assert {*keys} <= {*Page(paths.html.read_text()).ids}
+        assert [line["key"] for line in csv_lines(read_comparison(paths))] == [*keys]
+        assert "`ddp-gloo-n4-s0-0`" in paths.markdown.read_text()
 
 
 @pytest.mark.parametrize(
@@ -251,22 +246,8 @@ def test_workloads_of_one_configuration_share_a_table() -> None:
     (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
     assert [head.title for head in chapter.results.heads][:2] == ["Workload", "Strategy"]
     assert len({line.cells[0].text for line in chapter.results.lines}) == 3
-    assert chapter.certified is not None and len(chapter.certified.lines) == 3
-
-
-def test_staleness_and_servers_are_shown() -> None:
-    stale = a_run("async_parameter_server", nodes=3, staleness=[(1.5, 7)] * 2)
-    comparison = a_comparison(stale, a_run("all_reduce", nodes=2))
-    assert [line["staleness_mean"] for line in cells(GROUPS, comparison.groups)] == ["1.50 | max 7", "–"]
-    assert "staleness" in [plot.name for plot in draw(comparison)]
-    row = comparison.rows[0]
-    summary = partition_summary_of(row)
-    assert summary
-    chart = label_maps([LabelMap(row.partitioner_label, row.shape, summary)])
-    # 0 is the server, which has no samples
-    assert {record["node"] for record in records_of(chart)} == {"1", "2"}
-    synchronous = a_comparison(SERIAL, FAST)
-    assert "staleness_mean" not in cells(GROUPS, synchronous.groups)[0]
+    assert chapter.certified is not None
+    assert len(chapter.certified.lines) == 3
 
 
 def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
@@ -276,7 +257,7 @@ def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
         ("term-cpu-time-speedup", "CPU-time speedup"),
         ("term-speedup", "speedups"),
     ]
-    assert "&lt;b&gt;" in marked and "&lt;i&gt;" in marked
+    assert {"&lt;b&gt;", "&lt;i&gt;"} <= {*re.findall("&lt;.&gt;", marked)}
     assert "<a" not in terms.mark("Speedup")
 
 
@@ -450,19 +431,14 @@ def test_number_formats() -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_reproducible(report: SweepPaths) -> None:
-    first = {file.name: file.read_text() for file in report.plots.glob("*.svg")}
-    assert all(text.startswith("<svg") for text in first.values())
-    write_report(report)
-    assert first == {file.name: file.read_text() for file in report.plots.glob("*.svg")}
-
-
-@pytest.mark.slow
 def test_importing_the_report_loads_nothing_heavy() -> None:
     heavy = "{'torch', 'mpi4py', 'altair', 'jinja2'} & set(sys.modules)"
     render = "orchestrator.report.render"
-    command = f"import sys, orchestrator.report; print({heavy})\nimport {render}.html, {render}.markdown; print({heavy})"
-    found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout
+    lines = (
+        f"import sys, orchestrator.report; print({heavy})",
+        f"import {render}.html, {render}.markdown; print({heavy})",
+    )
+    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True).stdout
     first, second = found.splitlines()
     assert first == "set()"
     assert "torch" not in second

@@ -1,5 +1,5 @@
-"""Mistakes beside published results: which runs a published number is beside, which is the reference of a speedup,
-the sign of a difference, and ablations of runs that do not compare."""
+"""Mistakes beside published results: which runs a published number is beside, which is the reference of a
+speedup, the sign of a difference, and ablations of runs that do not compare."""
 
 from __future__ import annotations
 

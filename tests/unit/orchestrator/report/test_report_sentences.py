@@ -1,5 +1,5 @@
-"""Mistakes in what figures say: a figure without a sentence, one of another workload, or one that decides what no
-finding does."""
+"""Mistakes in what figures say: no sentence, one of another workload, or one that decides what no finding
+does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_figure_has_a_sentence_and_answers_a_question() -> None:
         text = figure_sentence(
             plot.kind.shows, plot.kind.otherwise, comparison.view(plot.workload), findings
         )
-        assert text.endswith(".") and len(text) <= LONGEST, plot.name
+        assert (text[-1:], len(text) <= LONGEST) == (".", True), plot.name
     assert {each.question for each in [*KINDS.values(), *FIGURES.values()]} == {*QUESTIONS}
     assert {kind for figure in FIGURES.values() for kind in figure.shows} <= {*KINDS}
     assert len(FIGURES) == sum(len(topic.figures) for topic in TOPICS)  # each has its own name

@@ -1,5 +1,5 @@
-"""Mistakes in the compact form of Vega's SVG and in the scripts of a page: another picture, references to the wrong
-element, text that is not escaped, and scripts that another user can have written."""
+"""Mistakes in the compact form of Vega's SVG and in the scripts of a page: another picture, references to
+the wrong element, text that is not escaped, and scripts that another user can have written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mistakes in comparing textbook optimizers with the library's: which runs are pairs, and how far curves differ."""
+"""Mistakes in comparing textbook optimizers with the library's: which runs are pairs, and how far curves
+differ."""
 
 from __future__ import annotations
 
