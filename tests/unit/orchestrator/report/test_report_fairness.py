@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from orchestrator.report.metrics.fairness import (
-    CONDITIONS,
     described,
     differences,
     global_batch,
@@ -116,20 +115,6 @@ def test_a_condition_that_differs_is_found_with_its_values(
 
 def test_samples_of_an_epoch_that_was_trained_again_count_once() -> None:
     assert found_in(EQUAL[0], with_parts(EQUAL[1], (1, 300))) == {}
-
-
-def test_the_order_of_conditions_is_that_of_their_table() -> None:
-    found = list(found_in(a_run(), a_run(ONE_SHOT_ALONE, nodes=2, samples=400, coverage=0.7)))
-    assert len(found) == 5
-    assert found == [name for name in CONDITIONS if name in found]
-
-
-def test_nodes_that_share_one_container_have_other_limits() -> None:
-    fields: dict[str, Any] = {"nodes": 2, "runtime": "docker", **PER_RUN}
-    serial, ddp = a_run(runtime="docker", **PER_RUN), a_run("ddp", **fields)
-    assert "node limits" not in found_in(serial, ddp)
-    found = found_in(serial, ddp, a_run("hogwild", **fields))["node limits"]
-    assert list(found.values()) == [["serial", "ddp"], ["hogwild"]]
 
 
 def test_scaling_and_warm_up_are_differences_only_where_they_have_an_effect() -> None:

@@ -211,19 +211,6 @@ def test_the_interval_of_a_speedup_is_over_the_first_serial_configuration() -> N
 # Accuracy
 
 
-def test_accuracy_is_compared_with_serial_and_with_every_other() -> None:
-    serial, ddp, one_shot = scored("serial", 0.955, 1), scored("ddp", 0.905), scored("one_shot", 0.51)
-    finding = finding_of(a_comparison(*serial, *ddp, *one_shot), "best_accuracy")
-    assert (finding.data["best"], finding.data["worst"]) == ("ddp over gloo", "one_shot over mpi")
-    assert compared(finding) == [
-        (approx(0.905), approx(0.955), "less"),
-        (approx(0.51), approx(0.955), "less"),
-        (approx(0.905), approx(0.51), "more"),
-    ]
-    close = a_comparison(*serial, *repeated("ddp", around(0.9548)[::-1], "accuracy", nodes=2))
-    assert [decision for *_, decision in compared(finding_of(close, "best_accuracy"))] == ["undecided"]
-
-
 def test_every_difference_is_that_of_the_values_beside_it() -> None:
     serial = scored("serial", 0.955, 1)  # one seed is missing
     ddp = repeated("ddp", [0.90, 0.91, 0.92, 0.93, 0.94, 0.98], "accuracy", nodes=2)
@@ -247,24 +234,6 @@ def test_fewer_updates_explain_a_loss_only_on_the_same_samples_from_the_same_sta
     assert findings_of(a_comparison(*serial, *others), "fewer_updates") == []
     data = finding_of(a_comparison(*serial, *others, *scored("ddp", 0.9, steps=45)), "fewer_updates").data
     assert (data["updates"], data["serial_updates"]) == ({"ddp over gloo": (45, 45)}, (90, 90))
-
-
-@pytest.mark.parametrize(
-    ("finals", "effect"),
-    [
-        (around(0.81), "more"),
-        (around(0.21), "less"),
-        ([0.6] * 5, "equal"),
-        (around(0.6, 0.02), "undecided"),
-        ([0.8, 0.82], "too_few_seeds"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_averaging_gains_or_loses(finals: list[float], effect: str) -> None:
-    data = finding_of(
-        a_comparison(*repeated("one_shot", finals, "accuracy", nodes=2, own=[0.5, 0.7])), "averaging"
-    ).data
-    assert (data["local_accuracy"], data["effect"]) == (approx(0.6), effect)
 
 
 def test_variants_are_compared_with_the_default_and_not_with_each_other() -> None:
@@ -300,18 +269,15 @@ def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") ->
 @pytest.mark.parametrize(
     ("one_shot", "local_sgd", "expected"),
     [
-        (around(0.61), around(0.81), ("one_shot over mpi", 0.3, "local_sgd over mpi")),
-        (around(0.71), around(0.61), ("local_sgd over mpi", 0.335, "one_shot over mpi")),
-        (around(0.90, 0.03)[::-1], around(0.94, 0.03), None),  # undecided: no loss
-        # Recovers nothing.
-        (around(0.61, 0.03), around(0.63, 0.03)[::-1], ("local_sgd over mpi", 0.315, None)),
-        ([0.61, 0.62], [0.81, 0.82], None),  # too few seeds
-        (around(0.95), around(0.98), None),  # a gain
+        (around(0.61), around(0.81), ("one_shot over mpi", "local_sgd over mpi")),
+        (around(0.61, 0.03), around(0.63, 0.03)[::-1], ("local_sgd over mpi", None)),
+        (around(0.90, 0.03)[::-1], around(0.94, 0.03), None),
+        (around(0.95), around(0.98), None),
     ],
-    ids=["recovered", "other", "undecided", "not recovered", "few", "gain"],
+    ids=["recovered", "not recovered", "undecided", "gain"],
 )
 def test_the_loss_under_a_partitioner_and_its_recovery(
-    one_shot: list[float], local_sgd: list[float], expected: tuple[str, float, str | None] | None
+    one_shot: list[float], local_sgd: list[float], expected: tuple[str, str | None] | None
 ) -> None:
     even = [
         *skewed("one_shot", around(0.91), "random_partition"),
@@ -319,10 +285,7 @@ def test_the_loss_under_a_partitioner_and_its_recovery(
     ]
     comparison = a_comparison(*even, *skewed("one_shot", one_shot), *skewed("local_sgd", local_sgd))
     found = [finding.data for finding in findings_of(comparison, "partitioner_loss")]
-    names = ("strategy", "loss", "best")
-    assert [tuple(data[name] for name in names) for data in found] == (
-        [(expected[0], approx(expected[1], abs=0.02), expected[2])] if expected else []
-    )
+    assert [(data["strategy"], data["best"]) for data in found] == ([expected] if expected else [])
 
 
 def test_the_largest_loss_is_not_that_of_the_lowest_accuracy() -> None:

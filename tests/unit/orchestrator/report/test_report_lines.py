@@ -13,9 +13,8 @@ import vl_convert
 
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
 from orchestrator.report.figures.chart import HIDDEN, Chart
-from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.lines import lines_over_nodes
-from orchestrator.report.figures.named_lines import MOST_TOGETHER, ROW, folded
+from orchestrator.report.figures.named_lines import ROW, folded
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.vega import VERSION
 from orchestrator.report.formats import JOIN
@@ -130,24 +129,6 @@ def test_names_at_line_ends_never_overlap() -> None:
     assert folded("all_reduce · mpi") == "all_reduce · mpi"
 
 
-def test_many_lines_are_small_multiples() -> None:
-    together, apart = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(MANY)])
-    assert len(MANY) + 1 > MOST_TOGETHER
-    assert "facet" not in together.spec
-    assert (apart.wide, apart.spec["facet"]["sort"]) == (True, [f"{name} · mpi" for name in MANY])
-
-
-def test_all_configurations_are_in_one_plot_of_accuracy_and_time() -> None:
-    comparison = a_comparison(SERIAL, *runs(MANY))
-    view = comparison.view(*comparison.workloads)
-    chart = accuracy_and_time(view.line_groups, Style(comparison.groups))
-    assert chart is not None
-    assert chart.wide
-    found = heights(chart.spec, [f"{name} · mpi" for name in MANY])
-    assert len(found) == len(MANY)
-    assert all(lower - upper >= ROW - 1 for upper, lower in pairwise(sorted(found.values())))
-
-
 def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
     chart = drawn([SERIAL, *runs(FEW), *runs(["ddp"], (2,), accuracy=0.1)], ACCURACY)
     low, _ = scale(chart, "y")["domain"]
@@ -193,19 +174,6 @@ def test_the_reader_can_switch_the_axis_of_times() -> None:
         if y.get("scale"):
             y["scale"] |= {"type": "log", "domain": domains["log"]}
     assert "all_reduce · mpi" in heights(times.spec, ["all_reduce · mpi"])
-
-
-def test_curves_end_with_the_averaged_model() -> None:
-    one_shot = a_run("one_shot", nodes=4, accuracy=0.7, own=[0.8] * 4)
-    comparison = a_comparison(SERIAL, *runs(["all_reduce"], (4,)), one_shot)
-    view = comparison.view(*comparison.workloads)
-    chart = accuracy_over_time(view.line_groups, Style(comparison.groups), view.shape)
-    assert chart is not None
-    records = points(chart)
-    assert {record["series"] for record in records} == {"serial", "all_reduce · mpi", "one_shot · mpi"}
-    last = {record["series"]: record for record in records if record["last"]}
-    assert last["one_shot · mpi"]["mean"] == pytest.approx(0.7)
-    assert chart.log_axis == "x"
 
 
 def test_missed_targets_are_named_under_the_title() -> None:

@@ -21,7 +21,6 @@ from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import MODEL_PARTITION
 from orchestrator.report.render.legend import legend
 from orchestrator.report.topics import asked_by
-from orchestrator.report.topics.bubbles import bubbles
 from orchestrator.report.topics.memory import memory_per_rank
 from orchestrator.report.topics.split_points import split_points_figure
 from orchestrator.results.records import RunResult
@@ -257,10 +256,6 @@ def test_figures_have_the_numbers_of_each_configuration() -> None:
     assert [record["amount"] for record in parts[:8]] == [4000, 4000, 4000, 7000, 2400, 2400, 2400, 5000]
     nothing = SERIAL, a_pipeline().model_copy(update={"ranks": []})
     assert memory_per_rank(view_of(*nothing)) is memory_per_rank(view_of(WHOLE)) is None
-    comparison = a_comparison(SERIAL, a_pipeline(), a_pipeline(more={"micro_batches": 8}))
-    chart = bubbles(comparison.view(*comparison.workloads), Style(comparison.groups))
-    found = [(record["formula"], record["measured"]) for record in records_of(chart)]
-    assert found == [(approx(1 / 9), 0.5), (approx(1 / 5), 0.5)]
     runs = [a_pipeline(name, step_s=0.01 * at) for at, name in enumerate(SPLIT_POINTS, 1)]
     comparison = a_comparison(*runs)
     chart = split_points_figure(comparison.view(*comparison.workloads), Style(comparison.groups))

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import Chart, chart_of, layered
 from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.render.chapters import chapters_of
@@ -356,13 +355,6 @@ def test_the_data_of_a_figure_is_a_table() -> None:
     assert data.lines[:2] == [["s0", "0.00"], ["s1", "0.33"]]
     assert (len(data.lines), data.more) == (60, 10)  # of equal lines, one
     assert figure_data({"mark": "point"}) == []
-
-
-def test_records_that_several_layers_draw_are_stored_once() -> None:
-    layers = [chart_of([{"nodes": nodes}]).mark_line() for nodes in (1, 1, 2)]
-    spec = Chart.of(layered(*layers)).spec
-    assert [each["data"]["name"] for each in spec["layer"]] == ["data-0", "data-0", "data-1"]
-    assert spec["datasets"] == {"data-0": [{"nodes": 1}], "data-1": [{"nodes": 2}]}
 
 
 # Numbers
