@@ -258,7 +258,7 @@ def test_consensus_distance_and_loss_are_those_of_the_end() -> None:
 
 def test_a_group_has_the_runs_that_differ_only_in_seed() -> None:
     runs = [
-        a_run("all_reduce", nodes=2, seed=seed, train_s=train_s, timeout_s=60.0 + seed)
+        a_run("all_reduce", nodes=2, seed=seed, train_s=train_s)
         for seed, train_s in enumerate([4.0, 6.0, 5.0])
     ]
     lost = {"nodes": 2, "status": "failed", "cause": "node 0: gone"}
