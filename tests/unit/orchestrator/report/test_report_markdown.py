@@ -104,6 +104,7 @@ def test_text_from_files_is_no_markup(tmp_path: Path) -> None:
     for markup in ("<script", "<img", "<a ", "<em", "<li", "<s>", "<code", "<td", "<b>"):
         assert page.count(markup) == known.count(markup), markup
     assert page.count("&amp;amp;") == 4  # as it was written
+    assert "- `a-key` pending" in text
     assert re.search(r"\$", re.sub(r"\\\$", "", text)) is None  # a formula, to some renderers
 
 

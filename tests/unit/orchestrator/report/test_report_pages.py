@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from orchestrator.report import formats
 from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.plots import draw
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
 from orchestrator.report.render.figure_data import figure_data
@@ -41,6 +43,7 @@ from tests.unit.report_support import (
     a_run,
     csv_lines,
     in_cluster_time,
+    page_of,
     repeated,
     write_page,
     write_sweep,
@@ -149,6 +152,15 @@ def test_the_page_has_its_sections_in_order_and_every_run(report: SweepPaths, pa
         assert row.seed == 0 or f"seed: {row.seed}" in page.text
     counts = re.findall(r"\d+(?=.runs|.ok|.failed|.pending)", one_line(comparison))
     assert counts == ["8", "6", "1", "1"]
+
+
+def test_labels_of_figures_are_escaped() -> None:
+    comparison = a_comparison(SERIAL, FAST)
+    plots = [replace(plot, note=EVIL) for plot in draw(comparison)[:1]]
+    elements = Page(page_of(comparison, [], plots)).elements
+    (label,) = [attributes["aria-label"] for tag, attributes in elements if tag == "svg"]
+    assert label is not None
+    assert label.endswith(EVIL)
 
 
 ODD_SWEEPS = {
