@@ -1,8 +1,8 @@
-"""The report of runs with faults: their rows are told from others, and what the faults cost."""
+"""Mistakes in what faults cost: which run without faults and which seeds are compared, and the sign of a
+cost."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +13,7 @@ from orchestrator.report.render import columns
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
 from orchestrator.results.records import InjectedFault, RunResult
-from tests.unit.report_support import (
-    a_comparison,
-    a_run,
-    cells,
-    csv_lines,
-    finding_of,
-    findings_of,
-    write_page,
-)
+from tests.unit.report_support import a_comparison, a_run, cells, csv_lines, finding_of, findings_of
 
 KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
 
@@ -39,68 +31,69 @@ def disturbed(
     return run.model_copy(update={**numbers, "faults": fired})
 
 
-def seeds(*elapsed_s: float, accuracies: tuple[float, ...] = (), **fields: Any) -> list[RunResult]:
-    """One run per seed."""
-    known = accuracies or (0.9,) * len(elapsed_s)
-    return [
-        disturbed(each, seed=seed, accuracy=known[seed], **fields) for seed, each in enumerate(elapsed_s)
-    ]
-
-
 def with_and_without(count: int = 3) -> list[RunResult]:
-    without = seeds(*(8.0, 9.0, 10.0, 8.5, 9.5)[:count], accuracies=(0.9, 0.9, 0.93, 0.9, 0.9)[:count])
-    more = {"checkpoint_epochs": 1, "restarts": 1, "repeated_steps": 7}
-    return [
-        *without,
-        *seeds(
-            *(10.0, 12.0, 14.0, 11.0, 13.0)[:count],
-            accuracies=(0.9, 0.89, 0.91, 0.89, 0.89)[:count],
-            faults=KILL,
-            **more,
-        ),
+    faulty = {"faults": KILL, "checkpoint_epochs": 1, "restarts": 1, "repeated_steps": 7}
+    seeds = zip((8.0, 9.0, 10.0, 8.5, 9.5), (2.0, 3.0, 4.0, 2.5, 3.5), range(count), strict=False)
+    pairs = [
+        (
+            disturbed(elapsed_s, seed=seed, accuracy=0.9),
+            disturbed(elapsed_s + more_s, seed=seed, accuracy=0.895 - seed % 2 / 100, **faulty),
+        )
+        for elapsed_s, more_s, seed in seeds
     ]
+    return [*(one for one, _ in pairs), *(other for _, other in pairs)]
 
 
 def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
-    comparison = a_comparison(*with_and_without())
-    (cost,) = fault_costs(comparison)
-    assert cost.missing is None
+    alone = disturbed(99.0, seed=7, faults=KILL, checkpoint_epochs=1, restarts=1)
+    (cost,) = fault_costs(a_comparison(*with_and_without(), alone))
     extra = cost.difference(ELAPSED_S.of)
     assert extra is not None
-    assert (extra.low, extra.high, extra.mean) == (2.0, 4.0, 3.0)
+    assert (cost.missing, extra.low, extra.high, extra.mean) == (None, 2.0, 4.0, 3.0)
     (shown,) = cells(columns.FAULTS, [cost])
-    assert shown["faults"] == "kill of node 2 at epoch 2"
-    assert shown["on_loss"] == "1 restart"
-    assert shown["time_with"].startswith("12.0 s")
-    assert shown["extra_time"].startswith("3.00 s")
-    assert shown["repeated_steps"].startswith("7")
+    assert {name: shown[name] for name in ("faults", "on_loss", "seeds", "time_with", "extra_time")} == {
+        "faults": "kill of node 2 at epoch 2",
+        "on_loss": "1 restart",
+        "seeds": "3",
+        "time_with": "12.0 s | 10.0–14.0 s",
+        "extra_time": "3.00 s | 2.00–4.00 s",
+    }
+    assert shown["accuracy_difference"].startswith("−0.8 points")
     assert "missing" not in shown
 
 
-def test_finding_claims_a_difference_from_five_seeds_on() -> None:
-    finding = finding_of(a_comparison(*with_and_without(5)), "fault_cost")
-    time, accuracy = finding.data["compared"]
-    assert (time["quantity"], accuracy["quantity"]) == ("elapsed_s", "accuracy")
-    assert time["values"] == [finding.data["elapsed_s"], finding.data["undisturbed_s"]]
-    assert accuracy["values"][0] - accuracy["values"][1] == pytest.approx(-0.01)
-    assert (time["decision"], time["level"], finding.data["repeated_steps"]) == ("more", "shown", 7)
-    assert len(finding.rows) == 10
-    fewer = finding_of(a_comparison(*with_and_without(4)), "fault_cost").data["compared"]
-    assert [each["decision"] for each in fewer] == ["too_few_seeds"] * 2
+def test_the_table_says_what_a_run_does_about_a_loss() -> None:
+    kept = disturbed(strategy="local_sgd", faults=KILL, on_loss="continue")
+    costs = fault_costs(a_comparison(kept, disturbed(faults=KILL)))
+    assert [cells(columns.FAULTS, [cost])[0]["on_loss"] for cost in costs] == ["continue", "stop"]
+
+
+@pytest.mark.parametrize(("count", "decisions"), [(5, ["more", "less"]), (4, ["too_few_seeds"] * 2)])
+def test_a_cost_is_claimed_from_five_seeds_on(count: int, decisions: list[str]) -> None:
+    finding = finding_of(a_comparison(*with_and_without(count)), "fault_cost")
+    compared = finding.data["compared"]
+    assert [each["quantity"] for each in compared] == ["elapsed_s", "accuracy"]
+    assert [each["decision"] for each in compared] == decisions
+    assert compared[0]["values"] == [finding.data["elapsed_s"], finding.data["undisturbed_s"]]
+    assert (finding.data["repeated_steps"], len(finding.rows)) == (7, 2 * count)
 
 
 @pytest.mark.parametrize(
-    ("others", "why"),
+    ("others", "fields", "why"),
     [
-        ([], NO_COUNTERPART),
-        ([disturbed(seed=5)], NO_COMMON_SEED),
-        ([disturbed(status="failed", cause="disk full")], "disk full"),
-        ([disturbed(lr=0.3)], NO_COUNTERPART),
-        ([disturbed(transport="mpi")], NO_COUNTERPART),
+        ([], {}, NO_COUNTERPART),
+        ([disturbed(seed=5)], {}, NO_COMMON_SEED),
+        ([disturbed(status="failed", cause="disk full")], {}, "disk full"),
+        ([disturbed(lr=0.3)], {}, NO_COUNTERPART),
+        ([disturbed(transport="mpi")], {}, NO_COUNTERPART),
+        ([disturbed()], {"status": "failed", "cause": "killed by SIGKILL"}, "SIGKILL"),
     ],
+    ids=["none", "other seed", "failed", "other rate", "other transport", "failed itself"],
 )
-def test_row_without_counterpart_says_so(others: list[RunResult], why: str) -> None:
-    comparison = a_comparison(*others, disturbed(faults=KILL))
+def test_a_run_without_counterpart_says_so(
+    others: list[RunResult], fields: dict[str, str], why: str
+) -> None:
+    comparison = a_comparison(*others, disturbed(faults=KILL, **fields))
     (cost,) = fault_costs(comparison)
     (shown,) = cells(columns.FAULTS, [cost])
     assert why in shown["missing"]
@@ -108,38 +101,22 @@ def test_row_without_counterpart_says_so(others: list[RunResult], why: str) -> N
     assert findings_of(comparison, "fault_cost") == []
 
 
-def test_row_that_failed_says_so() -> None:
-    lost = disturbed(faults=KILL, status="failed", cause="node 2 was killed by SIGKILL")
-    (cost,) = fault_costs(a_comparison(disturbed(), lost))
-    assert "SIGKILL" in str(cost.missing)
-
-
-def test_counterpart_with_equal_checkpoints_comes_first() -> None:
+def test_the_counterpart_is_the_most_similar_that_finished() -> None:
     plain, saved = disturbed(8.0), disturbed(8.5, checkpoint_epochs=1)
-    (cost,) = fault_costs(a_comparison(plain, saved, disturbed(9.0, faults=KILL, checkpoint_epochs=1)))
-    assert cost.undisturbed
-    assert cost.undisturbed.first.key == saved.key
+    lost = saved.model_copy(update={"status": "failed", "cause": "gone"})
+    for other, expected in ((saved, saved), (lost, plain)):
+        (cost,) = fault_costs(a_comparison(plain, other, disturbed(faults=KILL, checkpoint_epochs=1)))
+        assert cost.undisturbed
+        assert cost.undisturbed.first.key == expected.key
 
 
-@pytest.mark.slow
-def test_runs_with_faults_are_a_workload_of_their_own(tmp_path: Path) -> None:
+def test_runs_with_faults_are_a_workload_of_their_own() -> None:
     """Their wall times, which lack lost work, are not compared with those of other runs."""
-    results = [a_run(), *with_and_without()]
-    comparison = a_comparison(*results)
+    comparison = a_comparison(a_run(), *with_and_without())
     first, second = comparison.workloads
     assert (first.faults, second.faults) == ("", "kill of node 2 at epoch 2")
-    assert second.faults in second.label
-    assert second.faults not in first.label
-    faulty = [row for row in comparison.rows if row.run.faults]
-    assert {row.no_speedup for row in faulty} == {FAULTY}
-    about_time = {"fastest", "slower_than_serial", "best_accuracy"}
+    assert (second.faults in second.label, second.faults in first.label) == (True, False)
+    assert {row.no_speedup for row in comparison.rows if row.run.faults} == {FAULTY}
     about = {finding.kind for finding in find(comparison) if finding.workload == second}
-    assert about.isdisjoint(about_time)
-    lines = [line for line in csv_lines(comparison) if line["faults"]]
-    assert len(lines) == 3
-    assert {line["faults_injected"] for line in lines} == {"1"}
-    paths = write_page(tmp_path, *results)
-    for page in (paths.markdown, paths.html):
-        text = page.read_text()
-        assert "What faults cost" in text
-        assert "kill of node 2 at epoch 2" in text
+    assert about.isdisjoint({"fastest", "slower_than_serial", "best_accuracy"})
+    assert [line["faults_injected"] for line in csv_lines(comparison) if line["faults"]] == ["1"] * 3

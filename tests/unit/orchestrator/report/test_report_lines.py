@@ -1,4 +1,5 @@
-"""Lines over nodes and over time: axes, outliers, names at line ends, small multiples, switches."""
+"""Mistakes in lines over nodes and over time: axes, outliers, the order of points, names at line ends,
+what is shaded, small multiples and switches."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ import vl_convert
 
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
 from orchestrator.report.figures.chart import HIDDEN, Chart
-from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.lines import lines_over_nodes
-from orchestrator.report.figures.named_lines import MOST_TOGETHER, ROW, folded
+from orchestrator.report.figures.named_lines import ROW, folded
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.vega import VERSION
+from orchestrator.report.formats import JOIN
 from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
 from orchestrator.report.topics.speed import SPEEDUPS as SPEEDUP
 from orchestrator.report.topics.speed import TIMES as TIME
@@ -58,22 +59,24 @@ def heights(spec: dict[str, Any], names: list[str]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [FEW, MANY])
-@pytest.mark.parametrize("quantity", [TIME, SPEEDUP, ACCURACY])
-def test_specifications_are_valid(names: list[str], quantity: Any) -> None:
-    chart = drawn([SERIAL, *runs(names)], quantity)
-    plain = {key: value for key, value in chart.spec.items() if key not in ("background", "config")}
+@pytest.mark.parametrize(
+    ("names", "quantity"), [(FEW, SPEEDUP), (MANY, TIME)], ids=["together", "small multiples"]
+)
+def test_specifications_are_valid_and_hide_what_is_switched_off(names: list[str], quantity: Any) -> None:
+    spec = drawn([SERIAL, *runs(names)], quantity).spec
+    plain = {key: value for key, value in spec.items() if key not in ("background", "config")}
     alt.Chart.from_dict(plain, validate=True)
-    assert "<svg" in svg(chart.spec)
+    assert "gossip · mpi" in svg(spec)
+    (off,) = [param for param in spec["params"] if param["name"] == HIDDEN]
+    off["value"] = ["gossip · mpi"]
+    assert "gossip · mpi" not in svg(spec)
 
 
 def test_points_are_at_whole_node_counts_in_a_fixed_order() -> None:
     for quantity in (TIME, ACCURACY):
-        records = points(drawn([SERIAL, *runs(FEW, (2, 3, 5))], quantity))
-        assert list(dict.fromkeys(record["series"] for record in records)) == [
-            "serial",
-            *(f"{name} · mpi" for name in FEW),
-        ]
+        records = points(drawn([SERIAL, *runs(FEW, (5, 2, 3))], quantity))
+        series = ["serial", *(f"{name} · mpi" for name in FEW)]
+        assert list(dict.fromkeys(record["series"] for record in records)) == series
         assert [record["nodes"] for record in records] == [1, *(2, 3, 5) * 4]
 
 
@@ -82,10 +85,36 @@ def test_a_point_shows_its_values_under_the_pointer() -> None:
     chart = drawn([SERIAL, *both])
     (record,) = [record for record in points(chart) if not record["serial"]]
     assert record["mean"] == pytest.approx(4)  # geometric
-    assert record["range"].replace("\N{NO-BREAK SPACE}", " ") == "2.00–8.00 s, 2 seeds"
+    assert record["range"].replace(JOIN, " ") == "2.00–8.00 s, 2 seeds"
     tips = [layer["encoding"].get("tooltip", []) for layer in layers(chart.spec)]
     fields = next([tip["field"] for tip in found] for found in tips if found)
     assert fields == ["name", "nodes", "written", "range", "accuracy"]
+
+
+def test_figures_count_ranks_if_nodes_have_several() -> None:
+    def several(*per_node: int) -> Chart:
+        return drawn([SERIAL, *(a_run("ddp", nodes=2, processes_per_node=each) for each in per_node)])
+
+    for chart, axis in ((several(1), "nodes"), (several(1, 4), "ranks")):
+        encodings = [layer["encoding"].get("x", {}) for layer in layers(chart.spec)]
+        assert {x["axis"]["title"] for x in encodings if "axis" in x} == {axis}
+        names = [record["name"].replace("\n", " ") for record in points(chart)]
+        assert any(f"4{JOIN}ranks per node" in name for name in names) is (axis == "ranks")
+
+
+def test_node_counts_are_shaded_from_where_all_runs_share_cores() -> None:
+    def shaded_from(*of: tuple[int, int]) -> float | None:
+        docker: dict[str, Any] = {"runtime": "docker", "cores": 2, "cpus": 0.4, "threads": 1}
+        nodes = [a_run("ddp", nodes=n, processes_per_node=each, **docker) for n, each in of]
+        chart = drawn([a_run(**docker), *nodes])
+        marks = [layer for layer in layers(chart.spec) if layer["mark"]["type"] == "rect"]
+        records = [chart.spec["datasets"][layer["data"]["name"]] for layer in marks]
+        return float(records[0][0]["nodes"]) if records else None
+
+    assert shaded_from((2, 1), (4, 1), (6, 1), (8, 1)) == 5  # between 4 and 6 nodes
+    assert shaded_from((2, 1), (4, 1)) is None
+    # Eight ranks on two nodes fit and six nodes do not: no rank count separates them.
+    assert shaded_from((6, 1), (2, 4)) is None
 
 
 def test_names_at_line_ends_never_overlap() -> None:
@@ -94,51 +123,13 @@ def test_names_at_line_ends_never_overlap() -> None:
     names = ["serial", *(f"{name} · mpi" for name in FEW)]
     placed = heights(chart.spec, names)
     assert placed.keys() == {*names}
-    in_order = sorted(placed.values())
-    assert all(other - one >= ROW - 0.01 for one, other in pairwise(in_order))
-    assert not any(
-        "legend" in str(layer["encoding"].get("color", {}).get("legend")) for layer in layers(chart.spec)
-    )
+    assert all(other - one >= ROW - 0.01 for one, other in pairwise(sorted(placed.values())))
+    long = "async_parameter_server max_staleness=2 · mpi"
+    assert folded(long).split("\n") == ["async_parameter_server", "max_staleness=2 · mpi"]
+    assert folded("all_reduce · mpi") == "all_reduce · mpi"
 
 
-def test_a_hidden_series_leaves_lines_names_and_panels() -> None:
-    for names in (FEW, MANY):
-        spec = drawn([SERIAL, *runs(names)]).spec
-        assert "gossip · mpi" in svg(spec)
-        (off,) = [param for param in spec["params"] if param["name"] == HIDDEN]
-        off["value"] = ["gossip · mpi"]
-        assert "gossip · mpi" not in svg(spec)
-
-
-def test_many_lines_are_small_multiples() -> None:
-    together, apart = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(MANY)])
-    assert len(MANY) + 1 > MOST_TOGETHER
-    assert "facet" not in together.spec
-    assert apart.wide
-    assert apart.spec["facet"]["sort"] == [f"{name} · mpi" for name in MANY]
-    # All others are behind each: that layer has data of its own, which the facet does not split.
-    behind = [
-        layer
-        for layer in apart.spec["spec"]["layer"]
-        if layer["mark"]["type"] == "line" and "data" in layer
-    ]
-    assert len(behind) == 1
-
-
-def test_all_configurations_are_in_one_plot_of_accuracy_and_time() -> None:
-    comparison = a_comparison(SERIAL, *runs(MANY))
-    chart = accuracy_and_time(
-        comparison.view(comparison.workloads[0]).line_groups, Style(comparison.groups)
-    )
-    assert chart is not None
-    assert chart.wide
-    names = [f"{name} · mpi" for name in MANY]
-    found = heights(chart.spec, names)
-    assert {*found} == {*names}
-    assert all(lower - upper >= ROW - 1 for upper, lower in pairwise(sorted(found.values())))
-
-
-def test_an_outlier_is_an_arrow_with_its_value() -> None:
+def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
     chart = drawn([SERIAL, *runs(FEW), *runs(["ddp"], (2,), accuracy=0.1)], ACCURACY)
     low, _ = scale(chart, "y")["domain"]
     assert low > 0.8
@@ -147,9 +138,6 @@ def test_an_outlier_is_an_arrow_with_its_value() -> None:
     assert "triangle-down" in {layer["mark"].get("shape") for layer in layers(chart.spec)}
     plain = drawn([SERIAL, *runs(FEW)], ACCURACY)
     assert "triangle-down" not in {layer["mark"].get("shape") for layer in layers(plain.spec)}
-
-
-def test_few_outliers_are_clipped_and_no_groups() -> None:
     assert focus([0.1, 0.9, 0.91, 0.92, 0.95]) == (0.9, 0.95)
     assert focus([0.1, 0.2, 0.9, 0.95]) == (0.1, 0.95)
     assert focus([0.5, 0.5001, 0.5002, 0.51]) == (0.5, 0.51)  # noise is no outlier
@@ -162,14 +150,18 @@ def test_few_outliers_are_clipped_and_no_groups() -> None:
 def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     assert not amount_axis([1, 20], "mean", "").log
     far = amount_axis([0.12, 29], "mean", "")
-    assert far.log
-    assert far.ticks == (0.2, 0.5, 1, 2, 5, 10, 20)
-    assert far.domains["linear"][0] == 0
+    assert (far.log, far.ticks, far.domains["linear"][0]) == (True, (0.2, 0.5, 1, 2, 5, 10, 20), 0)
     assert far.domains["log"][0] > 0
     assert not amount_axis([0, 29], "mean", "").domains  # zero has no logarithm
     assert not count_axis([1, 2, 5], "nodes", "").log
     many = count_axis([1, 2, 4, 64], "nodes", "")
     assert (many.log, many.ticks) == (True, (1, 2, 4, 64))
+    for nodes, kind in (
+        (15, "linear"),
+        (16, "log"),
+    ):  # from 16 times as many nodes on, so that ideal is straight
+        both = [SERIAL, a_run("ddp", nodes=nodes, train_s=6.0)]
+        assert scale(drawn(both), "y")["type"] == kind
 
 
 def test_the_reader_can_switch_the_axis_of_times() -> None:
@@ -184,41 +176,17 @@ def test_the_reader_can_switch_the_axis_of_times() -> None:
     assert "all_reduce · mpi" in heights(times.spec, ["all_reduce · mpi"])
 
 
-def test_curves_end_with_the_averaged_model() -> None:
-    comparison = a_comparison(
-        SERIAL, *runs(["all_reduce"], (4,)), a_run("one_shot", nodes=4, accuracy=0.7, own=[0.8] * 4)
-    )
-    view = comparison.view(*comparison.workloads)
-    chart = accuracy_over_time(view.line_groups, Style(comparison.groups), view.shape)
-    assert chart is not None
-    records = points(chart)
-    assert {record["series"] for record in records} == {"serial", "all_reduce · mpi", "one_shot · mpi"}
-    last = {record["series"]: record for record in records if record["last"]}
-    assert last["one_shot · mpi"]["mean"] == pytest.approx(0.7)
-    assert chart.log_axis == "x"
-
-
 def test_missed_targets_are_named_under_the_title() -> None:
-    reached = learned("all_reduce", [0.5, 0.95], nodes=2)
     missed = [
         learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=2),
         learned("gossip", [0.5, 0.95], nodes=2, seed=1),
     ]
-    comparison = a_comparison(reached, *missed)
+    comparison = a_comparison(learned("all_reduce", [0.5, 0.95], nodes=2), *missed)
     view = comparison.view(*comparison.workloads)
     chart = time_to_target(view.line_groups, Style(comparison.groups))
     assert chart is not None
-    drawn = {record["name"]: record["range"].partition(", ")[2] for record in points(chart)}
-    assert drawn == {
-        "all_reduce · mpi": "1\N{NO-BREAK SPACE}seed",
-        "gossip · mpi": "1\N{NO-BREAK SPACE}seed",
-    }
+    seeds = {record["name"]: record["range"].partition(", ")[2] for record in points(chart)}
+    assert seeds == dict.fromkeys(("all_reduce · mpi", "gossip · mpi"), f"1{JOIN}seed")
     head, note = chart.spec["title"]["subtitle"]
-    assert "4\N{NO-BREAK SPACE}epochs" in head
-    assert note.startswith("gossip · mpi: 2\N{NO-BREAK SPACE}nodes (1 of 2 seeds)")
-
-
-def test_long_names_take_two_lines() -> None:
-    assert folded("all_reduce · mpi") == "all_reduce · mpi"
-    long = "async_parameter_server max_staleness=2 · mpi"
-    assert folded(long).split("\n") == ["async_parameter_server", "max_staleness=2 · mpi"]
+    assert f"4{JOIN}epochs" in head
+    assert note.startswith(f"gossip · mpi: 2{JOIN}nodes (1 of 2 seeds)")

@@ -1,4 +1,5 @@
-"""Until how many nodes time falls, and what that costs in accuracy."""
+"""Mistakes in until how many nodes time falls: the first instead of the last, another reference, lost
+accuracy."""
 
 from __future__ import annotations
 

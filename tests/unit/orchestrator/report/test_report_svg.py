@@ -1,4 +1,5 @@
-"""The compact form of Vega's SVG: the same picture, and valid references."""
+"""Mistakes in the compact form of Vega's SVG and in the scripts of a page: another picture, references to
+the wrong element, text that is not escaped, and scripts that another user can have written."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from orchestrator.report.figures import vega
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
-from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
+from orchestrator.report.figures.vega import VERSION, library, packed, scripts, svg_file, svg_of
 from orchestrator.report.topics.speed import TIMES
 from tests.unit.orchestrator.report.test_report_lines import MANY, drawn, runs
 from tests.unit.report_support import SERIAL
@@ -32,29 +33,26 @@ def root(body: str, head: str = "") -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"{head}>{body}</svg>'
 
 
-def test_small_multiples_take_a_fraction_of_the_bytes(panels: Chart) -> None:
+def test_the_compact_form_has_a_fraction_of_the_bytes_and_the_same_text(panels: Chart) -> None:
     svg = str(vl_convert.vegalite_to_svg(panels.spec, vl_version=VERSION))
-    small = compact(svg, "a")
-    assert len(small) < len(svg) / 3
-    assert small.count("<use ") > len(MANY)
+    small, whole = ET.fromstring(compact(svg, "a")), ET.fromstring(svg)
+    assert len(compact(svg, "a")) < len(svg) / 3
+    assert compact(svg, "a").count("<use ") > len(MANY)
+    assert small.get("viewBox") == whole.get("viewBox")
+    texts = [{text.text for text in each.iter() if text.tag.endswith("text")} for each in (small, whole)]
+    assert texts[0] == texts[1]
 
 
-def test_text_and_size_stay(panels: Chart) -> None:
-    svg = str(vl_convert.vegalite_to_svg(panels.spec, vl_version=VERSION))
-    small = ET.fromstring(compact(svg, "a"))
-    assert small.get("viewBox") == ET.fromstring(svg).get("viewBox")
-    assert {text.text for text in small.iter() if text.tag.endswith("text")} == {
-        text.text for text in ET.fromstring(svg).iter() if text.tag.endswith("text")
-    }
-
-
-def test_references_name_one_element_each(panels: Chart) -> None:
+def test_references_name_one_element_each_and_files_have_no_variables(panels: Chart) -> None:
     svg = svg_of(panels.spec)
     ids = re.findall(r'\bid="([^"]+)"', svg)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', svg)) == set(ids)
     other = svg_of({**panels.spec, "width": 100})
     assert not set(ids) & set(re.findall(r'\bid="([^"]+)"', other))
+    file = svg_file(svg, "Time")
+    assert "var(" not in file
+    assert file == with_light_colours(file)
 
 
 def test_an_equal_element_becomes_a_reference() -> None:
@@ -101,27 +99,22 @@ def test_a_file_has_its_heading_above_the_picture(heading: str) -> None:
     assert (top < 0) == bool(heading)
 
 
-def test_a_file_has_no_variables(panels: Chart) -> None:
-    file = svg_file(svg_of(panels.spec), "Time")
-    assert "var(" not in file
-    assert file == with_light_colours(file)
-
-
+@pytest.mark.slow
 def test_scripts_are_of_the_version_of_the_specifications() -> None:
+    assert "vegaEmbed" in scripts()
     assert altair.SCHEMA_VERSION.removeprefix("v").startswith(VERSION.removeprefix("v"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spoil", ["nothing", "text", "mode", "link", "home"])
 def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
     spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(vega, "scripts", lambda: built.append("") or f"scripts {len(built)}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = library()
+    assert library() == packed("scripts 1")
     (kept,) = (tmp_path / "shardyard").iterdir()
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    asked: list[int] = []
-    monkeypatch.setattr(vega, "scripts", lambda: asked.append(1) or "built anew")
     if spoil == "text":
         kept.write_text(kept.read_text()[:-1])
     elif spoil == "mode":
@@ -132,8 +125,7 @@ def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
     elif spoil == "home":
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", refuse)
-    assert library() == (built if spoil == "nothing" else packed("built anew"))
-    assert len(asked) == (spoil != "nothing")
+    assert library() == packed("scripts 1" if spoil == "nothing" else "scripts 2")
 
 
 def refuse() -> Path:
