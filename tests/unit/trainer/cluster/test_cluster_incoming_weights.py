@@ -1,4 +1,4 @@
-"""Mistakes in the check of arriving weights: a vector that is refused, or more that is taken after its end."""
+"""Mistakes in the check of arriving weights: a vector that is refused, or bytes taken after its end."""
 
 from __future__ import annotations
 
