@@ -124,16 +124,17 @@ def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker() -> None:
 def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that a lost worker has made before is left out."""
     monkeypatch.setattr(module, "CHECK_S", 0.0)
-    endpoint = ServerOfTwo(0)
+    endpoint, lost = ServerOfTwo(0), set[int]()
+    monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: lost)
     endpoint.pull(1), endpoint.push(1)
     endpoint.step()
     waiting = endpoint.pull(1)
-    monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: {2})
+    lost.add(2)
     late, push = endpoint.push(2), endpoint.push(1)
     endpoint.step()
     assert torch.equal(waiting.value()[0], torch.ones(5))
     assert (push.done(), late.done()) == (True, False)
-    monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: {1, 2})
+    lost.add(1)
     with endpoint.server.next_push() as gradient:
         assert gradient is None
 

@@ -30,10 +30,11 @@ class Tracer:
         return lambda *_, **__: None
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # in torch's own code
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_broadcasts_of_zero1_are_one_collective_and_their_time_is_in_the_first_record(
-    traced: bool,
-) -> None:
+def test_the_broadcasts_of_zero1_are_a_collective_whose_first_record_has_the_time(traced: bool) -> None:
+    from trainer.parallel.sharding import BroadcastSpan
+
     wall, cpu = FakeTime(0.0), FakeTime(0.0)
     comm = MemoryCommunicator(1, 3, Clock(wall, cpu), ThreadGroup(3))
     tracer: Any = Tracer()

@@ -1,4 +1,4 @@
-"""Mistakes in memory that ranks share: values of another rank, copies that cost memory, hidden infinities."""
+"""Mistakes in memory that ranks share: values of another rank, copies that cost memory, lost infinities."""
 
 from __future__ import annotations
 
