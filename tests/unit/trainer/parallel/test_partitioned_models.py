@@ -80,11 +80,11 @@ IMAGES = {"dataset": SMALL_IMAGES}
 
 # Strategy, ranks, model, and other fields. Without a dataset it is DIGITS or TOKENS.
 CASES: dict[str, tuple[Any, int, Any, dict[str, Any]]] = {
-    "stages without weights": (pipeline("gpipe", 3, "pool1", "relu1", "conv2"), 4, LENET, ADAM),
-    "no weights in the last stage": (pipeline("1f1b", 4, "conv2", "log_softmax"), 3, LENET, {}),
+    "stages-without-weights": (pipeline("gpipe", 3, "pool1", "relu1", "conv2"), 4, LENET, ADAM),
+    "no-weights-in-the-last-stage": (pipeline("1f1b", 4, "conv2", "log_softmax"), 3, LENET, {}),
     "statistics": (pipeline("1f1b", 1, "block2", "norm"), 3, RESNET, IMAGES),
-    "eight stages on two ranks": (pipeline("interleaved", 8, chunks=4), 2, DEEP, CLIPPED),
-    "more micro-batches than samples": (pipeline("interleaved", 9), 3, DEEP, {}),
+    "eight-stages-on-two-ranks": (pipeline("interleaved", 8, chunks=4), 2, DEEP, CLIPPED),
+    "more-micro-batches-than-samples": (pipeline("interleaved", 9), 3, DEEP, {}),
     "zero_bubble": (pipeline("zero_bubble", 4), 3, DEEP, ADAM),
     "tensor-lenet": (TENSOR, 3, "lenet", {}),
     "tensor-channel-dropout": (TENSOR, 3, "mnist_cnn", {}),
@@ -100,9 +100,9 @@ CASES: dict[str, tuple[Any, int, Any, dict[str, Any]]] = {
     "ring-llama": (RING, 4, LLAMA, ADAM),
     "ulysses-gpt": (ULYSSES, 4, {**GPT, "dropout": 0.1}, {}),
     "ulysses-llama": (ULYSSES, 2, LLAMA, {}),
-    "experts without limits": (EXPERT, 3, {**MOE, "capacity_factor": None, "balance": 0.0}, {}),
-    "experts in balance": (EXPERT, 2, {**MOE, "balance": 0.5}, CLIPPED),
-    "two experts": (EXPERT, 4, {**LLAMA, "experts": 5, "top_k": 2, "capacity_factor": 0.6}, ADAM),
+    "experts-without-limits": (EXPERT, 3, {**MOE, "capacity_factor": None, "balance": 0.0}, {}),
+    "experts-in-balance": (EXPERT, 2, {**MOE, "balance": 0.5}, CLIPPED),
+    "two-experts": (EXPERT, 4, {**LLAMA, "experts": 5, "top_k": 2, "capacity_factor": 0.6}, ADAM),
     **{
         f"experts-{uneven}": ({"name": EXPERT, "uneven": uneven}, 3, MOE, {"partitioner": "quantity"})
         for uneven in ("join", "drop", "pad")
