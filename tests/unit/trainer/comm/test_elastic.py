@@ -183,25 +183,16 @@ def test_survivors_agree_on_every_result(world: World, lost_in: int, after: bool
     assert sums == sorted(sums, reverse=True)
 
 
-def test_two_ranks_are_lost_in_different_operations(world: World) -> None:
-    lost = {0: 2, 2: 7}
-
-    def work(rank: int) -> list[float]:
-        return program(Failing(world, rank, lost.get(rank)))
-
-    results = in_threads(range(4), work)
-    assert results.keys() == {1, 3}
-    assert results[1] == results[3]
-    assert results[1][-1] == 2
-
-
-def test_last_rank_continues_alone(world: World) -> None:
-    def work(rank: int) -> list[float]:
-        return program(Failing(world, rank, None if rank == 3 else 1))
-
-    results = in_threads(range(4), work)
-    assert results.keys() == {3}
-    assert results[3][-4:] == [400.0, 1.0, 2.0, 1.0]
+@pytest.mark.parametrize(
+    ("lost", "last"), [({0: 2, 2: 7}, 2.0), ({0: 1, 1: 1, 2: 1}, 1.0)], ids=["two", "three"]
+)
+def test_those_that_are_left_continue(world: World, lost: dict[int, int], last: float) -> None:
+    """Also when ranks are lost in different operations, and when one is left alone."""
+    results = in_threads(range(4), lambda rank: program(Failing(world, rank, lost.get(rank))))
+    assert results.keys() == {*range(4)} - lost.keys()
+    (values,) = {tuple(values) for values in results.values()}
+    assert values[-1] == len(results)
+    assert values[-4] == 100 * sum(rank + 1 for rank in results)
 
 
 @pytest.mark.parametrize(("lost_in", "after"), [(0, False), (1, True), (2, False)])
@@ -339,43 +330,38 @@ def test_exchange_that_fails_without_a_loss_is_an_error(
 def test_rank_that_was_started_again_joins_between_epochs(world: World) -> None:
     trained, restarted = threading.Barrier(4), threading.Event()
 
-    def work(rank: int) -> list[float]:
-        comm = Failing(world, rank, 1 if rank == 1 else None)
-        joined: list[int] = []
-        results = []
-        for epoch in range(4):
-            if epoch == 2:
+    def epochs(comm: ElasticCommunicator, first: int, joined: list[int]) -> Iterator[float]:
+        for epoch in range(first, 4):
+            if epoch == 2 and first == 0:
                 trained.wait(TIMEOUT_S)
                 assert restarted.wait(TIMEOUT_S)
-            joined += comm.admit()
+            if epoch > first or first == 0:  # who returns has joined
+                joined += comm.admit()
             total = torch.tensor([1.0])
             comm.all_reduce(total, "sum")
-            results.append(total.item())
+            yield total.item()
+
+    def work(rank: int) -> list[float]:
+        joined: list[int] = []
+        comm = Failing(world, rank, 1 if rank == 1 else None)
+        results = [*epochs(comm, 0, joined)]
         assert joined == [1]
         assert comm.changed
-        return results
-
-    def again() -> list[float]:
-        comm = Failing(world, 1)
-        assert comm.changed
-        results = []
-        for epoch in range(2, 4):
-            if epoch > 2:
-                assert comm.admit() == []
-            total = torch.tensor([1.0])
-            comm.all_reduce(total, "sum")
-            results.append(total.item())
         return results
 
     def restart() -> list[float]:
         trained.wait(TIMEOUT_S)
         world.add(1, "waiting", incarnation=1)
         restarted.set()
-        return again()
+        joined: list[int] = []
+        comm = Failing(world, 1)
+        assert comm.changed
+        results = [*epochs(comm, 2, joined)]
+        assert joined == []
+        return results
 
     with ThreadPoolExecutor(1) as pool:
         returning = pool.submit(restart)
         results = in_threads(range(4), work)
         assert returning.result() == [4.0, 4.0]
-    assert [*results] == [0, 2, 3]
-    assert all(values == [3.0, 3.0, 4.0, 4.0] for values in results.values())
+    assert results == {rank: [3.0, 3.0, 4.0, 4.0] for rank in (0, 2, 3)}

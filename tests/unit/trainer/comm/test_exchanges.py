@@ -51,9 +51,9 @@ def around(comm: Communicator, own: Tensor) -> Tensor:
 
 
 class Operation(NamedTuple):
-    """call: gets the rank's buffer, and returns the result. expected: from all buffers, rank and size.
+    """call: from communicator and buffer. expected: the result, from all buffers, rank and size.
 
-    sent: bytes that leave a rank, of the operation alone.
+    sent: bytes that leave a rank, from rank and size.
     """
 
     call: Callable[[Communicator, Tensor], Any]
@@ -70,64 +70,53 @@ def reduced(rank: int, size: int, nbytes: int = NBYTES) -> float:
     return 2 * nbytes * (size - 1) / size
 
 
+def with_weights(rank: int, size: int) -> float:
+    return reduced(rank, size, NBYTES + 4)
+
+
+def gathered(rank: int, size: int) -> float:
+    return NBYTES * (size - 1)
+
+
 def shift_by(distance: int) -> Operation:
     return Operation(
         lambda comm, own: comm.shift(own, distance),
-        lambda buffers, rank, size: buffers[(rank - distance) % size],
+        lambda b, rank, size: b[(rank - distance) % size],
         lambda rank, size: NBYTES if distance % size else 0,
     )
 
 
+# With the buffers b of all ranks, rank r and P ranks.
 OPERATIONS = {
-    "sum": Operation(
-        in_place(lambda comm, own: comm.all_reduce(own, "sum")), lambda b, rank, size: b.sum(0), reduced
-    ),
-    "mean": Operation(
-        in_place(lambda comm, own: comm.all_reduce(own, "mean")), lambda b, rank, size: b.mean(0), reduced
-    ),
-    "weighted_mean": Operation(
-        lambda comm, own: comm.weighted_mean(own, comm.rank + 1),
-        weighted,
-        lambda rank, size: reduced(rank, size, NBYTES + 4),
-    ),
-    "weighted_mean of nothing": Operation(
-        lambda comm, own: comm.weighted_mean(own, 0),
-        lambda b, rank, size: b[rank],
-        lambda rank, size: reduced(rank, size, NBYTES + 4),
-    ),
-    "all_gather": Operation(
-        lambda comm, own: comm.all_gather(own),
-        lambda b, rank, size: b,
-        lambda rank, size: NBYTES * (size - 1),
-    ),
+    "sum": Operation(in_place(lambda c, x: c.all_reduce(x, "sum")), lambda b, r, P: b.sum(0), reduced),
+    "mean": Operation(in_place(lambda c, x: c.all_reduce(x, "mean")), lambda b, r, P: b.mean(0), reduced),
+    "weighted_mean": Operation(lambda c, x: c.weighted_mean(x, c.rank + 1), weighted, with_weights),
+    "no weights": Operation(lambda c, x: c.weighted_mean(x, 0), lambda b, r, P: b[r], with_weights),
+    "all_gather": Operation(lambda c, x: c.all_gather(x), lambda b, r, P: b, gathered),
     "all_gather_float64": Operation(
-        lambda comm, own: comm.all_gather_float64(own.double() / 3),
-        lambda b, rank, size: b.double() / 3,
-        lambda rank, size: 2 * NBYTES * (size - 1),
+        lambda c, x: c.all_gather_float64(x.double() / 3),
+        lambda b, r, P: b.double() / 3,
+        lambda r, P: 2 * gathered(r, P),
     ),
     "all_to_all": Operation(
-        lambda comm, own: comm.all_to_all(own.view(comm.size, -1)),
-        lambda b, rank, size: b.view(size, size, -1)[:, rank],
-        lambda rank, size: NBYTES * (size - 1) / size,
+        lambda c, x: c.all_to_all(x.view(c.size, -1)),
+        lambda b, r, P: b.view(P, P, -1)[:, r],
+        lambda r, P: NBYTES * (P - 1) / P,
     ),
     "gather": Operation(
-        lambda comm, own: comm.gather(own, comm.size - 1),
-        lambda b, rank, size: b if rank == size - 1 else None,
-        lambda rank, size: 0 if rank == size - 1 else NBYTES,
+        lambda c, x: c.gather(x, c.size - 1),
+        lambda b, r, P: b if r == P - 1 else None,
+        lambda r, P: 0 if r == P - 1 else NBYTES,
     ),
     "broadcast": Operation(
-        in_place(lambda comm, own: comm.broadcast(own, comm.size - 1)),
-        lambda b, rank, size: b[-1],
-        lambda rank, size: NBYTES * (size - 1) if rank == size - 1 else 0,
+        in_place(lambda c, x: c.broadcast(x, c.size - 1)),
+        lambda b, r, P: b[-1],
+        lambda r, P: gathered(r, P) if r == P - 1 else 0,
     ),
     "messages": Operation(
-        around,
-        lambda b, rank, size: torch.stack([b[rank - 1], -b[rank - 1]]),
-        lambda rank, size: 2 * NBYTES,
+        around, lambda b, r, P: torch.stack([b[r - 1], -b[r - 1]]), lambda r, P: 2 * NBYTES
     ),
-    "barrier": Operation(
-        in_place(lambda comm, own: comm.barrier()), lambda b, rank, size: b[rank], lambda *_: 0
-    ),
+    "barrier": Operation(in_place(lambda c, x: c.barrier()), lambda b, r, P: b[r], lambda r, P: 0),
     **{f"shift by {distance}": shift_by(distance) for distance in (0, 1, -1, 2, 5)},
 }
 
@@ -204,7 +193,7 @@ def test_bytes_and_spans_are_those_of_the_operation(run: Run, name: str) -> None
             assert comm.bytes_sent == traffic.bytes_sent == pytest.approx(sent(rank, size))
             spans = [*traffic.collectives, *traffic.shifts, *traffic.receives, *traffic.send_waits]
             assert all(span[0] <= span[1] for span in spans)
-            alone = size == 1 and name.startswith("weighted_mean")  # it exchanges nothing
+            alone = size == 1 and name in ("weighted_mean", "no weights")  # it exchanges nothing
             assert len(traffic.collectives) == (is_collective and not alone)
             before, following = (rank - 1) % size, (rank + 1) % size
             if name == "messages":

@@ -54,17 +54,13 @@ def test_split_points(fields: dict[str, Any], split_points: list[str]) -> None:
     assert chosen_split_points(spec(**fields)) == split_points
 
 
-@pytest.mark.parametrize("fields", [{"model": "mlp"}, {"nodes": 4}])
-def test_other_split_points_are_balanced(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    def measured(
-        _: Task, comm: Link, stages: int, split_points: None, *, micro_batches: int
-    ) -> list[object]:
-        return [comm.size, stages, split_points, micro_batches]
+def test_other_split_points_are_balanced_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(_: Task, comm: Link, *chosen: Any, micro_batches: int) -> list[object]:
+        return [comm.size, *chosen, micro_batches]
 
     monkeypatch.setattr("trainer.parallel.pipeline_stage.choose_split_points", measured)
-    run = spec(**fields)
-    whole_batches = 1
-    assert chosen_split_points(run) == [run.nodes, run.nodes - 1, None, whole_batches]
+    for run in (spec(model="mlp"), spec(nodes=4)):
+        assert chosen_split_points(run) == [run.nodes, run.nodes - 1, None, 1]
 
 
 @pytest.mark.parametrize(("threads", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
