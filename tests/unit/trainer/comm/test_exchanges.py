@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.unit.threads import running_clock, together
 from trainer.comm.base import Communicator
+from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
 from trainer.core.trace import Kind
 from trainer.launch.checked import CheckedCommunicator
@@ -254,6 +255,15 @@ def test_sends_are_numbered_by_receiver(run: Run) -> None:
         return []
 
     assert run(3, body, running_clock)[0] == [(1, 1), (2, 1), (2, 0), (1, 0)]
+
+
+def test_restored_counts_go_on() -> None:
+    """Also those of ranks to which nothing was sent before."""
+    before, after = Traffic(), Traffic()
+    before.record_send(1.0, to=1, payload=40)
+    after.restore(before.state())
+    numbers = [after.record_send(2.0, to, payload=2) for to in (1, 2)]
+    assert (after.bytes_sent, after.bytes_to, numbers) == (44, {1: 42, 2: 2}, [1, 0])
 
 
 def test_groups_of_groups_know_their_ranks_and_count_for_their_parents(run: Run) -> None:
