@@ -1,4 +1,4 @@
-"""The calls of transport mpi to Open MPI; tests/integration runs real processes."""
+"""Mistakes in calls to Open MPI: memory, types, and waits of ranks that nap. Integration tests run it."""
 
 from __future__ import annotations
 
@@ -7,48 +7,61 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from trainer.comm.mpi import MpiCommunicator
 from trainer.core.clock import Clock
 
 
 class World:
-    """Records the buffers passed to Allreduce."""
+    """Records its calls. A request is done when it is asked for the third time."""
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.calls: list[Any] = []
 
     def Allreduce(self, sent: str, received: Any, op: str) -> None:
-        self.given.append((sent, *received, op))
+        self.calls.append((sent, *received, op))
+
+    def Ibarrier(self) -> Any:
+        tests = iter([False, False, True])
+        self.calls.append("barrier")
+        return SimpleNamespace(Test=lambda: next(tests), Wait=lambda: self.calls.append("spins"))
 
 
-@pytest.fixture
-def comm() -> MpiCommunicator:
+def comm_of(naps: bool = False) -> tuple[MpiCommunicator, list[Any]]:
+    """A communicator of two ranks, and the calls that it makes."""
     memory = SimpleNamespace(fromaddress=lambda address, nbytes: (address, nbytes))
     types = {"FLOAT": "float", "DOUBLE": "double", "C_FLOAT_COMPLEX": "complex", "C_DOUBLE_COMPLEX": "z"}
-    mpi = SimpleNamespace(COMM_WORLD=World(), IN_PLACE="in place", SUM="sum", buffer=memory, **types)
-    return MpiCommunicator(0, 2, Clock(), mpi)
+    world = World()
+    mpi = SimpleNamespace(COMM_WORLD=world, IN_PLACE="in place", SUM="sum", buffer=memory, **types)
+    return MpiCommunicator(0, 2, Clock(), mpi, naps), world.calls
 
 
-def test_all_reduce_is_in_place(comm: MpiCommunicator) -> None:
-    whole = torch.ones(10)
-    comm.all_reduce(whole[2:6], "sum")
-    assert comm._world.given == [("in place", (whole.data_ptr() + 8, 16), "float", "sum")]
+def test_all_reduce_is_in_place_and_states_the_type_of_its_numbers() -> None:
+    types = {torch.float32: "float", torch.float64: "double", torch.complex64: "complex"}
+    for kind, name in types.items():
+        comm, calls = comm_of()
+        whole = torch.ones(10, dtype=kind)
+        part = whole[2:6]
+        comm.all_reduce(part, "sum")
+        assert calls == [("in place", (part.data_ptr(), part.nbytes), name, "sum")]
+        assert part.data_ptr() == whole.data_ptr() + 2 * whole.element_size()
 
 
-@pytest.mark.parametrize(("kind", "name"), [(torch.float64, "double"), (torch.complex64, "complex")])
-def test_all_reduce_states_the_type_of_its_numbers(
-    comm: MpiCommunicator, kind: torch.dtype, name: str
-) -> None:
-    buffer = torch.ones(4, dtype=kind)
-    comm.all_reduce(buffer, "sum")
-    assert comm._world.given == [("in place", (buffer.data_ptr(), buffer.nbytes), name, "sum")]
-
-
-@pytest.mark.parametrize("buffer", [torch.ones(4, dtype=torch.int64), torch.ones(8)[::2]])
-def test_all_reduce_rejects_other_types_and_gaps_in_memory(comm: MpiCommunicator, buffer: Tensor) -> None:
+def test_all_reduce_rejects_other_types_and_gaps_in_memory() -> None:
     """Open MPI reads the memory as contiguous values of the type."""
-    with pytest.raises(ValueError, match="contiguous"):
-        comm.all_reduce(buffer, "sum")
-    assert comm._world.given == []
+    for buffer in (torch.ones(4, dtype=torch.int64), torch.ones(8)[::2]):
+        comm, calls = comm_of()
+        with pytest.raises(ValueError, match="contiguous"):
+            comm.all_reduce(buffer, "sum")
+        assert calls == []
+
+
+def test_ranks_that_share_cores_nap_before_a_collective_and_others_spin() -> None:
+    comm, calls = comm_of(naps=True)
+    comm.all_reduce(torch.ones(1), "sum")
+    comm.barrier()
+    assert [calls[0], calls[2]] == ["barrier", "barrier"]
+    assert "spins" not in calls
+    comm, calls = comm_of()
+    comm.barrier()
+    assert calls == ["barrier", "spins"]

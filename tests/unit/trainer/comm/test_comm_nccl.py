@@ -1,4 +1,4 @@
-"""Transport nccl without a GPU: the calls to CUDA and their order."""
+"""Mistakes of transport nccl, without a GPU: which GPU a rank takes, and when the clock waits for it."""
 
 from __future__ import annotations
 
@@ -67,9 +67,10 @@ def test_clock_synchronizes_the_current_stream() -> None:
 
 
 @pytest.mark.parametrize("found", [0, 2])
-def test_rank_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+def test_a_rank_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    """Also the first one after the last GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     with pytest.raises(CommunicationError) as caught:
-        NcclCommunicator.connect(context(2), Clock())
-    named = ("nccl", "rank 5", "GPU 2", f"torch {torch.__version__}", f"finds {found}")
+        NcclCommunicator.connect(context(found), Clock())
+    named = ("nccl", "rank 5", f"GPU {found}", f"torch {torch.__version__}", f"finds {found}")
     assert all(fact in str(caught.value) for fact in named)

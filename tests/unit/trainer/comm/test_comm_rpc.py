@@ -1,4 +1,4 @@
-"""Transport rpc in one process; tests/integration runs several."""
+"""Mistakes in what transport rpc sends, in one process; tests/integration runs several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rank of an elastic run forms its groups over gloo."""
+"""Mistakes in groups over gloo that have lost a member: waits that do not end, connections of others."""
 
 from __future__ import annotations
 

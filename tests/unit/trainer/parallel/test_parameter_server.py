@@ -1,4 +1,4 @@
-"""The server of async_parameter_server in one process: order and timing of its replies."""
+"""Mistakes of async_parameter_server: staleness by one, the order of replies, lost workers, booked time."""
 
 from __future__ import annotations
 
@@ -7,50 +7,45 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.futures import Future
 
+from tests.unit.conftest import FakeTime
 from trainer.comm import rpc_requests
 from trainer.comm.base import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.requests import Request, Requests
 from trainer.core.clock import Clock
 from trainer.parallel import parameter_server as module
-from trainer.parallel.parameter_server import BoundedStaleness, Server
-
-# Bounded staleness
+from trainer.parallel.parameter_server import BoundedStaleness, Server, Worker
 
 
-def test_steps_ahead_are_unlimited_without_a_bound() -> None:
-    progress = BoundedStaleness({1: 1000, 2: 1000}, None)
-    for _ in range(999):
-        progress.complete_step(1)
-    assert progress.may_start_step(1)
-
-
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_no_worker_starts_a_step_further_ahead_than_the_bound(bound: int) -> None:
-    progress = BoundedStaleness({1: 100, 2: 100, 3: 100}, bound)
-    for _ in range(bound):
-        progress.complete_step(1)
-        assert progress.may_start_step(1)
-    progress.complete_step(1)
-    assert not progress.may_start_step(1)
-    assert progress.may_start_step(2)
-    progress.complete_step(2)
-    assert not progress.may_start_step(1)  # worker 3 is the slowest
-    progress.complete_step(3)
-    assert progress.may_start_step(1)
-
-
-def test_workers_that_have_finished_the_epoch_do_not_delay_others() -> None:
-    progress = BoundedStaleness({1: 10, 2: 1, 3: 0}, 0)
-    progress.complete_step(1)
-    assert not progress.may_start_step(1)
-    progress.complete_step(2)
-    assert progress.unfinished == [1]
-    for _ in range(9):
-        assert progress.may_start_step(1)
-        progress.complete_step(1)
-    assert progress.unfinished == []
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.sampled_from([None, 0, 1, 3]),
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30),
+)
+def test_a_worker_is_at_most_as_far_ahead_of_the_slowest_unfinished_one_as_allowed(
+    steps: list[int], bound: int | None, events: list[tuple[int, bool]]
+) -> None:
+    """Whatever workers complete steps in which order, and some are lost."""
+    progress = BoundedStaleness(dict(enumerate(steps, start=1)), bound)
+    left, done = dict(enumerate(steps, start=1)), dict.fromkeys(range(1, len(steps) + 1), 0)
+    for number, lost in events:
+        rank = number % len(steps) + 1
+        if lost and number == 3:
+            progress.drop(rank)
+            left[rank] = 0
+        elif left[rank]:
+            progress.complete_step(rank)
+            left[rank] -= 1
+            done[rank] += 1
+        unfinished = [each for each in left if left[each]]
+        assert progress.unfinished == unfinished
+        for each in unfinished:
+            ahead = done[each] - min(done[other] for other in unfinished)
+            assert progress.may_start_step(each) == (bound is None or ahead <= bound)
 
 
 # Requests
@@ -124,6 +119,49 @@ def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker() -> None:
     weights, in_server_s = waiting.value()
     assert torch.equal(weights, torch.full((5,), 2.0))
     assert 0 <= in_server_s < 5
+
+
+def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that a lost worker has made before is left out."""
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    endpoint, lost = ServerOfTwo(0), set[int]()
+    monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: lost)
+    endpoint.pull(1), endpoint.push(1)
+    endpoint.step()
+    waiting = endpoint.pull(1)
+    lost.add(2)
+    late, push = endpoint.push(2), endpoint.push(1)
+    endpoint.step()
+    assert torch.equal(waiting.value()[0], torch.ones(5))
+    assert (push.done(), late.done()) == (True, False)
+    lost.add(1)
+    with endpoint.server.next_push() as gradient:
+        assert gradient is None
+
+
+def test_time_in_the_server_is_waiting_and_the_rest_communication() -> None:
+    class Asked(Requests):
+        def ask(self, server: int, payload: torch.Tensor | None, doing: str) -> tuple[int, float]:
+            now.pass_(5.0)
+            return server, 3.0
+
+        def take(self, timeout_s: float) -> None: ...
+        def answer(self, request: Request, value: torch.Tensor | int) -> None: ...
+
+    now = FakeTime()
+    comm = MemoryCommunicator(1, 2, Clock(now, now), ThreadGroup(2))
+    comm.clock.start()
+    worker = Worker(comm, Asked())
+    worker.pull()
+    assert worker.push(torch.ones(5)) == module.SERVER
+    assert (comm.clock.seconds["communicate"], comm.clock.seconds["wait"]) == (4.0, 6.0)
+    assert comm.bytes_sent == 20
+
+
+def test_requests_name_the_rank_in_the_run_also_when_others_are_lost() -> None:
+    comm = MemoryCommunicator(1, 2, Clock(), ThreadGroup(2))
+    comm.parent_ranks = (0, 3)
+    assert rpc_requests.RpcRequests(comm, 5.0)._rank == 3
 
 
 def test_a_push_is_answered_after_its_step() -> None:

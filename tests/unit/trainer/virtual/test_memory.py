@@ -1,4 +1,4 @@
-"""Virtual ranks that do not fit into memory are refused before they start, with the figures."""
+"""Mistakes in the memory that virtual ranks need: copies of vectors, processes, ranks that are absent."""
 
 from __future__ import annotations
 
@@ -72,6 +72,9 @@ def test_ranks_that_have_trained_keep_their_gradient() -> None:
     spec = RunSpec.model_validate({**run, "epochs": 1, "batch_per": "rank", "batch_size": 60_000})
     assert shares_of_ranks(spec) == (0.5, 0.5)
     assert shares_of_ranks(spec.model_copy(update={"epochs": 3})) == (0.5, 1 - 0.5**3)
+    rounds_of_two = spec.strategy.model_copy(update={"local_steps": 2})
+    of_three_steps = {"epochs": 3, "strategy": rounds_of_two}  # two rounds, the last one of one step
+    assert shares_of_ranks(spec.model_copy(update=of_three_steps)) == (0.5, 1 - 0.5**2)
 
 
 def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
