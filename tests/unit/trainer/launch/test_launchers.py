@@ -11,7 +11,14 @@ import pytest
 from trainer.core.context import NodeContext
 from trainer.launch import interface
 from trainer.launch.environment import read_context
-from trainer.launch.interface import choose, interface_to, interface_variables, ipv4_routes, ipv6_routes
+from trainer.launch.interface import (
+    Route,
+    choose,
+    interface_to,
+    interface_variables,
+    ipv4_routes,
+    ipv6_routes,
+)
 from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist
 from trainer.spec.run_spec import RunSpec
 
@@ -235,7 +242,10 @@ fd000000000000010000000000000005 80 {ANY} 00 {ANY} 00000000 00000002 00000000 80
 {ANY} 00 {ANY} 00 fe800000000000000000000000000001 00000010 00000001 00000000 00000003 wlan0
 {ANY} 00 {ANY} 00 {ANY} ffffffff 00000001 00000000 00200200 lo
 """
-ROUTES = [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
+
+
+def routes() -> list[Route]:
+    return [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +266,7 @@ ROUTES = [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
     ],
 )
 def test_interface_on_the_route(address: str, expected: str) -> None:
-    assert interface_to(ip_address(address), ROUTES) == expected
+    assert interface_to(ip_address(address), routes()) == expected
 
 
 def test_no_route_no_address_and_no_table(tmp_path: Path) -> None:
@@ -296,7 +306,7 @@ def test_libraries_use_the_interface(
     monkeypatch: pytest.MonkeyPatch, transport: str, environment: Env, names: tuple[str, ...]
 ) -> None:
     """On a machine with the routes above, on which every name is an address of ib1."""
-    monkeypatch.setattr(interface, "read_routes", lambda: ROUTES)
+    monkeypatch.setattr(interface, "read_routes", routes)
     monkeypatch.setattr(interface, "addresses_of", lambda *_: [ip_address("10.0.5.9")])
     found = interface_variables(run(transport=transport), environment)
     assert found == dict.fromkeys(names, "ib1")
