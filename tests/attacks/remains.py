@@ -101,7 +101,7 @@ def escaped() -> None:
 
 
 def stopped() -> None:
-    escape(os.kill, 0, signal.SIGSTOP)
+    escape(signal.raise_signal, signal.SIGSTOP)
 
 
 def headless() -> None:
