@@ -1,4 +1,4 @@
-"""Mistakes in timelines: units, clocks, who waits for whom, which steps are shown, files out of date."""
+"""Mistakes in timelines: units, clocks, straggler attribution, which steps are shown, files out of date."""
 
 from __future__ import annotations
 

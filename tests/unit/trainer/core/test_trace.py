@@ -1,4 +1,4 @@
-"""Mistakes in trace files: damage that nobody notices, records that no rank writes."""
+"""Mistakes in trace files: damage that is not noticed, records that no rank writes."""
 
 from __future__ import annotations
 
