@@ -1,4 +1,4 @@
-"""Mistakes in what collectives cost: rounds, roots, which rank waits for which, which algorithm at which size."""
+"""Mistakes in what collectives cost: rounds, roots, which rank waits, which algorithm at which size."""
 
 from __future__ import annotations
 
