@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -124,20 +124,22 @@ def tried_all(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
     """The outcomes, as they come. jobs: mutants at a time, each in a copy of its own."""
     for name in LIBRARIES:
         import_module(name)
-    with TemporaryDirectory(prefix="mutants-") as name, ExitStack() as running:
+    with TemporaryDirectory(prefix="mutants-") as name:
         free = [copy_repository(Path(name) / str(number)) for number in range(jobs)]
-        trials: list[Trial] = []
-        running.callback(lambda: [trial.close() for trial in trials])
-        left = [*reversed(mutants)]
-        while left or trials:
-            while left and free:
-                trials.append(Trial(left.pop(), free.pop()))
-            time.sleep(POLL_S)
-            for trial in [*trials]:
-                if outcome := trial.outcome():
-                    trials.remove(trial)
-                    free.append(trial.directory)
-                    yield outcome
+        left, trials = [*reversed(mutants)], list[Trial]()
+        try:
+            while left or trials:
+                while left and free:
+                    trials.append(Trial(left.pop(), free.pop()))
+                time.sleep(POLL_S)
+                for trial in [*trials]:
+                    if outcome := trial.outcome():
+                        trials.remove(trial)
+                        free.append(trial.directory)
+                        yield outcome
+        finally:
+            for trial in trials:
+                trial.close()
 
 
 def main() -> int:

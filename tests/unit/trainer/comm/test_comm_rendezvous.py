@@ -1,4 +1,4 @@
-"""Mistakes in the rendezvous: waits and their errors, who connects to whom, who else reaches the store."""
+"""Mistakes in the rendezvous: waits, their errors, which ranks connect, what else reaches the store."""
 
 from __future__ import annotations
 
