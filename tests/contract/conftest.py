@@ -13,7 +13,7 @@ from orchestrator.identity import identity
 from orchestrator.runtimes import RUNTIMES
 from tests.support import runs
 from tests.support.containers import containers_missing, leftovers, swarm_host
-from tests.support.processes import node_processes
+from tests.support.processes import node_processes, starts
 from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
 
@@ -29,10 +29,9 @@ class Nodes:
     runtime: str
     cold: bool
 
-    @property
     def start_up_s(self) -> float:
-        """More than nodes take to start on a busy machine, in seconds."""
-        return 18.0 if self.cold else 5.0
+        """More than nodes take to start on this machine, in seconds."""
+        return starts(10.0 if self.cold else 3.0)
 
 
 def _nodes(name: str) -> Iterator[Any]:
@@ -42,8 +41,7 @@ def _nodes(name: str) -> Iterator[Any]:
     if RUNTIMES.load(name).info.warm:
         yield pytest.param(Nodes(name, cold=False), id=name, marks=marks)
     if name != "ray":  # each run would start a cluster of its own
-        nightly = [] if name == "local" else [pytest.mark.nightly]
-        yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=[*marks, *nightly])
+        yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=[*marks, pytest.mark.nightly])
 
 
 @pytest.fixture(params=[param for name in RUNTIMES.entries for param in _nodes(name)])

@@ -34,7 +34,7 @@ def test_injected_fault(
     execute: Execute, nodes: Nodes, fault: str, transport: str, status: str, cause: str | None
 ) -> None:
     strategy = {"name": "fault_injection", "fault": fault, "rank": 1, "work_s": 0.3, "lines": LINES}
-    timeout_s = nodes.start_up_s + 2 if fault == "stall" else 120.0
+    timeout_s = nodes.start_up_s() + 2 if fault == "stall" else 120.0
     if fault == "stall" and not nodes.cold:  # then warm nodes are up, and the limit is for the run alone
         execute(strategy="fault_injection", transport=transport, nodes=3)
     run = execute(strategy=strategy, transport=transport, nodes=3, timeout_s=timeout_s)

@@ -166,6 +166,7 @@ def kill_on_yard2(job: str, module: str) -> None:
     min(there, key=psutil.Process.create_time).kill()
 
 
+@pytest.mark.nightly
 def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path) as sweep:
         first = sweep.job_during(seed=0)
@@ -198,6 +199,7 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
     assert any("warm nodes were replaced" in flag for flag in results[0].flags)
 
 
+@pytest.mark.nightly
 def test_allocation_ends_without_its_orchestrator(cluster: Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path) as sweep:
         job = sweep.job_during(seed=0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.results.records import RunResult
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes
 from tests.support.runs import DuringTraining, RunCache
 
@@ -40,7 +41,7 @@ def stop_repeatedly(pid: int) -> None:
         time.sleep(STOP_S / 2)
 
 
-@pytest.mark.parametrize("bound", [None, 0])
+@pytest.mark.parametrize("bound", [None, *nightly(0)])
 def test_training_learns_and_reports_staleness(run_cache: RunCache, bound: int | None) -> None:
     result = run_cache.get(strategy=bounded(bound), nodes=4, epochs=8).result
     assert (result.status, result.cause) == ("ok", None)
@@ -82,7 +83,7 @@ def test_single_worker_equals_serial_and_is_never_stale(
     np.testing.assert_allclose(run.weights, serial.weights, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("bound", [None, 1])
+@pytest.mark.parametrize("bound", [*nightly(None), 1])
 def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
     execute: Execute, bound: int | None
 ) -> None:

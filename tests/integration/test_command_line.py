@@ -21,6 +21,7 @@ from tests.support.command_line import (
     run_cli,
     start_sweep,
 )
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import HANGING_SWEEP, event_files
 
@@ -99,7 +100,7 @@ def test_interrupted_sweep_stops_all_nodes(tmp_path: Path, transport: str, numbe
     assert process.returncode == 130, output
 
 
-@pytest.mark.parametrize("transport", ["memory", "mpi"])
+@pytest.mark.parametrize("transport", [*nightly("memory"), "mpi"])
 def test_nodes_end_when_the_orchestrator_is_killed(tmp_path: Path, transport: str) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = hanging(file, out, transport)
@@ -133,6 +134,7 @@ def test_interruption_while_packages_are_imported_has_no_traceback() -> None:
     assert process.returncode in (130, -signal.SIGINT), output
 
 
+@pytest.mark.nightly
 def test_clean_removes_what_a_killed_orchestrator_left(tmp_path: Path) -> None:
     """A suspended node does not notice that its orchestrator has ended."""
     file, out = tmp_path / "long.yml", tmp_path / "out"

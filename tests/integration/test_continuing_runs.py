@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.results.records import RunResult
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes
 from tests.support.runs import RecordingDisplay
 
 Execute = Callable[..., RunResult]
 EPOCHS = 6
+# Each averages in its own way.
+OTHERS = ["diloco", *nightly("local_sgd", "gossip")]
 SAMPLES = 1437  # in the training split of digits
 KILL = {"kill": {"node": 2}, "at": {"epoch": 3}}
 RETURN = {"kill": {"node": 0, "return_after": 0.1}, "at": {"step": 13}}  # in epoch 2
@@ -38,7 +41,7 @@ def parts(result: RunResult) -> dict[int, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "diloco"])
+@pytest.mark.parametrize("strategy", OTHERS)
 def test_the_others_continue_without_a_killed_node(execute: Execute, tmp_path: Path, strategy: str) -> None:
     result = run(execute, tmp_path, strategy=strategy, faults=[KILL])
     assert [rank.rank for rank in result.ranks] == [0, 1, 3]
@@ -54,7 +57,7 @@ def test_the_others_continue_without_a_killed_node(execute: Execute, tmp_path: P
     assert all(rank.wait_s_by_rank is None for rank in result.ranks)
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "diloco"])
+@pytest.mark.parametrize("strategy", OTHERS)
 def test_averages_without_a_killed_node_weight_unequal_parts(
     execute: Execute, tmp_path: Path, strategy: str
 ) -> None:
@@ -68,7 +71,7 @@ def test_averages_without_a_killed_node_weight_unequal_parts(
     assert {rank.steps for rank in result.ranks} == {EPOCHS * -(-planned[2] // 32)}
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "diloco"])
+@pytest.mark.parametrize("strategy", OTHERS)
 def test_node_that_returns_takes_over_the_weights(execute: Execute, tmp_path: Path, strategy: str) -> None:
     """It is node 0, which has served the rendezvous, and the first to report results."""
     result = run(execute, tmp_path, strategy=strategy, epochs=60, lr=0.02, faults=[RETURN])
@@ -83,6 +86,7 @@ def test_node_that_returns_takes_over_the_weights(execute: Execute, tmp_path: Pa
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+@pytest.mark.nightly
 def test_node_that_returns_before_all_have_noticed_its_loss_holds_up_nobody(
     execute: Execute, tmp_path: Path, strategy: str
 ) -> None:

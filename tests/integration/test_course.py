@@ -222,6 +222,7 @@ def test_without_an_engine_the_default_runtime_is_refused(tmp_path: Path) -> Non
     assert "--runtime local" in done.stderr
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     page = (PROJECT / "docs" / "teaching.md").read_text()
     blocks: dict[str, list[str]] = {}

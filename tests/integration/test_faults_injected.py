@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.results.records import RunResult
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes
 from tests.support.runs import RunCache
 
 Execute = Callable[..., RunResult]
 
 # Three steps per epoch on each of three nodes.
+TRANSPORTS = ["gloo", *nightly("mpi", "rpc")]
 RUN: dict[str, Any] = {"strategy": "all_reduce", "nodes": 3, "epochs": 6}
 
 
@@ -28,7 +30,7 @@ def where(result: RunResult) -> list[tuple[str, int, int, int]]:
     return [(fault.action, fault.node, fault.epoch, fault.step) for fault in result.faults]
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_faults_that_end_cost_time_and_nothing_else(
     execute: Execute, run_cache: RunCache, tmp_path: Path, transport: str
 ) -> None:
@@ -57,7 +59,7 @@ def test_faults_that_end_cost_time_and_nothing_else(
     assert node_processes(tmp_path) == []
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_slow_node_is_the_straggler(execute: Execute, run_cache: RunCache, transport: str) -> None:
     undisturbed = run_cache.get(**RUN, transport=transport).result
     slow = {"slow": {"node": 2, "factor": 200}, "at": {"second": 0}}
@@ -67,7 +69,7 @@ def test_slow_node_is_the_straggler(execute: Execute, run_cache: RunCache, trans
     assert wait_for_node(result, 2) > wait_for_node(result, 0) + wait_for_node(result, 1)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_killed_node_and_its_fault_are_the_cause(execute: Execute, tmp_path: Path, transport: str) -> None:
     result = execute(**RUN, transport=transport, faults=[{"kill": {"node": 1}, "at": {"epoch": 3}}])
     assert result.status == "failed"
@@ -100,6 +102,7 @@ def test_killed_node_restarts_and_repeats_the_steps_after_the_checkpoint(
     assert node_processes(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_run_killed_by_a_fault_resumes_without_it(execute: Execute) -> None:
     fields = {**RUN, "transport": "gloo", "checkpoint_epochs": 2}
     kill = {"kill": {"node": 0}, "at": {"epoch": 5}}
@@ -110,6 +113,7 @@ def test_run_killed_by_a_fault_resumes_without_it(execute: Execute) -> None:
     assert result.repeated_steps == 0
 
 
+@pytest.mark.nightly
 def test_node_that_is_paused_at_the_time_limit_leaves_no_process(execute: Execute, tmp_path: Path) -> None:
     """Neither the stopped ranks nor the helper that would continue them."""
     pause = {"pause": {"node": 1, "seconds": 20.0}, "at": {"step": 2}}

@@ -97,6 +97,7 @@ def test_one_process_for_each_rank(tmp_path: Path, launcher: str, transport: str
     assert ended(tmp_path) == [(0, "done"), (1, "done")], "\n".join(output)
 
 
+@pytest.mark.nightly
 def test_torchrun_on_a_node_of_an_indexed_job(tmp_path: Path) -> None:
     """torchrun reads the PET_* variables, and its ranks torchrun's."""
     node = {

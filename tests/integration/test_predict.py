@@ -94,6 +94,7 @@ def test_a_report_has_the_predictions_until_a_run_is_repeated(measured: Path, tm
     assert "predicted" not in kinds
 
 
+@pytest.mark.nightly
 def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(tmp_path: Path) -> None:
     (tmp_path / "measured.yml").write_text(FEW)
     (tmp_path / "learned.yml").write_text(LEARNED)
@@ -114,6 +115,7 @@ def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(t
     assert "target_accuracy" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_the_table_fits_80_columns(measured: Path) -> None:
     done = run_cli("predict", measured, "--nodes", "2,16,1024", "--price", "2.50/h")
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes, private_network_missing
 from tests.support.runs import SMALL, DuringTraining
 from trainer.spec.run_spec import RunSpec
@@ -25,7 +26,7 @@ RANKS = 2
 During = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["private", "shared"])
+@pytest.fixture(scope="module", params=[False, *nightly(True)], ids=["private", "shared"])
 def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
     if not request.param and (missing := private_network_missing()):
         pytest.skip(missing)

@@ -55,6 +55,7 @@ def results(folder: Path) -> Results:
     return shardyard.sweep(SMALL, runtime="local", progress=False)
 
 
+@pytest.mark.nightly
 def test_the_examples_of_the_page_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCS / "python.md").read_text())
     names: dict[str, Any] = {}
@@ -65,6 +66,7 @@ def test_the_examples_of_the_page_run(folder: Path, capsys: pytest.CaptureFixtur
     assert names["fastest"]["strategy"] in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs_and_displays(folder: Path) -> None:
     cells = json.loads((DOCS / "notebook.ipynb").read_text())["cells"]
     names: dict[str, Any] = {}

@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support.command_line import run_cli, start_sweep
+from tests.support.nightly import nightly
 from tests.support.processes import connections, node_processes, wait_until
 from tests.support.rank_killer import RankKiller, When, always, kill_process, reported
 from tests.support.runs import RecordingDisplay, RunCache
@@ -28,8 +29,10 @@ Execute = Callable[..., RunResult]
 @pytest.mark.parametrize(
     ("fields", "rank", "when", "seen"),
     [
-        ({"strategy": "all_reduce", "nodes": 2}, 0, always, "before it started"),
-        ({"strategy": "ddp", "nodes": 2}, 1, reported("start", 2), "starting"),
+        *nightly(
+            ({"strategy": "all_reduce", "nodes": 2}, 0, always, "before it started"),
+            ({"strategy": "ddp", "nodes": 2}, 1, reported("start", 2), "starting"),
+        ),
         (
             {"strategy": "all_reduce", "nodes": 1, "processes_per_node": 2, "epochs": 300},
             *(1, reported("epoch", 2), "epoch"),
@@ -67,6 +70,7 @@ def test_restarted_run_ends_with_the_same_weights(
     assert node_processes(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execute, tmp_path: Path) -> None:
     """Rank 1 is suspended at the barrier, the others end, and it is killed: its agent finds no peer."""
     display = RecordingDisplay()
@@ -93,6 +97,7 @@ def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execu
     assert node_processes(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_restarts_are_used_up(execute: Execute, tmp_path: Path) -> None:
     fault_injection = {"name": "fault_injection", "fault": "kill", "rank": 1}
     result = execute(strategy=fault_injection, transport="gloo", nodes=2, restarts=1)

@@ -24,6 +24,7 @@ from orchestrator.runtimes.ray.run import RayCluster
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support import runs
 from tests.support.command_line import PROJECT, environment
+from tests.support.nightly import nightly
 from tests.support.processes import ended, node_processes, wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay, data_directory, event_files
 from trainer.spec.run_spec import RunSpec
@@ -78,7 +79,7 @@ def of_cluster(name: str) -> list[psutil.Process]:
     return [each for each in found if not ended(each)]
 
 
-@pytest.mark.parametrize("transport", ["gloo", "rpc"])
+@pytest.mark.parametrize("transport", ["gloo", *nightly("rpc")])
 def test_weights_equal_those_of_local_processes(execute: Execute, tmp_path: Path, transport: str) -> None:
     run = {"strategy": "all_reduce", "transport": transport, "nodes": 2}
     found = execute(**run)
@@ -98,6 +99,7 @@ def test_a_smaller_run_uses_the_first_nodes(execute: Execute) -> None:
     assert (found.status, found.nodes_replaced) == ("ok", None)
 
 
+@pytest.mark.nightly
 def test_a_cold_run_has_nodes_of_its_own(execute: Execute, clusters: Clusters) -> None:
     clusters.runtime.cold = True
     found = execute(strategy="one_shot", transport="gloo", nodes=2)
@@ -142,6 +144,7 @@ def test_what_is_missing_is_named(execute: Execute) -> None:
     assert "no room for 4 nodes of 256 CPUs" in str(found.cause)
 
 
+@pytest.mark.nightly
 def test_a_killed_raylet_is_named_and_its_run_repeated(execute: Execute) -> None:
     def kill(rank: psutil.Process) -> None:
         raylet = rank.parents()[2]  # above the actor
@@ -152,6 +155,7 @@ def test_a_killed_raylet_is_named_and_its_run_repeated(execute: Execute) -> None
     assert re.search(r"node [01] was lost: .* died", str(lose_a_node(execute, kill).nodes_replaced))
 
 
+@pytest.mark.nightly
 def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
     execute: Execute, clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -190,6 +194,7 @@ def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
     group.delete()
 
 
+@pytest.mark.nightly
 def test_a_killed_head_is_named_and_replaced_before_the_next_run(
     execute: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.command_line import run_cli
 
 SWEEP = """
@@ -69,6 +71,7 @@ def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
     assert {key: (out / key / "result.json").read_bytes() for key in first} == results
 
 
+@pytest.mark.nightly
 def test_sweep_adds_seeds_in_stages_and_resumes(tmp_path: Path) -> None:
     file, out = tmp_path / "repeated.yml", tmp_path / "out"
     file.write_text(SWEEP)

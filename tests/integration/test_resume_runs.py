@@ -14,6 +14,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
 from tests.integration.test_lost_nodes import SignalRank
 from tests.support.command_line import run_cli, start_sweep
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import RunCache
 from trainer.core.events import read_events
@@ -43,7 +44,9 @@ def only_row(out: Path) -> RunResult:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"strategy": "zero1", "optimizer": "adam"}, {"strategy": "fsdp", "optimizer": "adam"}]
+    "fields",
+    [{}, *nightly(*({"strategy": each, "optimizer": "adam"} for each in ("zero1", "fsdp")))],
+    ids=str,
 )
 def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     fields: dict[str, str], run_cache: RunCache, tmp_path: Path
@@ -81,7 +84,7 @@ def digests(row: RunResult) -> list[str | None]:
     return [rank.weights_digest for rank in row.ranks]
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+@pytest.mark.parametrize("transport", ["mpi", *nightly("gloo", "rpc")])
 def test_run_that_lost_a_node_resumes(execute: Execute, run_cache: RunCache, transport: str) -> None:
     run: dict[str, Any] = {
         **RUN,

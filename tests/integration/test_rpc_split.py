@@ -17,7 +17,8 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from tests.integration.rpc_ranks import Ranks
-from tests.support.processes import node_processes
+from tests.support.nightly import nightly
+from tests.support.processes import node_processes, starts
 from tests.support.runs import DuringTraining, RunCache
 from tests.unit.training import SMALL, Notes, train
 from trainer.core.context import NodeContext
@@ -76,10 +77,12 @@ def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[lis
 @pytest.mark.parametrize(
     ("split_points", "optimizer", "nodes"),
     [
-        (None, "momentum", 3),
         (["pool1", "relu1", "conv2"], "adam", 5),  # uneven; two stages without weights
-        (["conv2", "log_softmax"], "adamw", 4),  # the last stage has no weights
-        ([], "sgd", 2),
+        *nightly(
+            (None, "momentum", 3),
+            (["conv2", "log_softmax"], "adamw", 4),  # the last stage has no weights
+            ([], "sgd", 2),
+        ),
     ],
 )
 def test_rpc_split_equals_serial_in_every_step(
@@ -199,14 +202,15 @@ def stopping(method: str, doomed: int, context: NodeContext) -> Any:
         return type(error).__name__, str(error), time.monotonic() - float(since)
 
 
-@pytest.mark.parametrize("method", ["forward", "_send_gradient"])
+@pytest.mark.parametrize("method", ["forward", *nightly("_send_gradient")])
 def test_a_stopped_stage_is_named_after_the_timeout(tmp_path: Path, method: str) -> None:
     doomed = 2 if method == "_send_gradient" else 1  # the first stage sends no gradient
-    ranks = Ranks(f"{tmp_path}/rendezvous", timeout_s=10.0)  # enough for a call beside other load
+    limit_s = starts(4)
+    ranks = Ranks(f"{tmp_path}/rendezvous", timeout_s=limit_s)
     outcomes = ranks.run(partial(stopping, method, doomed), 3)
     kind, message, after_s = outcomes[0]
     assert outcomes[doomed] is None
     assert kind == "CommunicationError"
     assert message.startswith(f"calling node {doomed} failed: ")
     assert "\n" not in message
-    assert after_s < 10 + 5
+    assert after_s < limit_s + starts(4)

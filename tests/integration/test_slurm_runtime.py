@@ -144,6 +144,7 @@ def test_doctor_tries_the_launches(cluster: Cluster) -> None:
     assert "`mpi: pmix` " + ("works" if pmix_trouble() is None else "fails") in said
 
 
+@pytest.mark.nightly
 def test_ranks_of_pmix_have_the_same_weights(cluster: Cluster, smoke: Path, tmp_path: Path) -> None:
     if trouble := pmix_trouble():
         pytest.skip(f"srun --mpi=pmix does not start: {trouble}")
@@ -282,6 +283,7 @@ def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
     return value
 
 
+@pytest.mark.nightly
 def test_signalled_and_preempted_run_resumes(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals the job as before its time limit, and later preempts it."""
 

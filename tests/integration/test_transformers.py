@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.nightly import nightly
 from tests.support.runs import RunCache
 
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.1}
@@ -21,6 +22,7 @@ EXPERTS = {"experts": 5, "top_k": 2, "capacity_factor": 0.8}  # divided as 2, 2 
 INTERLEAVED, ZERO_BUBBLE = (
     {"name": "pipeline", "schedule": each, "micro_batches": 4} for each in ("interleaved", "zero_bubble")
 )
+CLIPPED, BF16 = {"accumulate": 3, "clip_norm": 0.1}, {"precision": "bf16"}
 RING, ULYSSES = ({"name": "context_parallel", "attention": each} for each in ("ring", "ulysses"))
 
 
@@ -57,16 +59,22 @@ def test_a_split_gpt_has_the_weights_of_one_node(
         assert mine.test_loss == pytest.approx(other.test_loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("step", [{}, {"accumulate": 3, "clip_norm": 0.1}, {"precision": "bf16"}], ids=str)
 @pytest.mark.parametrize(
-    ("strategy", "model"),
+    ("strategy", "model", "step"),
     [
-        ("ddp", {"tied": True}),
-        ("zero1", {"tied": True}),
-        ("fsdp", {}),
-        ("ddp", {}),
-        ("ddp", EXPERTS),
-        ("fsdp", EXPERTS),
+        ("ddp", {"tied": True}, BF16),
+        ("zero1", {"tied": True}, CLIPPED),
+        ("fsdp", {}, BF16),
+        ("ddp", EXPERTS, CLIPPED),
+        ("fsdp", EXPERTS, {}),
+        *nightly(
+            ("ddp", {"tied": True}, {}),
+            ("zero1", {"tied": True}, BF16),
+            ("fsdp", {}, CLIPPED),
+            ("ddp", {}, CLIPPED),
+            ("ddp", EXPERTS, BF16),
+            ("fsdp", EXPERTS, CLIPPED),
+        ),
     ],
     ids=str,
 )

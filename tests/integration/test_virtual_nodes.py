@@ -25,6 +25,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_record, read_result
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.support.command_line import run_cli
+from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import SMALL, DuringTraining, data_directory, execute
 from trainer.spec.run_spec import RunSpec
@@ -117,6 +118,7 @@ blocks:
 """
 
 
+@pytest.mark.nightly
 def test_runs_of_real_nodes_calibrate_times_and_show_their_error(tmp_path: Path) -> None:
     swept(tmp_path, BOTH.replace("NODES", "[2, 8]"))
     out, real = tmp_path / "results", tmp_path / "real"
@@ -185,6 +187,7 @@ def test_a_sampled_sweep_has_the_same_times_and_is_repeated_with_training(
             assert (mine.weights_digest, mine.train_s) == (first.weights_digest, first.train_s)
 
 
+@pytest.mark.nightly
 def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> None:
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 3, "epochs": 3000})
     display = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), rank=1)
@@ -194,7 +197,7 @@ def test_a_killed_process_is_the_cause_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(cores() < 2, reason="two worker processes need two cores")
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [*nightly(0), 2])
 def test_a_killed_worker_process_is_the_cause_and_leaves_nothing(rank: int, tmp_path: Path) -> None:
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 3, "epochs": 3000})
     display = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), rank)

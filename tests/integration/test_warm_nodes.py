@@ -18,6 +18,7 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
+from tests.support.nightly import nightly
 from tests.support.processes import private_network_missing, wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
@@ -73,7 +74,7 @@ def test_runs_share_one_parent_and_no_process(execute: Execute, warm_parent: Fin
     assert len(ranks) == 6
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+@pytest.mark.parametrize("transport", ["gloo", *nightly("mpi")])
 def test_parent_killed_during_a_run_is_replaced_and_the_run_repeated(
     execute: Execute, warm_parent: Find, transport: str
 ) -> None:
@@ -101,6 +102,7 @@ def test_parent_killed_or_stopped_between_runs_is_replaced(
         wait_until(lambda before=before: not before.is_running())
 
 
+@pytest.mark.nightly
 def test_parent_that_has_grown_is_replaced(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(strategy="one_shot", nodes=2)
     assert {figure for figure, *_ in GROWTH} == {"descriptors", "other_mb"}
@@ -120,6 +122,7 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
     assert warm_parent() == parent
 
 
+@pytest.mark.nightly
 def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     start = ParentProcess._started
