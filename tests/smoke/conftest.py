@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.command_line import PROJECT, environment
 from tests.support.containers import containers_missing, leftovers
+from tests.support.processes import wait_until
 from trainer.core.events import Event, EventReader
+
+LABEL = "shardyard.orchestrator"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,6 +28,21 @@ def containers() -> None:
     """Skip all smoke tests where no container can be started."""
     if missing := containers_missing():
         pytest.skip(missing)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test, no more containers, networks and volumes of orchestrators than before."""
+    before = {*leftovers(LABEL)}
+    yield
+    for sweep in psutil.Process().children():  # of a test that has failed
+        with suppress(psutil.NoSuchProcess):  # killed by its test
+            if "sweep" in sweep.cmdline():
+                sweep.send_signal(signal.SIGINT)
+                sweep.wait(60)
+    with suppress(AssertionError):
+        wait_until(lambda: {*leftovers(LABEL)} <= before, timeout_s=30)
+    assert {*leftovers(LABEL)} - before == set()
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,14 @@ from tests.smoke.confinement import (
     assert_linked_node_confined,
     assert_switch_confined,
 )
+from tests.smoke.conftest import LABEL
 from tests.support.command_line import run_cli, start_sweep
-from tests.support.containers import leftovers
 from tests.support.processes import wait_until
 from tests.support.runs import event_files
 from trainer.spec.link import Links
 
-LABEL = "shardyard.orchestrator"
 MS, MBIT = 1e-3, 1e6 / 8
 SLOW, FAR = {"bandwidth_mbit": 10}, {"bandwidth_mbit": 100, "latency_ms": 10}
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """After every test, no container, network or volume of an orchestrator is left."""
-    before = {*leftovers(LABEL)}
-    yield
-    wait_until(lambda: {*leftovers(LABEL)} <= before, timeout_s=60)
 
 
 def sweep_file(directory: Path, *links: Any, **fields: Any) -> Path:
@@ -67,7 +57,7 @@ def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
     far_from_1 = {"default": {"bandwidth_mbit": 100}, "pairs": {"1>0": {"latency_ms": 10}}}
     done = run_cli(
         "sweep",
-        sweep_file(tmp_path, SLOW, FAR, far_from_1, None),
+        sweep_file(tmp_path, SLOW, far_from_1, None),
         "--out",
         out,
         "--runtime",
@@ -77,10 +67,9 @@ def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {str(row.run.link and row.run.link.canonical): row for row in results(out)}
     linked = [row for row in rows.values() if row.run.link]
-    assert [row.status for row in rows.values()] == ["ok"] * 4
+    assert [row.status for row in rows.values()] == ["ok"] * 3
     assert all(row.warm and row.runtime_info.shapes_links and not row.nodes_replaced for row in linked)
     assert_as_requested(rows[str(Links.of(SLOW).canonical)])
-    assert_as_requested(rows[str(Links.of(FAR).canonical)])
     one_way = [link.latency_s for link in rows[str(Links.of(far_from_1).canonical)].links]
     assert all(5 * MS <= latency < 25 * MS for latency in one_way), "half of a round trip of 10 ms"
     assert all(link.latency_s < 5 * MS for link in rows["None"].links)
@@ -89,6 +78,7 @@ def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("transport", "strategy"), [("mpi", "all_reduce"), ("rpc", "async_parameter_server")]
 )
+@pytest.mark.nightly
 def test_links_of_other_topologies(tmp_path: Path, transport: str, strategy: str) -> None:
     out = tmp_path / "out"
     file = sweep_file(

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,11 @@ import pytest
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
 from tests.smoke.confinement import assert_coordinator_confined, assert_node_confined
+from tests.smoke.conftest import LABEL
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.containers import cut_off, leftovers
 from tests.support.datasets import real_mnist_dir
+from tests.support.nightly import nightly
 from tests.support.processes import wait_until
 from tests.support.runs import SMALL, RunCache, event_files
 
@@ -30,22 +30,6 @@ base: {strategy: {name: fault_injection, work_s: 300}, transport: gloo, nodes: 2
 blocks:
   - axes: {seed: [1, 2, 3]}
 """
-LABEL = "shardyard.orchestrator"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """After every test, no container and no network of an orchestrator is left."""
-    before = leftovers(LABEL)
-    yield
-    for sweep in psutil.Process().children():  # of a test that has failed
-        with suppress(psutil.NoSuchProcess):  # killed by its test
-            if "sweep" in sweep.cmdline():
-                sweep.send_signal(signal.SIGINT)
-                sweep.wait(60)
-    with suppress(AssertionError):
-        wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
-    assert set(leftovers(LABEL)) - set(before) == set()
 
 
 def sweep(file: Path, out: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
@@ -91,7 +75,7 @@ def test_nodes_read_the_dataset_from_the_mounted_directory(tmp_path: Path) -> No
 
 
 # Nodes with 256 MiB are cold.
-@pytest.mark.parametrize(("transport", "memory_mb"), [("gloo", 256), ("gloo", 512), ("mpi", 512)])
+@pytest.mark.parametrize(("transport", "memory_mb"), [("gloo", 512), *nightly(("gloo", 256), ("mpi", 512))])
 def test_out_of_memory(tmp_path: Path, transport: str, memory_mb: int) -> None:
     fields = {"strategy": "all_reduce", "transport": transport, "nodes": 2, "memory_mb": memory_mb}
     row = one_run(tmp_path, dataset={"name": "synthetic", "samples": 200_000}, **fields)
@@ -100,6 +84,7 @@ def test_out_of_memory(tmp_path: Path, transport: str, memory_mb: int) -> None:
     assert row.nodes_replaced is None
 
 
+@pytest.mark.nightly
 def test_failures_during_a_sweep(tmp_path: Path) -> None:
     """One sweep of three cold runs: a pause is no failure, a killed container and a suspended node are."""
     process, _, out = hanging_sweep(tmp_path, "--cold")
@@ -125,6 +110,7 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     assert containers(out) == []
 
 
+@pytest.mark.nightly
 def test_node_that_is_cut_off_the_network_is_named(tmp_path: Path) -> None:
     """Its run does not wait for the time limit of 300 s, and the next one starts."""
     process, out = training_sweep(tmp_path, 10_000, 1)
@@ -140,6 +126,7 @@ def test_node_that_is_cut_off_the_network_is_named(tmp_path: Path) -> None:
     assert cut_row.started_at + cut_row.wall_s - cut_at < 60
 
 
+@pytest.mark.nightly
 def test_node_that_is_cut_off_for_a_moment_costs_nothing(tmp_path: Path) -> None:
     process, out = training_sweep(tmp_path, 200)
     cut_off(container(out, "node-2"), seconds=4)
@@ -150,6 +137,7 @@ def test_node_that_is_cut_off_for_a_moment_costs_nothing(tmp_path: Path) -> None
     assert row.replicas_equal
 
 
+@pytest.mark.nightly
 def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
     """The runs lose a killed node and a suspended one; the soak also kills other containers."""
     file, out = tmp_path / "short.yml", tmp_path / "out"
@@ -170,7 +158,7 @@ def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) 
     assert not (out / ".warm").exists()
 
 
-@pytest.mark.parametrize("transport", ["mpi", "memory"])
+@pytest.mark.parametrize("transport", ["mpi", *nightly("memory")])
 def test_interrupt_removes_warm_containers(tmp_path: Path, transport: str) -> None:
     process, _, out = hanging_sweep(tmp_path, transport=transport)
     assert_confined(out)
@@ -188,6 +176,7 @@ def test_reaper_removes_the_containers_of_a_killed_orchestrator(tmp_path: Path) 
     wait_until(lambda: containers(out) == [], timeout_s=30)
 
 
+@pytest.mark.nightly
 def test_next_start_removes_what_a_killed_reaper_left(tmp_path: Path) -> None:
     process, file, out = hanging_sweep(tmp_path)
     assert_confined(out)
@@ -204,6 +193,7 @@ def test_next_start_removes_what_a_killed_reaper_left(tmp_path: Path) -> None:
     assert re.search(r"removed [1-9]\d* ", again.stdout)
 
 
+@pytest.mark.nightly
 def test_two_sweeps_at_once(tmp_path: Path) -> None:
     file = tmp_path / "short.yml"
     spec = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
@@ -214,6 +204,7 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, output
 
 
+@pytest.mark.nightly
 def test_killed_sweep_resumes_from_its_checkpoints(run_cache: RunCache, tmp_path: Path) -> None:
     """The weights equal those of an uninterrupted run of local processes.
 

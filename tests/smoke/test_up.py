@@ -1,7 +1,6 @@
 """`docker compose up` without settings, with two nodes in every topology.
 
-Each topology is started twice, first with new containers and then with the stopped ones. All tests of a
-topology look at these two starts.
+All tests of a topology look at one start. Nightly, the stopped containers start again.
 """
 
 from __future__ import annotations
@@ -32,16 +31,31 @@ OWNER = (4321, 8765)  # UID and GID of the spec file
 
 @dataclass
 class Started:
-    """A stack after two starts. first, again: output of the starts. Other fields: read after the first."""
+    """A stack that has trained, and stopped."""
 
-    topology: str
-    first: subprocess.CompletedProcess[str]
-    again: subprocess.CompletedProcess[str]
+    stack: Stack
+    up: subprocess.CompletedProcess[str]
     spec: dict[str, Any]
     events: list[Event]
     containers: list[dict[str, Any]]
     network: dict[str, Any]
-    results: Path
+
+    @property
+    def topology(self) -> str:
+        return self.stack.topology
+
+    @property
+    def results(self) -> Path:
+        return self.stack.results
+
+    def assert_summary(self, up: subprocess.CompletedProcess[str]) -> None:
+        """A start has ended with exit code 0, and the summary is the last output of the containers."""
+        assert up.returncode == 0, up.stdout
+        lines = [line for line in up.stdout.splitlines() if "|" in line]
+        size = WORLD_SIZES[self.topology]
+        assert re.search(rf"coordinator-1 +\| ok: .*world size {size}\b", up.stdout), up.stdout
+        assert re.search(r"coordinator-1 +\|   results: ", lines[-1]), lines[-5:]
+        assert "Connection refused" not in up.stdout
 
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
@@ -56,12 +70,9 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         os.chown(spec, *OWNER)
     stack = Stack(topology, f"smoke-{topology}-{os.getpid()}", results, {"SHARDYARD_SPEC": str(spec)})
     try:
-        first = stack.up(2)
-        assert first.returncode == 0, first.stdout
-        events, containers, network = stack.events(), stack.inspect(), stack.inspect_network()
-        spec.write_text(json.dumps({**fields, "epochs": 1}))
-        again = stack.up(2)
-        yield Started(topology, first, again, fields, events, containers, network, results)
+        up = stack.up(2)
+        assert up.returncode == 0, up.stdout
+        yield Started(stack, up, fields, stack.events(), stack.inspect(), stack.inspect_network())
     finally:
         stack.down()
 
@@ -89,16 +100,17 @@ def test_training(started: Started) -> None:
     assert [(split.coverage, split.overlap) for split in certificate.splits] == [(1.0, 0.0)] * epochs
 
 
-def test_output(started: Started) -> None:
-    """Both starts end with exit code 0, and the summary is the last output of the containers."""
-    size = WORLD_SIZES[started.topology]
-    for up in (started.first, started.again):
-        assert up.returncode == 0, up.stdout
-        lines = [line for line in up.stdout.splitlines() if "|" in line]
-        assert re.search(rf"coordinator-1 +\| ok: .*world size {size}\b", up.stdout), up.stdout
-        assert re.search(r"coordinator-1 +\|   results: ", lines[-1]), lines[-5:]
-        assert "Connection refused" not in up.stdout
-    assert len(list(started.results.iterdir())) == 2
+def test_summary(started: Started) -> None:
+    started.assert_summary(started.up)
+
+
+@pytest.mark.nightly
+def test_stopped_containers_start_again(started: Started) -> None:
+    before = [*started.results.iterdir()]
+    spec = Path(started.stack.settings["SHARDYARD_SPEC"])
+    spec.write_text(json.dumps({**started.spec, "epochs": 1}))
+    started.assert_summary(started.stack.up(2))
+    assert len([*started.results.iterdir()]) == len(before) + 1
 
 
 def test_results_belong_to_the_owner_of_the_spec(started: Started) -> None:
