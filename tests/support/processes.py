@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,10 @@ def ended(process: psutil.Process) -> bool:
 
 
 def starts(number: float) -> float:
-    """The seconds in which this machine, at this moment, starts so many ranks one after the other."""
+    """The whole seconds in which this machine, at this moment, starts so many ranks one after the other."""
     begin = time.monotonic()
     subprocess.run([sys.executable, "-c", "import numpy"], check=True)
-    return number * RANK_START * (time.monotonic() - begin)
+    return float(ceil(number * RANK_START * (time.monotonic() - begin)))
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
