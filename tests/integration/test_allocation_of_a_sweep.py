@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ import pytest
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from orchestrator.runtimes.slurm.commands import queued
-from tests.integration.test_slurm_runtime import MISSING, PROJECT, Cluster, cluster, no_job_is_left
-from tests.support.command_line import heed_signals
+from tests.integration.test_slurm_runtime import MISSING, Cluster, cluster, hanging, no_job_is_left
+from tests.support.processes import wait_until
 from tests.support.runs import SMALL, event_files
 from trainer.slurm_allocation.messages import SILENCE_S
 
@@ -109,16 +107,13 @@ def test_all_runs_share_one_allocation_and_have_the_weights_of_local_runs(
 class Sweep:
     """A sweep in progress."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     directory: Path
 
     def job_during(self, seed: int) -> str:
         """The number of the allocation, once all ranks of this seed's run have started."""
-        deadline = time.monotonic() + 90
-        while not any(path.match(f"*-s{seed}-*/live/rank-1.jsonl") for path in event_files(self.directory)):
-            assert time.monotonic() < deadline
-            assert self.process.poll() is None
-            time.sleep(0.05)
+        started = f"*-s{seed}-*/live/rank-1.jsonl"
+        wait_until(lambda: any(path.match(started) for path in event_files(self.directory)))
         (job,) = queued()
         return job.number
 
@@ -131,21 +126,8 @@ class Sweep:
 
 @contextmanager
 def started(cluster: Cluster, directory: Path) -> Iterator[Sweep]:
-    sweep, out = directory / "sweep.yml", directory / "out"
-    sweep.write_text(FIVE)
-    argv = ("sweep", sweep, "--runtime", "slurm", "--out", out, "--no-warm-up-run")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", *map(str, argv)],
-        env=cluster.environment,
-        cwd=PROJECT,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=heed_signals,
-    )
-    try:
-        yield Sweep(running, out)
-    finally:
-        running.kill()
-        running.wait()
+    with hanging(cluster, directory, FIVE) as running:
+        yield Sweep(running, directory / "out")
 
 
 def processes_of(job: str, module: str) -> list[psutil.Process]:
@@ -204,8 +186,5 @@ def test_allocation_ends_without_its_orchestrator(cluster: Cluster, tmp_path: Pa
     with started(cluster, tmp_path) as sweep:
         job = sweep.job_during(seed=0)
         assert processes_of(job, "trainer.warm")
-    deadline = time.monotonic() + SILENCE_S + 30
-    while queued():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    wait_until(lambda: not queued(), SILENCE_S + 30)
     assert processes_of(job, "trainer.warm") == []

@@ -1,6 +1,6 @@
 """A new component is one file and one registry line: conformance suite, docs, schema and runs accept it.
 
-The tests add four components to a copy of the project and change nothing else in it.
+The tests add a partitioner and a strategy to a copy of the project and change nothing else in it.
 """
 
 from __future__ import annotations
@@ -47,71 +47,6 @@ class RoundRobin(Partitioner):
         return [order[part::parts] for part in range(parts)]
 '''
 
-MODEL = '''
-"""Softmax regression: one fully connected layer."""
-
-from __future__ import annotations
-
-from math import prod
-from typing import TYPE_CHECKING
-
-from pydantic import Field
-
-from trainer.models.base import Model
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainer.models.base import Blocks
-
-
-class SoftmaxRegression(Model):
-    """One fully connected layer, for images of any size."""
-
-    scale: float | None = Field(None, gt=0, description="factor of the initial weights; null: 1")
-
-    @property
-    def names(self) -> list[str]:
-        return ["flatten", "output", "log_softmax"]
-
-    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
-        from torch import nn
-
-        yield "flatten", nn.Flatten()
-        output = nn.Linear(prod(shape), classes)
-        output.weight.data *= self.scale or 1.0
-        yield "output", output
-        yield "log_softmax", nn.LogSoftmax(dim=1)
-'''
-
-OPTIMIZER = '''
-"""RMSprop, by torch."""
-
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from pydantic import Field
-
-from trainer.optimizers.base import Optimizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Optimizer as TorchOptimizer
-
-
-class Rmsprop(Optimizer):
-    """RMSprop by torch (Tieleman & Hinton 2012)."""
-
-    alpha: float = Field(0.99, ge=0, lt=1, description="decay rate of the mean squared gradient")
-
-    def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
-        from torch.optim import RMSprop
-
-        return RMSprop(parameters, lr=lr, alpha=self.alpha)
-'''
-
 STRATEGY = '''
 """Mean of gradients: what all_reduce does, in its shortest form."""
 
@@ -148,8 +83,6 @@ class MeanGradient(Strategy):
 # Registry, name, file and class of each new component.
 NEW = (
     ("PARTITIONERS", "round_robin", "trainer/data/partitioners/round_robin.py", "RoundRobin", PARTITIONER),
-    ("MODELS", "softmax_regression", "trainer/models/softmax_regression.py", "SoftmaxRegression", MODEL),
-    ("OPTIMIZERS", "rmsprop", "trainer/optimizers/rmsprop.py", "Rmsprop", OPTIMIZER),
     ("STRATEGIES", "mean_gradient", "trainer/strategies/mean_gradient.py", "MeanGradient", STRATEGY),
 )
 NAMES = [name for _, name, *_ in NEW]
@@ -158,8 +91,7 @@ SWEEP = """
 name: new_components
 base:
   dataset: {name: synthetic, samples: 120, test_samples: 32}
-  model: {name: softmax_regression, scale: 0.5}
-  optimizer: rmsprop
+  model: {name: mlp, hidden: [8]}
   partitioner: {name: round_robin, backwards: true}
   lr: 0.01
   epochs: 1
@@ -171,7 +103,7 @@ blocks:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with the four components: one file and one registry line each."""
+    """The project with both components: one file and one registry line each."""
     directory = tmp_path_factory.mktemp("project")
     ignored = shutil.ignore_patterns(".*")
     for name in COPIED:
@@ -230,8 +162,8 @@ def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
         assert f"[`{name}`](../{file})" in reference
         assert f'"{name}"' in schema
         assert not any(f"`{name}`" in text for text in before.values())
-    assert "(Tieleman & Hinton 2012)" in reference
-    assert re.search(r"\| `alpha` \| `rmsprop` \| 0.99 \| ≥ 0, < 1 \| decay rate", reference)
+    assert "(Doe et al. 2026)" in reference
+    assert re.search(r"\| `backwards` \| `round_robin` \| false \| .*\| deal from the end", reference)
 
 
 def test_a_sweep_runs_with_the_new_components(copy: Path, tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +22,11 @@ from orchestrator.runtimes.slurm.commands import pmix_trouble, queued
 from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import SCRIPT
 from orchestrator.sweeps.yaml import parse_yaml
-from tests.support.command_line import heed_signals
+from tests.support.command_line import PROJECT, start_sweep
+from tests.support.processes import wait_until
 from tests.support.runs import SMALL, event_files
 from tests.support.slurm_cluster import START_AGAIN, slurm_missing, trial_cluster
 
-PROJECT = Path(__file__).resolve().parents[2]
 MISSING = slurm_missing()
 SWEEP = f"""
 name: smoke
@@ -230,23 +228,13 @@ def test_path_that_is_not_shared(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @contextmanager
-def hanging(cluster: Cluster, directory: Path, content: str = HANGING) -> Iterator[subprocess.Popen[bytes]]:
+def hanging(cluster: Cluster, directory: Path, content: str = HANGING) -> Iterator[subprocess.Popen[str]]:
     """The orchestrator of a run that has started to train and does not end soon."""
     sweep = directory / "sweep.yml"
     sweep.write_text(content)
-    argv = ("sweep", sweep, "--runtime", "slurm", "--out", directory / "out", "--no-warm-up-run")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", *map(str, argv)],
-        env=cluster.environment,
-        cwd=PROJECT,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=heed_signals,
-    )
+    running = start_sweep(sweep, directory / "out", "--runtime", "slurm", "--no-warm-up-run")
     try:
-        deadline = time.monotonic() + 60
-        while not event_files(directory / "out"):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(lambda: event_files(directory / "out"))
         yield running
     finally:
         running.kill()
@@ -275,14 +263,6 @@ def test_cancelled_job_is_the_cause(cluster: Cluster, tmp_path: Path) -> None:
     assert (result.status, result.cause) == ("failed", f"job {job.number} was cancelled")
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return value
-
-
 @pytest.mark.nightly
 def test_signalled_and_preempted_run_resumes(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals the job as before its time limit, and later preempts it."""
@@ -301,16 +281,16 @@ def test_signalled_and_preempted_run_resumes(cluster: Cluster, tmp_path: Path) -
 
     with hanging(cluster, tmp_path, REQUEUED) as running:
         (job,) = queued()
-        until(trains)
+        wait_until(trains)
         slurm("scancel", "--batch", "--signal=USR1", job.number)
-        until(requeued)
+        wait_until(requeued)
         shutil.rmtree(next(iter(tmp_path.glob("out/*/live/stop"))))
         start_again()
-        until(trains)
+        wait_until(trains)
         urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
         slurm("sbatch", *urgent)
-        until(requeued)
-        until(lambda: len(queued()) == 1)
+        wait_until(requeued)
+        wait_until(lambda: len(queued()) == 1)
         start_again()
         assert running.wait(timeout=120) == 0
     done = cluster.shardyard(
