@@ -1,9 +1,11 @@
-"""Execute runs on local processes."""
+"""Execute runs on local processes, and one Slurm cluster per session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from orchestrator.results.records import RunResult
 from tests.support import runs
 from tests.support.runs import SMALL, RecordingDisplay
+from tests.support.slurm_cluster import Cluster, trial_cluster
 from trainer.spec.run_spec import RunSpec
 
 
@@ -26,3 +29,13 @@ def execute(tmp_path: Path) -> Callable[..., RunResult]:
         return runs.execute(run, tmp_path / "results", display=display)
 
     return execute
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """For the tests in xdist's group `slurm`. Needs Slurm."""
+    with TemporaryDirectory(prefix="sy-") as directory, trial_cluster() as trial:
+        hidden = Path(directory) if os.geteuid() == 0 else None
+        if hidden:
+            trial.hide(hidden, "yard4")
+        yield Cluster(dict(os.environ), hidden)

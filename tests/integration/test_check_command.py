@@ -119,6 +119,7 @@ def test_every_component_of_a_file_is_checked_and_its_output_is_no_answer(folder
     assert net["splits"]["status"] == "ok"
 
 
+@pytest.mark.nightly
 def test_options(folder: Path) -> None:
     (found,) = findings(folder, "dirichlet", "--set", "alpha=0.1", "--set", "equal_sizes=true")
     assert {each["status"] for each in found.values()} == {"ok"}

@@ -90,7 +90,9 @@ def test_dry_run_starts_nothing(short: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("transport", "number"), [("gloo", signal.SIGINT), ("mpi", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("transport", "number"), [("gloo", signal.SIGINT), *nightly(("mpi", signal.SIGTERM))]
+)
 def test_interrupted_sweep_stops_all_nodes(tmp_path: Path, transport: str, number: signal.Signals) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = hanging(file, out, transport)

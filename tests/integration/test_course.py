@@ -23,6 +23,7 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.load import load_sweep
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
 from tests.support.hostile_submissions import QUICK, RIGHT, write_submissions
+from tests.support.nightly import nightly
 from tests.support.processes import wait_until
 
 # The checks that each wrong solution fails, by title.
@@ -62,6 +63,7 @@ WRONG = {
         "wrong_way_home": {"keys and values"},
     },
 }
+ASSIGNMENTS = ["transformer", *nightly(*({*names()} - {"transformer"}))]
 
 
 def graded(*arguments: str | Path, timeout_s: float = 200) -> dict[str, dict[str, Any]]:
@@ -76,7 +78,7 @@ def failed(grade: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {score["title"]: score["failure"] for score in grade["scores"] if score["failure"]}
 
 
-@pytest.mark.parametrize("assignment", names())
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reason(
     assignment: str, tmp_path: Path
 ) -> None:
@@ -95,7 +97,7 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
         assert all(failure["case"] and failure["problem"] for failure in failed(grade).values())
 
 
-@pytest.mark.parametrize("assignment", names())
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_public_tests_pass_the_reference_and_what_students_repair_but_no_skeleton(assignment: str) -> None:
     directory = KITS / assignment
     grades = graded(
@@ -116,7 +118,7 @@ def test_public_tests_pass_the_reference_and_what_students_repair_but_no_skeleto
     assert grades["reference"]["points"] == grades["reference"]["possible"]
 
 
-@pytest.mark.parametrize("assignment", names())
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_the_sweep_of_a_handout_takes_the_components_that_students_write(
     assignment: str, tmp_path: Path
 ) -> None:

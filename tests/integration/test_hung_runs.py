@@ -135,6 +135,7 @@ def test_debug_finds_a_mismatch_at_once(tmp_path: Path, transport: str) -> None:
     assert len({line["cause"] for line in results.runs}) == 2
 
 
+@pytest.mark.nightly
 def test_debug_changes_neither_results_nor_bytes(tmp_path: Path) -> None:
     strategies: list[Any] = [strategy("none"), "pipeline"]
     runs = [{"strategy": each, "debug": debug} for each in strategies for debug in (False, True)]

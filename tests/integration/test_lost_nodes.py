@@ -135,6 +135,7 @@ def test_suspended_rank_is_killed_at_the_timeout(execute: Execute, tmp_path: Pat
     assert node_processes(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_rank_that_hangs_outlives_ranks_that_have_finished(execute: Execute) -> None:
     """The teardown alarm applies to ranks with results, not to other ranks in the same process."""
     limit_s = TEARDOWN_S + starts(2)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 PROJECT = Path(__file__).resolve().parents[2]
 COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "schemas", "sweeps", "compose")
 COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")

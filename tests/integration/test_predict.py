@@ -126,6 +126,7 @@ def test_the_table_fits_80_columns(measured: Path) -> None:
     assert "…" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_costs_of_messages_can_be_those_of_a_file(measured: Path, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     (line,) = write_costs(SweepPaths(measured), file)

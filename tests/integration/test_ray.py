@@ -15,10 +15,11 @@ import pytest
 
 from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.ray import driver_client
-from orchestrator.runtimes.ray.driver_client import PREFIX, SESSIONS
+from orchestrator.runtimes.ray.driver_client import OWNER, PREFIX, SESSIONS
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.run import RayCluster
 from orchestrator.runtimes.ray.runtime import RayRuntime
@@ -42,13 +43,17 @@ Execute = Callable[..., RunResult]
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[Clusters]:
     """Two raylets. Nothing of them is left at the end: no process, no session."""
-    before = {*SESSIONS.glob(f"{PREFIX}*")}
     runtime = RayRuntime(shared_network=True)
     runtime.configure(RayOptions(raylets=2, wait_s=3.0))
     with Clusters(runtime) as clusters:
         clusters.expect([RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 2})])
         yield clusters
-    assert {*SESSIONS.glob(f"{PREFIX}*")} == before
+    assert own_sessions() == set()
+
+
+def own_sessions() -> set[Path]:
+    """The directories of the clusters of this process."""
+    return {each for each in SESSIONS.glob(f"{PREFIX}*") if (each / OWNER).read_text() == identity()}
 
 
 @pytest.fixture
@@ -129,6 +134,7 @@ def lose_a_node(execute: Execute, strike: Callable[[psutil.Process], None]) -> R
     return found
 
 
+@pytest.mark.nightly
 def test_a_killed_actor_is_named_and_its_run_repeated(execute: Execute) -> None:
     def kill(rank: psutil.Process) -> None:
         actor = rank.parents()[1]  # above the warm parent
@@ -169,7 +175,7 @@ def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
         for part in raylet.cmdline()
         if part.startswith("--gcs-address=")
     }
-    before, own = {*SESSIONS.glob(f"{PREFIX}*")}, of_cluster("ray::Node")
+    own = of_cluster("ray::Node")
     sweep = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "sweep", "long.yml", "--runtime", "ray", "--no-warm-up-run"],
         cwd=tmp_path,
@@ -184,7 +190,6 @@ def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
         sweep.kill()
         sweep.wait()
     assert names(psutil.wait_procs(started, timeout=20)[1]) == []
-    assert {*SESSIONS.glob(f"{PREFIX}*")} == before
     # Its placement group is gone, too: there is room for all that the nodes of the other tests leave.
     most = RunSpec.model_validate({**LONG, "cpus": 255.0})
     runtime = clusters.runtime

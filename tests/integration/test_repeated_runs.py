@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.command_line import run_cli
 
+pytestmark = pytest.mark.nightly
+
 SWEEP = """
 name: repeated
 repeat: 2
@@ -71,7 +73,6 @@ def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
     assert {key: (out / key / "result.json").read_bytes() for key in first} == results
 
 
-@pytest.mark.nightly
 def test_sweep_adds_seeds_in_stages_and_resumes(tmp_path: Path) -> None:
     file, out = tmp_path / "repeated.yml", tmp_path / "out"
     file.write_text(SWEEP)

@@ -202,7 +202,8 @@ def stopping(method: str, doomed: int, context: NodeContext) -> Any:
         return type(error).__name__, str(error), time.monotonic() - float(since)
 
 
-@pytest.mark.parametrize("method", ["forward", *nightly("_send_gradient")])
+@pytest.mark.parametrize("method", ["forward", "_send_gradient"])
+@pytest.mark.nightly
 def test_a_stopped_stage_is_named_after_the_timeout(tmp_path: Path, method: str) -> None:
     doomed = 2 if method == "_send_gradient" else 1  # the first stage sends no gradient
     limit_s = starts(4)

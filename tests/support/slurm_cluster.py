@@ -7,14 +7,17 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 
 from orchestrator.runtimes.slurm.commands import unavailable_reason
+from tests.support.command_line import PROJECT
 from tests.support.processes import wait_until
 from tests.support.trial import Trial
 
@@ -94,3 +97,22 @@ def trial_cluster() -> Iterator[TrialCluster]:
             cluster.stop()
             os.environ.clear()
             os.environ |= before
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster. hidden: a directory that node yard4 does not see; None if that needs root."""
+
+    environment: dict[str, str]
+    hidden: Path | None
+
+    def shardyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator", *map(str, arguments)],
+            env=self.environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
