@@ -208,7 +208,7 @@ def hanging(cluster: Cluster, directory: Path, content: str = HANGING) -> Iterat
         yield running
     finally:
         running.kill()
-        running.wait()
+        running.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
