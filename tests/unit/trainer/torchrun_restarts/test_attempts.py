@@ -1,74 +1,53 @@
-"""The events that count when the ranks of a run are restarted."""
+"""Mistakes in which events count when the ranks of a run are restarted."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.conftest import event
 from trainer.core.events import Event
 from trainer.torchrun_restarts.attempts import Attempts
 
-
-def start(attempt: int, *ranks: int, time: float = 0.0) -> list[Event]:
-    return [event("start", rank, time, pid=100 + rank, attempt=attempt) for rank in ranks]
+RANKS = 2
 
 
-def reported(kind: str, *ranks: int, time: float = 0.0) -> list[Event]:
-    return [event(kind, rank, time) for rank in ranks]
+@st.composite
+def histories(draw: st.DrawFn) -> list[Event]:
+    """Events of ranks that start up to three attempts, in any order of the ranks."""
+    started, found = dict.fromkeys(range(RANKS), -1), []
+    for rank, kind in draw(
+        st.lists(st.tuples(st.integers(0, RANKS - 1), st.sampled_from(KINDS)), max_size=14)
+    ):
+        started[rank] += kind == "start"
+        named = {"attempt": max(started[rank], 0)} if kind in ("start", "died") else {}
+        found.append(event(kind, rank, pid=1, **named))
+    return found
 
 
-def test_run_without_restarts() -> None:
-    events = [event("start", pid=1), *reported("result", 0), *reported("done", 0)]
-    attempts = Attempts(1, events)
-    assert (attempts.effective, attempts.finished, attempts.events_of(0)) == (0, 0, events)
+KINDS = ("start", "start", "result", "result", "done", "failed", "died")
 
 
-def test_last_attempt_counts() -> None:
-    events = [*start(0, 0, 1), *reported("result", 0), *reported("failed", 0), *start(1, 0, 1)]
-    attempts = Attempts(2, events)
-    assert (attempts.effective, attempts.finished) == (1, None)
-    assert {each.kind for each in attempts.events_of(attempts.effective)} == {"start"}
-
-
-def test_events_belong_to_the_rank_s_last_start() -> None:
-    """Rank 1's result in attempt 0 arrives after rank 0 has started attempt 1."""
-    attempts = Attempts(2, [*start(0, 0, 1), *start(1, 0), *reported("result", 1)])
-    assert reported("result", 1)[0] in attempts.events_of(0)
-    assert attempts.not_started(1) == [1]
-
-
-def test_died_event_names_its_attempt() -> None:
-    attempts = Attempts(2, [*start(0, 0, 1), *start(1, 0), event("died", 1, cause="killed", attempt=1)])
-    assert [each.kind for each in attempts.events_of(1)] == ["start", "died"]
-
-
-def test_finished() -> None:
-    attempts = Attempts(2, [*start(0, 0, 1), *reported("result", 0, 1)])
-    assert attempts.finished is None  # no rank has passed the exit barrier
-    attempts.add(event("done", 1))
-    assert attempts.finished == 0
-    assert attempts.without_exit_report(0) == [0]
-
-
-def test_finished_when_a_result_arrives_after_done() -> None:
-    attempts = Attempts(2, [*start(0, 0, 1), *reported("result", 0), *reported("done", 0)])
-    assert attempts.finished is None
-    attempts.add(event("result", 1))
-    assert attempts.finished == 0
-
-
-def test_results_of_different_attempts_do_not_finish_a_run() -> None:
-    events = [
-        *start(0, 0, 1),
-        *reported("result", 0),
-        *start(1, 0, 1),
-        *reported("result", 1),
-        *reported("done", 1),
-    ]
-    assert Attempts(2, events).finished is None
-
-
-def test_finished_attempt_counts() -> None:
-    """Rank 1 was killed after the exit barrier, and its agent started another attempt."""
-    events = [*start(0, 0, 1), *reported("result", 0, 1), *reported("done", 0), *start(1, 1)]
-    attempts = Attempts(2, events)
-    assert (attempts.effective, attempts.finished) == (0, 0)
-    assert attempts.add(event("failed", 1)) == 1
+@given(histories())
+def test_attempts_equal_those_that_are_counted_anew_after_each_event(events: list[Event]) -> None:
+    attempts, of = Attempts(RANKS), dict.fromkeys(range(RANKS), 0)
+    seen: defaultdict[int, list[Event]] = defaultdict(list)
+    finished = None
+    for each in events:
+        number = of[each.rank] = each.fields.get("attempt", of[each.rank])
+        seen[number].append(each)
+        results = {past.rank for past in seen[number] if past.kind == "result"}
+        if finished is None and len(results) == RANKS and any(past.kind == "done" for past in seen[number]):
+            finished = number
+        assert (attempts.add(each), attempts.finished) == (number, finished)
+    assert attempts.effective == (max(seen, default=0) if finished is None else finished)
+    for number in range(max(seen, default=0) + 1):
+        kinds = [{past.kind for past in seen[number] if past.rank == rank} for rank in range(RANKS)]
+        ended = [bool(found & {"done", "failed", "died"}) for found in kinds]
+        assert attempts.events_of(number) == seen[number]
+        assert attempts.not_started(number) == [r for r in range(RANKS) if "start" not in kinds[r]]
+        alone = [r for r in range(RANKS) if "start" in kinds[r] and not ended[r]]
+        assert attempts.without_exit_report(number) == alone
+        assert attempts.killed(number) == sorted({*alone, *(r for r in range(RANKS) if "died" in kinds[r])})
