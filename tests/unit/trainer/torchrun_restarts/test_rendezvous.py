@@ -1,4 +1,4 @@
-"""Mistakes in the rendezvous of agents, which are threads here: ranks, attempts, keys of the store, ends."""
+"""Mistakes in the rendezvous of agents, here threads: ranks, attempts, keys of the store, ends."""
 
 from __future__ import annotations
 
