@@ -1,4 +1,4 @@
-"""What the orchestrator and the leader of an allocation exchange."""
+"""Mistakes in the files between orchestrator and leader: lost, repeated, incomplete and invalid lines."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import pytest
 
 from trainer.slurm_allocation.messages import LeaderAnswer, LeaderRequest, LineReader, append
 
+RUN = LeaderRequest(kind="run", run=1, script="/a b", log="/c", warm=True)
+
 
 def test_appended_records_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    path.touch()
     reader = LineReader(path, LeaderRequest)
+    with pytest.raises(FileNotFoundError):  # a file that was removed stays so
+        append(path, RUN)
     assert reader.new() == []
-    requests = [
-        LeaderRequest(kind="run", run=1, script="/a b", log="/c", warm=True),
-        LeaderRequest(kind="heartbeat"),
-    ]
+    path.touch()
+    requests = [RUN, LeaderRequest(kind="heartbeat")]
     for each in requests:
         append(path, each)
-    assert reader.new() == requests
-    assert reader.new() == []
+    assert [reader.new(), reader.new()] == [requests, []]
 
 
 def test_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    line = LeaderAnswer(kind="ended", run=3, code=-9, reason="lost").model_dump_json() + "\n"
-    path.write_text(line[:20])
+    ended = LeaderAnswer(kind="ended", run=3, code=-9, reason="lost")
+    line = ended.model_dump_json() + "\n"
     reader = LineReader(path, LeaderAnswer)
-    assert reader.new() == []
-    with open(path, "a") as file:
-        file.write(line[20:])
-    assert reader.new() == [LeaderAnswer(kind="ended", run=3, code=-9, reason="lost")]
+    for written, found in ((line + line[:20], [ended]), (line + line, [ended])):
+        path.write_text(written)
+        assert reader.new() == found
 
 
 @pytest.mark.parametrize("line", ["nonsense", '{"kind": "dance"}', '{"kind": "ended", "code": "0"}', "[]"])
@@ -41,11 +40,3 @@ def test_line_that_is_no_record_is_an_error(tmp_path: Path, line: str) -> None:
     path.write_text(f"{line}\n")
     with pytest.raises(ValueError, match=r"^answers\.jsonl: "):
         LineReader(path, LeaderAnswer).new()
-
-
-def test_removed_file_is_not_created_again(tmp_path: Path) -> None:
-    path = tmp_path / "requests.jsonl"
-    with pytest.raises(FileNotFoundError):
-        append(path, LeaderRequest(kind="heartbeat"))
-    assert not path.exists()
-    assert LineReader(path, LeaderRequest).new() == []
