@@ -1,198 +1,169 @@
-"""What Slurm says about jobs, as its commands print it, and the causes that follow."""
+"""Mistakes in what Slurm says about jobs: fields of its commands, causes, what is repeated, exit codes."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from orchestrator.errors import InputError
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
+from orchestrator.runtimes.slurm import runtime as module
+from orchestrator.runtimes.slurm.allocation import Loss, loss_of
+from orchestrator.runtimes.slurm.runtime import MOST_LOST, SlurmRuntime
 from orchestrator.runtimes.slurm.script import PREEMPTED
 from orchestrator.runtimes.slurm.states import (
     JobState,
     error_of,
-    launch_failure,
     parse_sacct,
     parse_scontrol,
     requeue_causes,
 )
+from trainer.spec.run_spec import RunSpec
 
-# Slurm 22.05; shortened.
-PENDING = (
-    "JobId=8 JobName=shardyard/a b/JobState=RUNNING UserId=root(0) Priority=4294901752 Account=(null) "
-    "QOS=(null) JobState=PENDING Reason=BeginTime Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 "
-    "ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED TimeMin=N/A Partition=debug\n"
+
+def job(state: str, reason: str = "None", code: str = "0:0", preempted: str = "None") -> JobState:
+    """A job as Slurm 22.05 shows it, shortened."""
+    found = parse_scontrol(
+        f"JobId=9 JobName=shardyard/a b/JobState=RUNNING QOS=(null) JobState={state} Reason={reason} "
+        f"Requeue=0 ExitCode={code} RunTime=00:01:00 TimeLimit=00:03:00 PreemptTime={preempted} Power=\n"
+    )
+    assert found
+    return found
+
+
+def failed(code: str) -> JobState:
+    return job("FAILED", "NonZeroExitCode", code)
+
+
+CANCELLED = "slurmstepd-n1: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-24T01:55:16 DUE TO {} ***\n"
+NODE_FAILED = CANCELLED.format("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+NODE_N2 = "srun: error: Node failure on n2\n"
+BLIND = (
+    "shardyard: node n3 does not see /home/x\nsrun: error: n3\nshardyard: node n2 does not see /home/x\n"
 )
-ENDED = "JobId=9 JobName=x JobState={} Reason={} Requeue=0 ExitCode={} TimeLimit=00:03:00 Power=\n"
-
-
-def test_waiting_job() -> None:
-    state = parse_scontrol(PENDING)
-    assert state == JobState("PENDING", "BeginTime", limit="UNLIMITED", run_time="00:00:00")
-    assert state.waits
-    assert not state.ended
-    assert error_of("8", state) is None
+UNLAUNCHED = "srun: error: Task launch for StepId=9.0 failed on node n2: Communication connection failure\n"
+NO_ENGINE = "slurmstepd-n2: error: execve(): apptainer: No such file\nsrun: error: n2: task 1: Exited\n"
+NO_IMAGE = "srun: error: n1: task 0: Exited\nFATAL:   could not open image /x.sif\n"
+NO_PYXIS = "srun: unrecognized option '--container-image=/x'\nTry \"srun --help\" for more information\n"
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("state", "log", "cause", "repeat"),
     [
-        *(
-            "PartitionConfig",
-            "PartitionNodeLimit",
-            "PartitionTimeLimit",
-            "BadConstraints",
-            "InvalidAccount",
-        ),
-        *("InvalidQOS", "AssocMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "JobHeldUser"),
-        "launch_failed_requeued_held",
+        (job("PENDING", "QOSMaxWallDurationPerJobLimit"), "", "job 9 cannot start: Slurm's reason is", False),
+        (job("TIMEOUT", "TimeLimit", "0:15"), "", "job 9 reached its time limit of 00:03:00", True),
+        (job("PREEMPTED", code="0:15"), "", "job 9 was preempted", True),
+        (job("NODE_FAIL", "NodeDown"), "", "job 9 lost a node: node failure (Slurm", True),
+        (job("NODE_FAIL"), NODE_N2, "job 9 lost node n2: node failure", True),
+        (job("COMPLETING"), NODE_N2 + NODE_FAILED, "job 9 lost node n2: node failure", False),
+        (job("UNKNOWN"), "", "job 9 is unknown", True),
+        (job("CANCELLED", code="0:15"), "", "job 9 was cancelled", False),
+        (job("OUT_OF_MEMORY", "OutOfMemory", "0:125"), "", "job 9 ran out of memory; `slurm:", False),
+        (job("FAILED", code="143:0", preempted="2026-11-24T02:09:25"), "", "job 9 was preempted", False),
+        (failed("66:0"), "", "a node does not see the directory of the run; --out", False),
+        (failed("0:53"), "", "a node does not see the directory of the run; --out", False),
+        (failed("66:0"), BLIND, "n2 and n3 do not see ", False),
+        (failed("66:0"), UNLAUNCHED, "job 9 failed: n2 did not start its tasks (Communic", False),
+        (failed("68:0"), NO_ENGINE, "the container does not start on each node: slurmstepd", False),
+        (failed("68:0"), NO_IMAGE, "the container does not start on each node: FATAL:", False),
+        (failed("68:0"), NO_PYXIS, "the container does not start on each node: srun: unrec", False),
+        (failed("68:0"), "", "the container does not start on each node: see the log", False),
+        (failed("69:0"), "", "job 9 was requeued more often than is allowed; `slurm: req", False),
+        (failed("70:0"), "", "job 9 has stopped at a checkpoint, and Slurm does not req", False),
+    ],
+)  # fmt: skip
+def test_cause_is_what_slurm_has_done(state: JobState, log: str, cause: str, repeat: bool) -> None:
+    assert str(error_of("9", state, log)).startswith(cause)
+    loss = loss_of("9", state, "the leader received SIGTERM", log)
+    assert loss
+    assert loss.repeat is repeat
+    assert loss.reason.startswith(cause.partition(";")[0])
+    assert not (repeat and ";" in loss.reason)  # no advice where the sweep continues
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "exit_code"),
+    [
+        (job("PENDING", "Resources"), "", 0),
+        (job("PENDING", "AssocGrpCpuLimit"), "", 0),
+        (job("PENDING", "ReqNodeNotAvail"), "", 0),
+        (job("RUNNING"), "", 0),
+        (job("COMPLETING"), "", 0),
+        (job("SUSPENDED"), "", 0),
+        (job("COMPLETED"), "", 0),
+        (failed("1:0"), "", 1),
+        (failed("1:0"), UNLAUNCHED, 1),
+        (failed("1:0"), NODE_FAILED + "shardyard: requeue 1\n", 1),
+        (failed("0:9"), "", -9),
+        (job("FAILED"), "", 1),
     ],
 )
-def test_job_that_waits_in_vain(reason: str) -> None:
-    error = error_of("8", JobState("PENDING", reason))
-    assert error is not None
-    assert reason in error
-    assert "8" in error
+def test_ranks_explain_other_ends(state: JobState, log: str, exit_code: int) -> None:
+    assert (state.exit, error_of("9", state, log)) == (exit_code, None)
+    ended = state.state in ("COMPLETED", "FAILED")
+    assert (state.waits, state.ended) == (state.state == "PENDING", ended)
+    reason = f"job 9 ended with exit code {exit_code} (see job-9.log)"
+    assert loss_of("9", state, None, log) == (Loss(reason, repeat=True) if ended else None)
+    assert loss_of("9", state, "no heartbeat", log) == Loss("job 9 ended: no heartbeat", repeat=True)
 
 
-@pytest.mark.parametrize(
-    "reason", ["Resources", "Priority", "None", "ReqNodeNotAvail", "AssocGrpCpuLimit", "Licenses"]
-)
-def test_job_that_may_still_start(reason: str) -> None:
-    assert error_of("8", JobState("PENDING", reason)) is None
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "code", "named"),
-    [
-        ("TIMEOUT", "TimeLimit", "0:15", ["time limit of 00:03:00", "slurm: time"]),
-        ("PREEMPTED", "None", "0:15", ["preempted"]),
-        ("NODE_FAIL", "NodeDown", "1:0", ["node failure", "NodeDown"]),
-        ("CANCELLED", "None", "0:15", ["cancelled"]),
-        ("OUT_OF_MEMORY", "OutOfMemory", "0:125", ["out of memory", "--mem"]),
-        ("FAILED", "NonZeroExitCode", "66:0", ["does not see", "--out"]),
-        ("FAILED", "RaisedSignal:53(Real-time_signal_19)", "0:53", ["does not see", "--out"]),
-    ],
-)
-def test_ends_that_ranks_do_not_cause(state: str, reason: str, code: str, named: list[str]) -> None:
-    job = parse_scontrol(ENDED.format(state, reason, code))
-    assert job is not None
-    assert job.ended
-    assert job.exit != 0
-    error = error_of("9", job)
-    assert error is not None
-    for each in named:
-        assert each in error
-
-
-@pytest.mark.parametrize(("code", "expected"), [("1:0", 1), ("0:9", -9), ("0:0", 1)])
-def test_end_that_ranks_explain(code: str, expected: int) -> None:
-    job = parse_scontrol(ENDED.format("FAILED", "NonZeroExitCode", code))
-    assert job is not None
-    assert (job.exit, error_of("9", job)) == (expected, None)
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED"])
-def test_running_job(state: str) -> None:
-    job = JobState(state)
-    assert (job.waits, job.ended, job.exit, error_of("9", job)) == (False, False, 0, None)
-
-
-def test_completed_job() -> None:
-    job = parse_scontrol(ENDED.format("COMPLETED", "None", "0:0"))
-    assert job is not None
-    assert (job.ended, job.exit, error_of("9", job)) == (True, 0, None)
-
-
-def test_nodes_that_do_not_see_the_directory_are_named() -> None:
-    seen = "shardyard: node {} does not see /home/x\n"
-    log = seen.format("n3") + "srun: error: n3\n" + seen.format("n2")
-    error = error_of("9", JobState("FAILED", code=66), log)
-    assert error is not None
-    assert error.startswith("n2 and n3 do not see ")
-
-
-@pytest.mark.parametrize("code", [1, 66])
-def test_node_that_does_not_start_its_tasks_is_named(code: int) -> None:
-    log = "srun: error: Task launch for StepId=9.0 failed on node n2: Communication connection failure\n"
-    assert str(launch_failure(log)).startswith("n2 ")
-    error = error_of("9", JobState("FAILED", code=code), log)
-    assert ("n2" in str(error)) is (code == 66)
-    assert launch_failure("srun: error: n2: task 1: Killed\n") is None
+def test_reasons_that_no_waiting_changes() -> None:
+    hopeless = (
+        "PartitionConfig PartitionNodeLimit PartitionTimeLimit BadConstraints InvalidAccount InvalidQOS"
+    )
+    hopeless += " AssocMaxNodePerJobLimit JobHeldUser launch_failed_requeued_held"
+    for reason in hopeless.split():
+        assert reason in str(error_of("9", job("PENDING", reason)))
 
 
 def test_accounting() -> None:
-    assert parse_sacct("CANCELLED by 1000|None|0:15|00:05:00\n") == JobState(
-        "CANCELLED", "None", 0, 15, "00:05:00"
-    )
+    assert parse_scontrol("") is None
+    cancelled = parse_sacct("CANCELLED by 1000|None|0:15|00:05:00\n")
+    assert cancelled == JobState("CANCELLED", "None", 0, 15, "00:05:00")
     assert parse_sacct("COMPLETED||0:0|UNLIMITED\n") == JobState("COMPLETED")
-    assert parse_sacct("") is None
     assert parse_sacct("Slurm accounting storage is disabled\n") is None
 
 
-@pytest.mark.parametrize(
-    ("limit", "run_time", "overdue"),
-    [
+def test_job_is_overdue_when_its_time_is_over() -> None:
+    for limit, run_time, overdue in (
         ("00:01:00", "00:00:59", False),
         ("00:01:00", "00:01:00", True),
         ("1-00:00:00", "23:59:59", False),
-        ("1-00:00:00", "1-00:00:02", True),
         ("UNLIMITED", "9-00:00:00", False),
-    ],
-)
-def test_job_whose_time_is_over(limit: str, run_time: str, overdue: bool) -> None:
-    text = (
-        f"JobId=9 JobState=RUNNING Reason=None ExitCode=0:0 RunTime={run_time} TimeLimit={limit} Power=\n"
-    )
-    state = parse_scontrol(text)
-    assert state is not None
-    assert state.is_overdue is overdue
-
-
-def test_no_such_job() -> None:
-    assert parse_scontrol("") is None
-
-
-CANCELLED = "slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-24T01:55:16 DUE TO {} ***\n"
-NODE_FAILED = CANCELLED.format("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
-STOPPED = "shardyard: stopped at a checkpoint: {}\n" + CANCELLED.format("JOB REQUEUE")
+    ):
+        assert JobState("RUNNING", limit=limit, run_time=run_time).is_overdue is overdue
 
 
 def test_causes_of_requeues() -> None:
-    parts = (
-        STOPPED.format("its time limit"),
-        STOPPED.format("SIGTERM"),
-        PREEMPTED + "\n",
-        NODE_FAILED,
-        "",
-        "",
+    stopped = "shardyard: stopped at a checkpoint: {}\n" + CANCELLED.format("JOB REQUEUE")
+    parts = (stopped.format("its time limit"), stopped.format("SIGTERM"), PREEMPTED + "\n", NODE_FAILED, "")
+    log = "".join(f"{part}shardyard: requeue {number}\n" for number, part in enumerate(parts, start=1))
+    named = (
+        "before its time limit",
+        "after SIGTERM",
+        "preemption",
+        "node failure",
+        "does not give a reason",
     )
-    log = "".join(f"{part}shardyard: requeue {number}\n" for number, part in enumerate(parts[:-1], start=1))
-    causes = requeue_causes(log + parts[-1])
-    assert len(causes) == 5
-    for cause, named in zip(
-        causes, ("time limit", "SIGTERM", "preemption", "node failure", "not"), strict=True
-    ):
-        assert named in cause
-    assert requeue_causes(NODE_FAILED) == []
+    for cause, part in zip(requeue_causes(log + NODE_FAILED), named, strict=True):
+        assert part in cause
 
 
-@pytest.mark.parametrize(("code", "named"), [(69, "slurm: requeues"), (70, "does not requeue")])
-def test_end_of_requeues_is_named(code: int, named: str) -> None:
-    error = error_of("9", JobState("FAILED", "NonZeroExitCode", code))
-    assert named in str(error)
-    assert "resumes" in str(error)
+class StubAllocation:
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.loss, self.finished = Loss("job 7 was preempted", repeat=True), 0
 
 
-def test_preempted_job_whose_ranks_exited_in_time() -> None:
-    text = ENDED.format("FAILED", "NonZeroExitCode", "143:0") + "PreemptTime={}"
-    for time, named in (("2026-11-24T02:09:25", True), ("None", False)):
-        job = parse_scontrol(text.format(time))
-        assert job is not None
-        assert ("preempted" in str(error_of("9", job))) is named
-
-
-def test_node_failure_before_the_job_has_ended() -> None:
-    assert "lost a node: node failure" in str(error_of("4", JobState("COMPLETING"), NODE_FAILED))
-    for job, log in ((JobState("NODE_FAIL"), ""), (JobState("COMPLETING"), NODE_FAILED)):
-        named = error_of("4", job, f"srun: error: Node failure on n2\n{log}")
-        assert "lost node n2: node failure" in str(named)
-    earlier = NODE_FAILED + "shardyard: requeue 1\n"
-    assert error_of("4", JobState("FAILED", code=1), earlier) is None
+def test_fruitless_allocations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Allocation", StubAllocation)
+    runtime = SlurmRuntime()
+    spec = RunSpec.model_validate({"strategy": "serial"})
+    plan = LaunchPlan(spec, RunPaths(Path("/x")), Path("/data"), ClusterPlan(shared=True))
+    for finished in (0, 0, 1, *([0] * MOST_LOST)):
+        found: Any = runtime.create(plan)
+        found.finished = finished
+    with pytest.raises(InputError, match="preempted"):
+        runtime.create(plan)
