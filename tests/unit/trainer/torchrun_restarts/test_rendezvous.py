@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -115,24 +115,16 @@ def test_agent_with_the_store_leaves_last(
     first.shutdown()  # it does not wait for ever
 
 
-@pytest.fixture
-def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeContext]:
-    """Contexts of ranks of a run with two nodes."""
-    (info, _) = meet(pool, *agents(pool, tmp_path / "port", spec()))
+def test_ranks_meet_those_of_their_attempt_only(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
+    info, _ = meet(pool, *agents(pool, tmp_path / "port", spec()))  # `info` keeps the store alive
+    where = info.bootstrap_store_info
 
     def rank_of(rank: int, attempt: int) -> NodeContext:
-        where = info.bootstrap_store_info  # a reference to `info` keeps the store alive
-        environment = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
-        environment |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
-        return read_context(spec(), {name: str(value) for name, value in environment.items()})
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
+        variables |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
+        return read_context(spec(), {name: str(value) for name, value in variables.items()})
 
-    return rank_of
-
-
-def test_ranks_meet_those_of_their_attempt_only(
-    pool: ThreadPoolExecutor, rank_of: Callable[..., NodeContext]
-) -> None:
-    """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
     attempt_store(rank_of(0, 0)).set("address", "of attempt 0")
     assert attempt_store(rank_of(1, 0)).get("address") == b"of attempt 0"
     assert not attempt_store(rank_of(1, 1)).check(["address"])

@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.execution.outcome import cause_of_loss, outcome
 from orchestrator.execution.run_result import Execution, Place, build_result
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.local.processes import processes
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster.commands import commands
 from trainer.cluster.run_record import RunRecord
-from trainer.core.events import Event, EventReader, EventWriter, combined_digest
+from trainer.core.events import Event, EventReader, combined_digest
 from trainer.spec.run_spec import RunSpec
-from trainer.torchrun_restarts import __main__ as agent
 from trainer.torchrun_restarts.__main__ import ExitReportHandler
 from trainer.torchrun_restarts.attempts import Attempts
 
-AGENT = (sys.executable, "-m", "trainer.torchrun_restarts")
 RESET = {"cause": "all-reduce failed: connection reset", "peer": True, "traceback": "…"}
 SHARES = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_far": 0.0}
 PART = {"epoch": 1, "samples": 5, "labels": [5, *[0] * 9], "js_divergence": 0, "js_divergence_so_far": 0}
@@ -38,23 +36,10 @@ def spec(**fields: Any) -> RunSpec:
     )
 
 
-def test_local_nodes_are_torchrun_agents(tmp_path: Path) -> None:
-    made = spec(processes_per_node=2, restarts=4)
-    started = processes(made, RunPaths(tmp_path), tmp_path, tmp_path / "live")
-    options = {"--nnodes=2", "--nproc-per-node=2", "--max-restarts=4", f"--rdzv-id={made.key}"}
-    for node, each in enumerate(started):
-        assert (each.name, each.log) == (f"node {node}", f"node-{node}")
-        assert tuple(each.argv[:3]) == AGENT
-        assert options | {f"--rdzv-endpoint={tmp_path}/live/rendezvous"} <= set(each.argv)
-        assert each.environment["SHARDYARD_NODE"] == str(node)
-        assert "RANK" not in each.environment  # set by torchrun
-    assert len(started) == 2
-
-
 def test_containers_start_torchrun_agents() -> None:
     assignment = assigned("ddp", 3, 5, processes_per_node=2, restarts=1, memory_mb=300)
     (command,) = commands(replace(assignment, index=index_of(assignment, "node-5")), 4711)
-    assert command.argv[:3] == AGENT
+    assert command.argv[:3] == (sys.executable, "-m", "trainer.torchrun_restarts")
     assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
     assert command.ranks == (2, 3)
     own = {"SHARDYARD_NODE": "1", "SHARDYARD_PARENT_PID": "4711", "SHARDYARD_MEMORY_MB": "300"}
@@ -76,13 +61,6 @@ def test_out_of_memory_kills_belong_to_their_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_mb: str | None, lost: list[Any], reports: Any
 ) -> None:
     """Node 1's agent reports. lost: exit code, and out-of-memory kills so far, of which 2 are older."""
-    writers: list[EventWriter] = []
-
-    def opened(*arguments: Any, **options: Any) -> EventWriter:
-        writers.append(EventWriter(*arguments, **options))
-        return writers[-1]
-
-    monkeypatch.setattr(agent, "EventWriter", opened)
     counts = [2, *(count for _, count in lost)]
     made = spec(restarts=9, processes_per_node=2)
     handler = ExitReportHandler(made, 1, tmp_path, memory_mb, lambda: counts.pop(0))
@@ -90,8 +68,6 @@ def test_out_of_memory_kills_belong_to_their_attempt(
         monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
         args = (code, 1, 4711, "python")
         handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, ExitReportHandler.FORMAT, args, None))
-    for writer in writers:
-        writer.close()
     events = EventReader(tmp_path).new()
     assert {(each.kind, each.rank) for each in events} == {("died", 3)}
     assert [(each.fields["attempt"], each.fields["cause"]) for each in events] == reports
@@ -172,11 +148,6 @@ def test_outcome_is_that_of_the_attempt_that_counts(
     assert (found[0], str(found[1])) == (status, cause)
 
 
-def test_timeout_says_how_often_ranks_were_restarted() -> None:
-    found = outcome([*lost(0), *up(1, 0, 1)], {}, 2, 60.0, restarts=1)
-    assert found == ("timeout", "stopped after 60 s; nodes 0, 1 last seen starting, after 1 restart")
-
-
 @pytest.mark.parametrize(
     ("ranks", "events", "cause"),
     [
@@ -252,17 +223,14 @@ def run_record(directory: Path, *events: Event, **fields: Any) -> RunRecord:
     return record
 
 
-def test_lost_rank_is_not_a_failure_until_torchrun_gives_up(tmp_path: Path) -> None:
+def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
     record = run_record(tmp_path, *lost(0))
     assert (record.failures, record.finished, record.complete) == ({}, False, False)
     lost_it = record.assignment.agents[1]
     assert record.exit_cause(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
-    assert record.exit_cause(lost_it, {1: 0}) is None
-
-
-def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
-    events = [*lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1)]
-    record = run_record(tmp_path, *events, *up(2, 0, 1))  # an agent starts another one before shutdown
+    late = event("result", 0, 9.5, **rank_fields(steps=1))  # of attempt 0
+    for each in [late, *good(1), *up(2, 0, 1)]:  # an agent starts another one before shutdown
+        record.add_event(each)
     assert (record.finished, record.complete, record.failures) == (True, True, {})
     assert record.summary()[-1] == "  a rank was lost and all ranks were restarted: 1 of 2 restarts"
 
@@ -280,3 +248,35 @@ def test_loss_after_the_exit_barrier_matters_only_with_unsent_weights(
     if done_last:
         record.add_event(LATE[-1])
     assert (record.failures, record.complete) == ({"node-1": "gave up"} if weights else {}, not weights)
+
+
+def any_event(kind: str, rank: int, attempt: int) -> Event:
+    return event(kind, rank, **({"attempt": attempt} if kind in ("start", "died") else {}))
+
+
+KINDS = st.sampled_from(["start", "start", "result", "result", "done", "failed", "died"])
+
+
+@given(st.lists(st.builds(any_event, KINDS, st.integers(0, 1), st.integers(0, 2)), max_size=14))
+def test_attempts_equal_those_that_are_counted_anew_after_each_event(events: list[Event]) -> None:
+    attempts, started, finished = Attempts(2), [0, 0], None
+    seen: list[list[Event]] = [[], [], []]
+
+    def ranks(number: int, *kinds: str) -> set[int]:
+        return {each.rank for each in seen[number] if each.kind in kinds}
+
+    for each in events:
+        number = each.fields.get("attempt", started[each.rank])
+        started[each.rank] = number if each.kind == "start" else started[each.rank]
+        seen[number].append(each)
+        if finished is None and ranks(number, "done") and ranks(number, "result") == {0, 1}:
+            finished = number
+        assert (attempts.add(each), attempts.finished) == (number, finished)
+    last = max((number for number in range(3) if seen[number]), default=0)
+    assert attempts.effective == (last if finished is None else finished)
+    for number in range(last + 1):
+        alone = ranks(number, "start") - ranks(number, "done", "failed", "died")
+        assert attempts.events_of(number) == seen[number]
+        assert attempts.not_started(number) == sorted({0, 1} - ranks(number, "start"))
+        assert attempts.without_exit_report(number) == sorted(alone)
+        assert attempts.killed(number) == sorted(alone | ranks(number, "died"))

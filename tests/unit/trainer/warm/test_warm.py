@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
 from uuid import uuid4
 
 import psutil
@@ -19,9 +18,6 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.unit.conftest import PROJECT
-from trainer.data.base import Data
-from trainer.data.cache import DatasetCache
-from trainer.data.datasets.synthetic import Synthetic
 from trainer.warm import client
 from trainer.warm import process as module
 from trainer.warm.process import ParentProcess
@@ -189,30 +185,6 @@ def test_ranks_end_with_the_parent_and_no_client_starts_without_it() -> None:
         late = parent.client("pass")
         assert late.communicate(timeout=20)[1].count("\n") == 1
         assert late.returncode == client.UNAVAILABLE
-
-
-class Counted(Synthetic):
-    """Counts its loads in one of its files."""
-
-    files: ClassVar = ("samples", "absent")
-
-    def load(self, data_dir: Path) -> Data:
-        with (data_dir / "loads").open("a") as file:
-            file.write("x")
-        return super().load(data_dir)
-
-
-def test_dataset_is_loaded_again_only_if_it_or_its_files_have_changed(tmp_path: Path) -> None:
-    def loads(samples: int) -> int:
-        data = cache.load(Counted(samples=samples, test_samples=20), tmp_path)
-        assert cache.mb * 2**20 == (samples + 20) * (data.train.inputs[0].nbytes + 8)
-        return len((tmp_path / "loads").read_text())
-
-    cache = DatasetCache()
-    (tmp_path / "samples").write_text("1")
-    assert (cache.mb, loads(200), loads(200)) == (0, 1, 1)
-    (tmp_path / "samples").write_text("12")
-    assert [loads(200), loads(201), loads(200)] == [2, 3, 4]  # only one is held
 
 
 def test_a_parent_that_does_not_answer_in_time_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
