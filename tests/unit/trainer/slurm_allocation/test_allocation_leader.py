@@ -1,11 +1,11 @@
-"""Mistakes in the leader of an allocation: which run ends, what is lost. Slurm and warm nodes are stubs."""
+"""Mistakes in the leader of an allocation: lines of its files, whose run ends, what is lost."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +13,48 @@ import pytest
 
 from tests.support.processes import wait_until
 from trainer.slurm_allocation import leader as module
+from trainer.slurm_allocation import messages
 from trainer.slurm_allocation.leader import Leader, LostError, WarmNodes, free_port
-from trainer.slurm_allocation.messages import (
-    ANSWERS,
-    REQUESTS,
-    LeaderAnswer,
-    LeaderRequest,
-    LineReader,
-    append,
-)
+from trainer.slurm_allocation.messages import LeaderAnswer, LeaderRequest, LineReader, append
 
-NODE = """
-import sys
+NODES = """
+import json, sys
 for line in sys.stdin:
     for node in ("a", "b"):
-        reason = {reasons}.get((node, line.strip()), "null")
-        print('{{"node": "%s", "reason": %s, "usable": {usable}}}' % (node, reason), flush=True)
-        {then}
+        reason = {reasons}.get((node, line.strip()))
+        print(json.dumps(dict(node=node, reason=reason, usable={usable})), flush=True)
+    {then}
 """
 
 
 class Orchestrator:
-    """The other end of the leader, which serves in a thread. lost: why the leader has ended."""
+    """The other end of a leader, which serves in a thread."""
 
-    def __init__(self, directory: Path, nodes: WarmNodes | None) -> None:
-        self.directory, self.lost = directory, ""
-        for name in (REQUESTS, ANSWERS):
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._lost = directory, ""
+        for name in (messages.REQUESTS, messages.ANSWERS):
             (directory / name).touch()
-        self._reader = LineReader(directory / ANSWERS, LeaderAnswer)
+        self._reader = LineReader(directory / messages.ANSWERS, LeaderAnswer)
         self._answers: list[LeaderAnswer] = []
-        self.leader = Leader(directory, nodes)
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
 
-    def _serve(self) -> None:
+    def lead(self, reasons: object = None, usable: bool = True, then: str = "pass") -> None:
+        """reasons: why two warm nodes were replaced or lost. then: what they do after their replies."""
+        source = NODES.format(reasons=reasons, usable=usable, then=then)
+        log = self.directory / "warm.log"
+        nodes = WarmNodes([sys.executable, "-c", source], 2, log) if reasons is not None else None
+        self._thread = threading.Thread(target=self._serve, args=(Leader(self.directory, nodes),))
+        self._thread.start()
+
+    def _serve(self, leader: Leader) -> None:
         try:
-            self.leader.serve()
+            leader.serve()
         except LostError as error:
-            self.lost = str(error)
+            self._lost = str(error)
         finally:
-            self.leader.close()
+            leader.close()
 
     def send(self, kind: Any, **fields: Any) -> None:
-        append(self.directory / REQUESTS, LeaderRequest(kind=kind, **fields))
+        append(self.directory / messages.REQUESTS, LeaderRequest(kind=kind, **fields))
 
     def run(self, number: int, script: str, warm: bool = False) -> LeaderAnswer:
         """Start a run. Returns the answer."""
@@ -65,77 +64,61 @@ class Orchestrator:
         return self.answer()
 
     def answer(self) -> LeaderAnswer:
-        def arrived() -> bool:
-            self._answers += self._reader.new()
-            return bool(self._answers)
-
-        wait_until(arrived, timeout_s=20)
+        wait_until(lambda: self._answers.extend(self._reader.new()) or self._answers, timeout_s=20)
         return self._answers.pop(0)
 
-
-Serve = Callable[..., Orchestrator]
+    def lost(self) -> str:
+        """Why the leader has ended."""
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+        return self._lost
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a leader, with warm nodes if there is something to say about them."""
-    started: list[Orchestrator] = []
-
-    def serve(reasons: object = None, usable: str = "true", then: str = "pass") -> Orchestrator:
-        """reasons: of the replies of the two nodes, as JSON. then: what each does after a reply."""
-        source = NODE.format(reasons=reasons, usable=usable, then=then)
-        nodes = WarmNodes([sys.executable, "-c", source], 2, tmp_path / "warm.log") if reasons else None
-        started.append(Orchestrator(tmp_path, nodes))
-        return started[0]
-
-    yield serve
-    started[0].send("end")
-    started[0].thread.join(timeout=20)
-    assert not started[0].thread.is_alive()
+def orchestrator(tmp_path: Path) -> Iterator[Orchestrator]:
+    made = Orchestrator(tmp_path)
+    yield made
+    made.send("end")
+    made.lost()
 
 
-def test_runs_one_script_after_the_other(serve: Serve) -> None:
-    orchestrator = serve()
+def test_one_script_runs_after_the_other_and_a_late_cancellation_ends_none(
+    orchestrator: Orchestrator,
+) -> None:
+    orchestrator.lead()
     for number, code in ((1, 0), (2, 3)):
         started = orchestrator.run(number, f"echo $MASTER_PORT; exit {code}")
         assert started == LeaderAnswer(kind="started", run=number)
         assert orchestrator.answer() == LeaderAnswer(kind="ended", run=number, code=code)
     assert len({int(port) for port in (orchestrator.directory / "log").read_text().split()}) == 2
-
-
-def test_cancelled_run_ends_and_the_next_one_starts(serve: Serve) -> None:
-    orchestrator = serve()
-    orchestrator.run(1, "sleep 60 & wait")
-    orchestrator.send("cancel", run=1)
-    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=1, code=-15)
-    orchestrator.send("cancel", run=1)  # too late: it must not end the next one
-    assert orchestrator.run(2, "sleep 0.1") == LeaderAnswer(kind="started", run=2)
-    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2)
-
-
-def lost(orchestrator: Orchestrator) -> str:
-    orchestrator.thread.join(timeout=10)
-    return orchestrator.lost
+    orchestrator.run(3, "sleep 60 & wait")
+    orchestrator.send("cancel", run=3)
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=3, code=-15)
+    orchestrator.send("cancel", run=3)
+    assert orchestrator.run(4, "sleep 0.1") == LeaderAnswer(kind="started", run=4)
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=4)
 
 
 def test_run_that_ignores_its_cancellation_ends_the_allocation(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CANCEL_S", 0.05)
-    orchestrator = serve()
-    orchestrator.run(1, f"trap '' TERM; touch {orchestrator.directory}/trapped; sleep 0.6; sleep 0.1")
-    wait_until((orchestrator.directory / "trapped").exists)
+    orchestrator.lead()
+    trapped = orchestrator.directory / "trapped"
+    orchestrator.run(1, f"trap '' TERM; touch {trapped}; sleep 0.6; sleep 0.1")
+    wait_until(trapped.exists)
     orchestrator.send("cancel", run=1)
-    assert "did not end" in lost(orchestrator)
+    assert "did not end" in orchestrator.lost()
 
 
-def test_silence_ends_the_allocation(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_ends_the_allocation(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.1)
-    assert "no heartbeat" in lost(serve())
+    orchestrator.lead()
+    assert "no heartbeat" in orchestrator.lost()
 
 
-def test_replaced_and_lost_warm_nodes_are_named(serve: Serve) -> None:
-    orchestrator = serve({("b", "ensure"): '"they grew"', ("a", "explain"): '"was killed by SIGKILL"'})
+def test_replaced_and_lost_warm_nodes_are_named(orchestrator: Orchestrator) -> None:
+    orchestrator.lead({("b", "ensure"): "they grew", ("a", "explain"): "was killed by SIGKILL"})
     started = orchestrator.run(1, "true", warm=True)
     assert started == LeaderAnswer(kind="started", run=1, reason="they grew (b)")
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=1)
@@ -144,18 +127,23 @@ def test_replaced_and_lost_warm_nodes_are_named(serve: Serve) -> None:
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2, code=69, reason=reason)
 
 
-def test_node_that_cannot_become_warm_ends_the_allocation(serve: Serve) -> None:
-    orchestrator = serve({("a", "ensure"): '"no memory"'}, usable="false")
-    orchestrator.send("run", run=1, warm=True)
-    assert lost(orchestrator) == "a: no memory"
+ERRORS = "srun: note\nsrun: error: yard2: task 1: Killed\nsrun: error: yard1: task 0: Terminated\n"
 
 
-def test_end_of_a_warm_node_ends_the_allocation(serve: Serve) -> None:
-    errors = ["note", "error: yard2: task 1: Killed", "error: yard1: task 0: Terminated"]
-    text = "".join(f"srun: {each}\n" for each in errors)
-    orchestrator = serve({"none": ""}, then=f"sys.stderr.write({text!r}); sys.exit(1)")
-    orchestrator.send("run", run=1, warm=True)
-    assert lost(orchestrator) == "a warm node was lost (yard2: task 1: Killed)"
+@pytest.mark.parametrize(
+    ("usable", "then", "lost"),
+    [
+        (False, "pass", "a: no memory"),
+        (True, f"sys.exit({ERRORS!r})", "a warm node was lost (yard2: task 1: Killed)"),
+    ],
+)
+def test_warm_nodes_that_are_lost_end_the_allocation(
+    orchestrator: Orchestrator, usable: bool, then: str, lost: str
+) -> None:
+    orchestrator.lead({("a", "ensure"): "no memory"}, usable, then)
+    path = str(orchestrator.directory / "log")
+    orchestrator.send("run", run=1, script=path, log=path, warm=True)
+    assert orchestrator.lost() == lost
 
 
 def test_port_in_use_is_left_out() -> None:
@@ -166,3 +154,32 @@ def test_port_in_use_is_left_out() -> None:
         assert free_port(0, range(port, port + 2)) == port + 1
         with pytest.raises(LostError):
             free_port(0, range(port, port + 1))
+
+
+def test_complete_lines_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    reader = LineReader(path, LeaderRequest)
+    requests = [LeaderRequest(kind="run", run=1, script="/a b", warm=True), LeaderRequest(kind="heartbeat")]
+    with pytest.raises(FileNotFoundError):  # a file that was removed stays so
+        append(path, requests[0])
+    assert reader.new() == []
+    path.touch()
+    for each in requests:
+        append(path, each)
+    first, second = path.read_text().splitlines(keepends=True)
+    assert [reader.new(), reader.new()] == [requests, []]
+    for written, found in (
+        (first[:9], []),
+        (first + second[:-1], requests[:1]),
+        (first + second, requests[1:]),
+    ):
+        path.write_text(first + second + written)
+        assert reader.new() == found
+
+
+def test_line_that_is_no_record_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    for line in ("nonsense", '{"kind": "dance"}', '{"kind": "ended", "code": "0"}', "[]"):
+        path.write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"^answers\.jsonl: "):
+            LineReader(path, LeaderAnswer).new()
