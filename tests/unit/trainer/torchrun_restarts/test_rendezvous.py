@@ -13,9 +13,6 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from tests.support.processes import wait_until
-from trainer.comm.attempt_store import attempt_store, exit_barrier
-from trainer.core.context import NodeContext
-from trainer.launch.environment import read_context
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts import rendezvous as module
 from trainer.torchrun_restarts.rendezvous import Rendezvous
@@ -69,18 +66,17 @@ def test_all_attempts_have_the_same_ranks_and_store_but_other_keys(
         assert met[1].store.get("stale") == b"of node 0"
 
 
-def test_agents_that_wait_for_the_others_are_counted(pool: ThreadPoolExecutor) -> None:
+def test_waiting_agents_are_counted(pool: ThreadPoolExecutor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    group = agents(pool, f"127.0.0.1:{port}", spec(3))
-    meet(pool, *group)
-    assert [agent.num_nodes_waiting() for agent in group] == [0, 0, 0]
-    again = pool.submit(group[1].next_rendezvous)
-    wait_until(lambda: group[0].num_nodes_waiting() == 1)
+    first, second = agents(pool, f"127.0.0.1:{port}", spec())
+    meet(pool, first, second)
+    assert first.num_nodes_waiting() == 0
+    again = pool.submit(second.next_rendezvous)
+    wait_until(lambda: first.num_nodes_waiting() == 1)
     assert waits(again)
-    meet(pool, group[0], group[2])
-    assert again.result().rank == 1
-    assert group[0].num_nodes_waiting() == 0
+    first.next_rendezvous()
+    assert (again.result().rank, second.num_nodes_waiting()) == (1, 0)
 
 
 def test_rendezvous_closes_after_the_last_restart(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
@@ -113,25 +109,3 @@ def test_agent_with_the_store_leaves_last(
     monkeypatch.setattr(module, "SHUTDOWN_S", 0.05)
     meet(pool, first, second)
     first.shutdown()  # it does not wait for ever
-
-
-def test_ranks_meet_those_of_their_attempt_only(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
-    """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
-    info, _ = meet(pool, *agents(pool, tmp_path / "port", spec()))  # `info` keeps the store alive
-    where = info.bootstrap_store_info
-
-    def rank_of(rank: int, attempt: int) -> NodeContext:
-        variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
-        variables |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
-        return read_context(spec(), {name: str(value) for name, value in variables.items()})
-
-    attempt_store(rank_of(0, 0)).set("address", "of attempt 0")
-    assert attempt_store(rank_of(1, 0)).get("address") == b"of attempt 0"
-    assert not attempt_store(rank_of(1, 1)).check(["address"])
-    waiting, other = (pool.submit(exit_barrier, rank_of(rank, 1 - rank)) for rank in (0, 1))
-    assert waits(waiting)
-    exit_barrier(rank_of(1, 1))
-    waiting.result(timeout=10)
-    assert waits(other)
-    exit_barrier(rank_of(0, 0))
-    other.result(timeout=10)

@@ -176,17 +176,6 @@ def test_parent_with_threads_refuses_to_fork_and_ends_with_its_owner() -> None:
         assert parent.unhealthy_reason() is None  # as after an idle time
 
 
-def test_ranks_end_with_the_parent_and_no_client_starts_without_it() -> None:
-    with closing(Parent()) as parent:
-        process, rank = parent.started()
-        os.kill(parent.pid or 0, signal.SIGKILL)
-        wait_until(lambda: not alive(rank))
-        assert process.wait(20) == client.UNAVAILABLE
-        late = parent.client("pass")
-        assert late.communicate(timeout=20)[1].count("\n") == 1
-        assert late.returncode == client.UNAVAILABLE
-
-
 def test_a_parent_that_does_not_answer_in_time_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.05)
     silent = ParentProcess("silent", {})

@@ -6,27 +6,21 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator import cli
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local import namespace
-from orchestrator.runtimes.local.lost_ranks import LostRanks
 from orchestrator.runtimes.local.namespace import NamespaceError, PrivateNetwork
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRun, LocalRuntime
-from tests.support.processes import wait_until
-from tests.unit.conftest import event
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
-from trainer.warm.process import ParentError
 
 REASON = "no namespaces on this machine"
 
@@ -136,88 +130,29 @@ def test_shared_network_permits_every_run_and_creates_no_namespace(monkeypatch: 
         assert not any("nsenter" in argument for process in plan.processes for argument in process.argv)
 
 
-@pytest.mark.parametrize(
-    "command", [["sweep", "sweeps/labs/rpc_split.yml"], ["lab", "parallel_sgd", "--quick"]]
-)
-def test_option_of_the_command_line(command: list[str], private: PrivateNetwork) -> None:
-    for options, entered in (([], True), (["--shared-network"], False)):
-        arguments = [*command, "--runtime", "local", "--dry-run", "-v", *options]
-        done = CliRunner().invoke(cli.app, arguments)
-        assert done.exit_code == 0, done.output
-        commands = [line for line in done.output.splitlines() if line.startswith(("  node", "  mpirun: "))]
-        assert {"nsenter" in line for line in commands} == {entered}
-
-
-class Parent:
-    """A warm parent that fails."""
-
-    def __init__(self, error: BaseException | None = None, unhealthy: str | None = None) -> None:
-        self.error, self.unhealthy, self.closed, self.is_running = error, unhealthy, False, True
-
-    def ensure(self) -> None:
-        if self.error:
-            raise self.error
-
-    def unhealthy_reason(self) -> str | None:
-        return self.unhealthy
-
-    def close(self) -> None:
-        self.closed, self.is_running = True, False
-
-
-def test_parent_that_fails_is_named_and_ended() -> None:
-    interrupted: Any = Parent(KeyboardInterrupt())
+def test_warm_parent_that_fails_is_named_and_ended() -> None:
+    interrupted = MagicMock(**{"ensure.side_effect": KeyboardInterrupt})
     with pytest.raises(KeyboardInterrupt):
         LocalCluster(interrupted)
-    absent: Any = Parent(ParentError("torch is missing"))
-    with pytest.raises(InputError, match="torch is missing; use --cold"):
-        LocalCluster(absent)
-    grown: Any = Parent(unhealthy="their process grew")
-    cluster = LocalCluster(grown)
-    assert (cluster.ready(), cluster.failure) == (False, "their process grew")
-    cluster.delete()
-    assert (interrupted.closed, grown.closed) == (True, True)
-    idle: Any = Parent()
-    cluster = LocalCluster(idle)
-    assert cluster.ready()
-    idle.is_running = False  # it has ended after an idle time, which is no failure
-    assert (cluster.ready(), cluster.failure) == (False, None)
+    interrupted.close.assert_called_once()
+    for reason in ("their process grew", None):  # one that ends after an idle time has not failed
+        cluster = LocalCluster(MagicMock(is_running=False, **{"unhealthy_reason.return_value": reason}))
+        assert (cluster.ready(), cluster.failure) == (False, reason)
 
 
-def test_exit_of_a_rank_that_returns_is_never_reported(tmp_path: Path) -> None:
-    """Also not by the look during which it is started again. The ranks are shell scripts."""
-    fault = {"kill": {"node": 1, "return_after": 0.1}, "at": {"epoch": 1}}
-    fields = {
-        "strategy": "gossip",
-        "transport": "gloo",
-        "nodes": 2,
-        "on_loss": "continue",
-        "faults": [fault],
-    }
-    spec, paths = RunSpec.model_validate(fields), RunPaths(tmp_path)
-    killed = "[ $SHARDYARD_INCARNATION ] || kill -9 $$; exec sleep 60"
-    scripts = {"node 0": "exec sleep 60", "node 1": killed, "throttle": "exec sleep 60"}
-    started = [Process(name, ["sh", "-c", each], {}, name) for name, each in scripts.items()]
-    plan = LaunchPlan(spec, paths, tmp_path, processes=started)
+def test_exit_of_a_rank_is_not_reported_by_the_look_that_starts_it_again(tmp_path: Path) -> None:
+    def due() -> list[Process]:
+        again = [Process(name, ["sleep", "60"], {}, "node-1") for name in losses.lost]
+        losses.lost.clear()
+        return again
+
+    paths, spec = RunPaths(tmp_path), run("gloo")
     paths.live.mkdir()
-    for rank in range(2):
-        events = [event("start", rank, pid=1), event("train_start", rank, parameters=1)]
-        events += [event("fault", 1, fault=0, action="kill", epoch=1, step=0, second=0.5)] * rank
-        lines = "".join(each.to_line() + "\n" for each in events)
-        (paths.live / f"rank-{rank}.jsonl").write_text(lines)
-    local, states = LocalRun(plan, OutputLimits.of(spec), losses=LostRanks(plan, paths.live)), []
-
-    def died() -> bool:
-        states.append(local.wait(0.02))
-        return any(each.kind == "died" for each in local.new_events())
-
+    losses: Any = MagicMock(lost={"node 1"}, due=due, superfluous=set())
+    local = LocalRun(LaunchPlan(spec, paths, tmp_path), OutputLimits.of(spec), losses=losses)
     try:
-        wait_until(died, timeout_s=10)
-        after = time.monotonic() + 0.3
-        while time.monotonic() < after:
-            states.append(local.wait(0.02))
+        assert local._without_lost(losses, {"node 0": 1, "node 1": -9}) == {"node 0": 1}
+        losses.record_exit.assert_called_with("node 1", -9)
+        assert (local.wait(0.0).exits, local.wait(0.0).running) == ({}, 1)
     finally:
         local.stop()
-    assert {state.running for state in states} <= {1, 2}
-    assert [state.exits for state in states if state.exits] == []
-    assert states[-1].running == 2

@@ -43,34 +43,24 @@ class Worker:
 def test_processes_share_the_quota(quota: float, cores: list[float], tick_s: float, idle_s: float) -> None:
     """Unused time is lost. A throttle that misses periods on a busy machine makes up for it later."""
     throttle, workers, stopped = Throttle(quota, 0.0), [Worker(each) for each in cores], 0.0
-    for worker in workers:
-        throttle.add(worker)
+    throttle.add(workers[0])
     throttle.step(idle_s)
     for at in range(1, round(2 / tick_s) + 1):
         stopped += tick_s * throttle.stopped
-        for worker in workers:
+        for worker in workers[max(at - 1, 1) : at]:  # one more
+            throttle.add(worker)
+        for worker in workers[:at]:
+            assert worker.running is not throttle.stopped
             worker.work(tick_s)
         throttle.step(idle_s + at * tick_s)
     throttle.release(idle_s + 2)
     assert all(worker.running for worker in workers)
     used, wanted = sum(worker.cpu_s() for worker in workers), min(quota, sum(cores)) * 2
     assert (throttle.used_s, throttle.stopped_s) == pytest.approx((used, stopped))
-    margin = sum(cores) * tick_s + quota * PERIOD_S
+    margin = sum(cores) * tick_s * 3 + quota * PERIOD_S
     assert used <= wanted + margin
     assert used >= wanted - margin or tick_s > PERIOD_S
     assert stopped == 0 or sum(cores) > quota - 1e-9 or tick_s > PERIOD_S
-
-
-def test_process_added_while_others_are_stopped_is_stopped() -> None:
-    throttle, worker, late = Throttle(0.25, 0.0), Worker(1.0), Worker(1.0)
-    throttle.add(worker)
-    worker.work(PERIOD_S / 2)
-    throttle.step(PERIOD_S / 2)
-    assert throttle.stopped
-    throttle.add(late)
-    assert not late.running
-    throttle.release(PERIOD_S)
-    assert (worker.running, late.running) == (True, True)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])

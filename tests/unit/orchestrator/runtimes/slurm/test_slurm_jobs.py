@@ -1,4 +1,4 @@
-"""Mistakes in what Slurm's commands are asked and say: state and cause of jobs, exit codes, time, trials."""
+"""Mistakes in what Slurm's commands are asked and say: states and causes of jobs, times, trials."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm import runtime as module
 from orchestrator.runtimes.slurm.allocation import Loss, loss_of
@@ -28,14 +27,12 @@ from orchestrator.runtimes.slurm.script import PREEMPTED
 from orchestrator.runtimes.slurm.states import (
     JobState,
     error_of,
-    parse_sacct,
     parse_scontrol,
     requeue_causes,
 )
 from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.runtimes.slurm.trial import allocation, outcomes, script
 from tests.support.processes import wait_until
-from trainer.spec.run_spec import RunSpec
 
 
 def job(state: str, reason: str = "None", code: str = "0:0", preempted: str = "None") -> JobState:
@@ -70,7 +67,7 @@ NO_PYXIS = "srun: unrecognized option '--container-image=/x'\nTry \"srun --help\
         (job("PENDING", "QOSMaxWallDurationPerJobLimit"), "", "job 9 cannot start: Slurm's reason is", False),
         (job("TIMEOUT", "TimeLimit", "0:15"), "", "job 9 reached its time limit of 00:03:00", True),
         (job("PREEMPTED", code="0:15"), "", "job 9 was preempted", True),
-        (job("NODE_FAIL", "NodeDown"), "", "job 9 lost a node: node failure (Slurm", True),
+        (job("NODE_FAIL", "NodeDown"), "", "job 9 lost a node: node failure (Sl", True),
         (job("NODE_FAIL"), NODE_N2, "job 9 lost node n2: node failure", True),
         (job("COMPLETING"), NODE_N2 + NODE_FAILED, "job 9 lost node n2: node failure", False),
         (job("UNKNOWN"), "", "job 9 is unknown", True),
@@ -98,30 +95,24 @@ def test_cause_is_what_slurm_has_done(state: JobState, log: str, cause: str, rep
     assert not (repeat and ";" in loss.reason)  # no advice where the sweep continues
 
 
-@pytest.mark.parametrize(
-    ("state", "log", "exit_code"),
-    [
-        (job("PENDING", "Resources"), "", 0),
-        (job("PENDING", "AssocGrpCpuLimit"), "", 0),
-        (job("PENDING", "ReqNodeNotAvail"), "", 0),
-        (job("RUNNING"), "", 0),
-        (job("COMPLETING"), "", 0),
-        (job("SUSPENDED"), "", 0),
+def test_ranks_explain_other_ends() -> None:
+    waiting = [(job("PENDING", reason), "", 0) for reason in ("Resources", "AssocGrpCpuLimit", "None")]
+    running = [(job(state), "", 0) for state in ("RUNNING", "COMPLETING", "SUSPENDED")]
+    ended = [
         (job("COMPLETED"), "", 0),
         (failed("1:0"), "", 1),
-        (failed("1:0"), UNLAUNCHED, 1),
-        (failed("1:0"), NODE_FAILED + "shardyard: requeue 1\n", 1),
         (failed("0:9"), "", -9),
-        (job("FAILED"), "", 1),
-    ],
-)
-def test_ranks_explain_other_ends(state: JobState, log: str, exit_code: int) -> None:
-    assert (state.exit, error_of("9", state, log)) == (exit_code, None)
-    ended = state.state in ("COMPLETED", "FAILED")
-    assert (state.waits, state.ended) == (state.state == "PENDING", ended)
-    reason = f"job 9 ended with exit code {exit_code} (see job-9.log)"
-    assert loss_of("9", state, None, log) == (Loss(reason, repeat=True) if ended else None)
-    assert loss_of("9", state, "no heartbeat", log) == Loss("job 9 ended: no heartbeat", repeat=True)
+        (failed("0:0"), "", 1),
+    ]
+    logged = [(failed("1:0"), UNLAUNCHED, 1), (failed("1:0"), NODE_FAILED + "shardyard: requeue 1\n", 1)]
+    for states in (waiting, running, [*ended, *logged]):
+        for state, log, code in states:
+            assert (state.exit, error_of("9", state, log)) == (code, None)
+            assert (state.waits, state.ended) == (states is waiting, states not in (waiting, running))
+            reason = f"job 9 ended with exit code {code} (see job-9.log)"
+            assert loss_of("9", state, None, log) == (Loss(reason, repeat=True) if state.ended else None)
+            lost = Loss("job 9 ended: no heartbeat", repeat=True)
+            assert loss_of("9", state, "no heartbeat", log) == lost
 
 
 def test_reasons_that_no_waiting_changes() -> None:
@@ -133,22 +124,10 @@ def test_reasons_that_no_waiting_changes() -> None:
         assert reason in str(error_of("9", job("PENDING", reason)))
 
 
-def test_accounting() -> None:
-    assert parse_scontrol("") is None
-    cancelled = parse_sacct("CANCELLED by 1000|None|0:15|00:05:00\n")
-    assert cancelled == JobState("CANCELLED", "None", 0, 15, "00:05:00")
-    assert parse_sacct("COMPLETED||0:0|UNLIMITED\n") == JobState("COMPLETED")
-    assert parse_sacct("Slurm accounting storage is disabled\n") is None
-
-
 def test_job_is_overdue_when_its_time_is_over() -> None:
-    for limit, run_time, overdue in (
-        ("00:01:00", "00:00:59", False),
-        ("00:01:00", "00:01:00", True),
-        ("1-00:00:00", "23:59:59", False),
-        ("UNLIMITED", "9-00:00:00", False),
-    ):
-        assert JobState("RUNNING", limit=limit, run_time=run_time).is_overdue is overdue
+    times = [("00:01:00", "00:00:59"), ("00:01:00", "00:01:00"), ("UNLIMITED", "9-00:00:00")]
+    jobs = [JobState("RUNNING", limit=limit, run_time=run_time) for limit, run_time in times]
+    assert [each.is_overdue for each in jobs] == [False, True, False]
 
 
 def test_causes_of_requeues() -> None:
@@ -166,19 +145,13 @@ def test_causes_of_requeues() -> None:
         assert part in cause
 
 
-class StubAllocation:
-    def __init__(self, plan: LaunchPlan) -> None:
-        self.loss, self.finished = Loss("job 7 was preempted", repeat=True), 0
-
-
 def test_fruitless_allocations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Allocation", StubAllocation)
-    runtime = SlurmRuntime()
-    spec = RunSpec.model_validate({"strategy": "serial"})
-    plan = LaunchPlan(spec, RunPaths(Path("/x")), Path("/data"), ClusterPlan(shared=True))
+    lost = {"loss": Loss("job 7 was preempted", repeat=True), "finished": 0}
+    monkeypatch.setattr(module, "Allocation", lambda plan: MagicMock(**lost))
+    runtime, plan = SlurmRuntime(), MagicMock()
     for finished in (0, 0, 1, *([0] * MOST_LOST)):
-        found: Any = runtime.create(plan)
-        found.finished = finished
+        allocated: Any = runtime.create(plan)
+        allocated.finished = finished
     with pytest.raises(InputError, match="preempted"):
         runtime.create(plan)
 
@@ -238,20 +211,13 @@ def test_jobs_are_submitted_found_and_remembered(stub: Stub) -> None:
     stub("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
     stub("sacct", "Slurm accounting storage is disabled", code=1)
     assert commands.state("12") is None
-    stub("sacct", "TIMEOUT|None|0:15|00:03:00")
-    assert commands.state("12") == JobState("TIMEOUT", "None", 0, 15, "00:03:00")
+    stub("sacct", "COMPLETED||0:0|UNLIMITED")
+    assert commands.state("12") == JobState("COMPLETED")
+    stub("sacct", "CANCELLED by 1000|None|0:15|00:03:00")
+    assert commands.state("12") == JobState("CANCELLED", "None", 0, 15, "00:03:00")
     stub("scontrol", "Unable to contact slurm controller", code=1)
     with pytest.raises(SlurmError, match="Unable"):
         commands.state("12")
-
-
-def test_nodes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = enumerate(("a", "a", "b", "here"))
-    lines = [f"NodeName=n{number} NodeHostName={host} CPUTot=8 " for number, host in hosts]
-    monkeypatch.setattr(commands, "machine_cores", lambda: 2.0)
-    monkeypatch.setattr("socket.gethostname", lambda: "here")
-    monkeypatch.setattr(commands, "call", lambda *argv: "\n".join(lines))
-    assert commands.host_cores() == 18
 
 
 def test_variables_do_not_override_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +227,15 @@ def test_variables_do_not_override_the_script(monkeypatch: pytest.MonkeyPatch) -
     assert kept == ["SBATCH_CLUSTERS"]
 
 
-@pytest.mark.parametrize(
-    ("partitions", "lines", "minutes"),
-    [
+def test_longest_time_limit_is_that_of_all_chosen_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for partitions, lines, minutes in (
         (None, "debug*|infinite\nshort|10:00", None),
         (None, "debug|10:00\nlong*|2-00:00:00", 2880),
         ("long,short", "long*|1:30:00\nshort|10:30", 10),
         ("nope", "", None),
-    ],
-)
-def test_longest_time_limit(
-    monkeypatch: pytest.MonkeyPatch, partitions: str | None, lines: str, minutes: int | None
-) -> None:
-    monkeypatch.setattr(commands, "call", lambda *argv: lines)
-    assert commands.longest_minutes(partitions) == minutes
+    ):
+        monkeypatch.setattr(commands, "call", lambda *argv, lines=lines: lines)
+        assert commands.longest_minutes(partitions) == minutes
 
 
 @given(st.integers(0, 40), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
@@ -302,14 +263,8 @@ def test_trial_starts_each_launch_in_an_allocation_of_the_site() -> None:
     stubs = "timeout() { case $* in *--mpi=pmix*) echo said; return 3; esac; }\nscontrol() { echo n7; }\n"
     done = subprocess.run(["bash"], input=stubs + tried, capture_output=True, text=True, check=True)
     assert outcomes(done.stdout, ["mpirun", "pmix"]) == {"mpirun": None, "pmix": "said"}
-
-
-def test_outcomes_of_a_trial() -> None:
-    output = f"\nshardyard-trial mpirun 124\n{ACCOUNT}\n{PMIX.splitlines()[2]}\nother\n\nshardyard-trial pmix 1\n"
-    found = outcomes(output, ["mpirun", "pmix"])
-    assert "30 s" in str(found["mpirun"])
-    assert found["pmix"] == PMIX.splitlines()[2]
-    assert outcomes("", ["pmix"])["pmix"]
+    late = outcomes("\nshardyard-trial mpirun 124\n", ["mpirun", "pmix"])
+    assert [*late.values()] == ["its ranks do not end within 30 s", "the trial ended before it"]
 
 
 def test_allocation_is_given_back_when_doctor_is_killed(tmp_path: Path) -> None:

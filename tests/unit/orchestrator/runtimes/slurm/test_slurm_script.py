@@ -89,7 +89,7 @@ def test_golden_script(name: str) -> None:
 
 
 PYTHON, OF_IMAGE = "/shared/venv/bin/python -m trainer", "/opt/venv/bin/python -m trainer"
-MOUNTS = "'/shared/data:/shared/data:ro,{0}:{0}:rw'".format(RUN.directory)
+MOUNTS = f"'/shared/data:/shared/data:ro,{RUN.directory}:{RUN.directory}:rw'"
 SRUN = "srun --ntasks={} --distribution=block --mpi={} --kill-on-bad-exit=1"
 
 
@@ -145,48 +145,6 @@ def test_allocation_fits_every_run() -> None:
     assert [is_warm(run(**each), SlurmOptions(mpi=mpi)) for each, mpi in warm] == [True, True, False, True]
 
 
-def bash(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash"], input=script, env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("restarts", "ranks", "code", "requeued"),
-    [
-        ("", "exit 3", 3, False),
-        ("0", "touch $SHARDYARD_STOP/saved", 0, True),
-        ("10", "touch $SHARDYARD_STOP/saved", 0, True),
-        ("11", "touch $SHARDYARD_STOP/saved", 69, False),
-        ("0", "touch $SHARDYARD_STOP/preempted; exit 0", 0, True),
-        ("0", "touch $SHARDYARD_STOP/preempted $SHARDYARD_STOP/finished", 0, False),
-    ],
-)
-def test_stopped_run_is_requeued(
-    tmp_path: Path, restarts: str, ranks: str, code: int, requeued: bool
-) -> None:
-    """The part of the script that follows the checks. The ranks are a stub, which has saved or not."""
-    script = render(job(paths=RunPaths(tmp_path), checkpoint_epochs=1))
-    stubs = f"srun() {{ mkdir -p $SHARDYARD_STOP; {ranks}; }}\nexec() {{ exit 0; }}\n"
-    stubs += "scontrol() { case $1 in requeue) echo requeued;; *) answer; esac; }\n"
-    stubs += "answer() { [ ! -e $SHARDYARD_STOP/preempted ] || echo ' PreemptTime=2026-11-24T01 '; }\n"
-    last = script[script.index("# The run continues") :]
-    done = bash(stubs + last, SLURM_JOB_ID="7", SLURM_RESTART_COUNT=restarts)
-    assert (done.returncode, "requeued" in done.stdout) == (code, requeued), done.stderr
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_script_ends_before_python_where_the_directory_is_not_shared(tmp_path: Path, seen: bool) -> None:
-    made = job(paths=RunPaths(tmp_path / "a sweep's" / "run"))
-    made.paths.live.mkdir(parents=True)
-    (made.paths.live / "token").write_text(TOKEN if seen else "another")
-    stubs = 'srun() { while [[ $1 == --* ]]; do shift; done; "$@"; }; scontrol() { echo node7; }\n'
-    stubs += "exec() { echo started; }\n"
-    done = bash(stubs + render(made), SLURM_JOB_NUM_NODES="1", SLURMD_NODENAME="node7")
-    assert (done.returncode, "started" in done.stdout) == (0 if seen else 66, seen), done.stderr
-    assert (f"node7 does not see {tmp_path}" in done.stdout) is not seen
-
-
 def test_containers_have_the_users_code_and_no_variables_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,6 +157,10 @@ def test_containers_have_the_users_code_and_no_variables_of_their_own(
     assert made.paths.code not in mounts(made)
     monkeypatch.setattr(RunSpec, "has_imports", True)
     assert mounts(made)[made.paths.code] is False
+
+
+def bash(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
 
 
 ENGINES = """
@@ -221,13 +183,13 @@ def test_image_must_have_the_sources_of_the_orchestrator(
         monkeypatch.setattr(container, name, value)
     script = render(job(options))
     check = script[script.index("# Image ") : script.index("export ")]
-    done = bash(ENGINES + check, SLURM_JOB_NUM_NODES="2")
+    done = bash(ENGINES + check)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     done = bash("srun() { return 5; }\n" + check)
     assert done.returncode == NO_CONTAINER
     for changed in ("trainer/core/clock.py", "requirements.txt"):
         (image / changed).write_text(f"changed = {changed!r}\n")
-        done = bash(ENGINES + check, SLURM_JOB_NUM_NODES="2")
+        done = bash(ENGINES + check)
         assert done.returncode == OTHER_SOURCES
         found = digest_of(str(image / "trainer"), str(image / "requirements.txt"))
         cause = str(error_of("7", JobState("FAILED", code=OTHER_SOURCES), done.stdout))
