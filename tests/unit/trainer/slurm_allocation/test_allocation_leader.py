@@ -23,7 +23,6 @@ for line in sys.stdin:
     for node in ("a", "b"):
         reason = {reasons}.get((node, line.strip()))
         print(json.dumps(dict(node=node, reason=reason, usable={usable})), flush=True)
-    {then}
 """
 
 
@@ -37,9 +36,9 @@ class Orchestrator:
         self._reader = LineReader(directory / messages.ANSWERS, LeaderAnswer)
         self._answers: list[LeaderAnswer] = []
 
-    def lead(self, reasons: object = None, usable: bool = True, then: str = "pass") -> None:
-        """reasons: why two warm nodes were replaced or lost. then: what they do after their replies."""
-        source = NODES.format(reasons=reasons, usable=usable, then=then)
+    def lead(self, reasons: object = None, usable: bool = True) -> None:
+        """reasons: why two warm nodes, if there are any, were replaced or lost."""
+        source = NODES.format(reasons=reasons, usable=usable)
         log = self.directory / "warm.log"
         nodes = WarmNodes([sys.executable, "-c", source], 2, log) if reasons is not None else None
         self._thread = threading.Thread(target=self._serve, args=(Leader(self.directory, nodes),))
@@ -127,23 +126,16 @@ def test_replaced_and_lost_warm_nodes_are_named(orchestrator: Orchestrator) -> N
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2, code=69, reason=reason)
 
 
-ERRORS = "srun: note\nsrun: error: yard2: task 1: Killed\nsrun: error: yard1: task 0: Terminated\n"
-
-
-@pytest.mark.parametrize(
-    ("usable", "then", "lost"),
-    [
-        (False, "pass", "a: no memory"),
-        (True, f"sys.exit({ERRORS!r})", "a warm node was lost (yard2: task 1: Killed)"),
-    ],
-)
-def test_warm_nodes_that_are_lost_end_the_allocation(
-    orchestrator: Orchestrator, usable: bool, then: str, lost: str
-) -> None:
-    orchestrator.lead({("a", "ensure"): "no memory"}, usable, then)
-    path = str(orchestrator.directory / "log")
-    orchestrator.send("run", run=1, script=path, log=path, warm=True)
-    assert orchestrator.lost() == lost
+def test_warm_nodes_that_are_lost_end_the_allocation(orchestrator: Orchestrator) -> None:
+    orchestrator.lead({("a", "ensure"): "no memory"}, usable=False)
+    orchestrator.send("run", run=1, warm=True)
+    assert orchestrator.lost() == "a: no memory"
+    said = "srun: note\nsrun: error: yard2: task 1: Killed\nsrun: error: yard1: task 0: Terminated\n"
+    exits = [sys.executable, "-S", "-c", f"import sys; sys.exit({said!r})"]
+    nodes = WarmNodes(exits, 2, orchestrator.directory / "warm-nodes.log")
+    with pytest.raises(LostError, match=r"^a warm node was lost \(yard2: task 1: Killed\)$"):
+        nodes.ask("ensure")
+    nodes.close()
 
 
 def test_port_in_use_is_left_out() -> None:

@@ -7,12 +7,14 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from tests.support.processes import wait_until
+from trainer.comm.attempt_store import exit_barrier
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts import rendezvous as module
 from trainer.torchrun_restarts.rendezvous import Rendezvous
@@ -109,3 +111,19 @@ def test_agent_with_the_store_leaves_last(
     monkeypatch.setattr(module, "SHUTDOWN_S", 0.05)
     meet(pool, first, second)
     first.shutdown()  # it does not wait for ever
+
+
+def test_exit_barrier_waits_for_the_ranks_of_its_attempt(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
+    group = agents(pool, tmp_path / "port", spec())
+    rank = {
+        "rendezvous": f"127.0.0.1:{(tmp_path / 'port').read_text()}",
+        "timeout_s": 20,
+        "size": len(group),
+    }
+    ranks: list[Any] = [SimpleNamespace(**rank, attempt=attempt) for attempt in (0, 1)]
+    waiting = [pool.submit(exit_barrier, each) for each in ranks]
+    for each, blocked in zip(ranks, waiting, strict=True):
+        assert waits(blocked)
+        exit_barrier(each)
+        blocked.result(timeout=10)

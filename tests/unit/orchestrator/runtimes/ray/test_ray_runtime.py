@@ -53,11 +53,10 @@ def test_nodes_are_placed_where_they_fit() -> None:
 
 
 def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    continues = run(on_loss="continue", strategy="local_sgd", transport="gloo")
     for spec, named in (
         (run("mpi"), "--set transport=gloo"),
         (run("rpc"), "--shared-network"),
-        (continues, "lost rank"),
+        (run(on_loss="continue", strategy="local_sgd", transport="gloo"), "lost rank"),
         (run(restarts=1), "lost rank"),
         (run(node_speed=[1, 1, 0.5]), "node_speed"),
         (run(), "None"),
@@ -66,8 +65,7 @@ def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RayRuntime(shared_network=True).unsupported_reason(run("rpc")) is None
     monkeypatch.setattr(module, "installed", lambda package: None)
     assert "pip install 'shardyard[ray]'" in str(RayRuntime().unavailable_reason())
-    (finding,) = RayRuntime().findings()
-    assert (finding.status, "pip install" in finding.detail) == ("note", True)
+    assert [finding.status for finding in RayRuntime().findings()] == ["note"]
 
 
 def test_one_group_fits_all_runs_of_a_sweep_but_cold_ones() -> None:
@@ -92,7 +90,7 @@ def test_address_is_auto_or_host_and_port(monkeypatch: pytest.MonkeyPatch) -> No
     for address in ("auto", "head.site:6379", "10.0.0.1:6379"):
         info = configured(address=address).info
         assert (info.remote, info.one_clock) == (True, False)
-    assert (configured().info.remote, configured().info.one_clock) == (False, True)
+    assert not configured().info.remote
     for fields in ({"address": "ray://head:1"}, {"address": "head"}, {"raylets": 0}, {"data_dir": "here"}):
         with pytest.raises(ValidationError):
             configured(**fields)
@@ -111,8 +109,10 @@ def test_an_address_without_a_head_is_refused_at_once() -> None:
             runtime.create(plan(run()))
 
 
-def test_an_answer_of_nodes_is_checked() -> None:
-    answers: list[Any] = [{"exits": {"node 0": 256}}, {"exits": {"node 0": -256}}, {"other": 1}]
-    for fields in (*answers, {"nodes": [{"machine": "m"}]}):
-        with pytest.raises(ValidationError):
-            Reply(**fields)
+@pytest.mark.parametrize(
+    "fields",
+    [{"exits": {"node 0": 256}}, {"exits": {"node 0": -256}}, {"nodes": [{"machine": "m"}]}, {"x": 1}],
+)
+def test_an_answer_of_nodes_is_checked(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Reply(**fields)

@@ -64,7 +64,7 @@ NO_PYXIS = "srun: unrecognized option '--container-image=/x'\nTry \"srun --help\
 @pytest.mark.parametrize(
     ("state", "log", "cause", "repeat"),
     [
-        (job("PENDING", "QOSMaxWallDurationPerJobLimit"), "", "job 9 cannot start: Slurm's reason is", False),
+        (job("PENDING", "QOSMaxWallDurationPerJobLimit"), "", "job 9 cannot start: Slurm's reason", False),
         (job("TIMEOUT", "TimeLimit", "0:15"), "", "job 9 reached its time limit of 00:03:00", True),
         (job("PREEMPTED", code="0:15"), "", "job 9 was preempted", True),
         (job("NODE_FAIL", "NodeDown"), "", "job 9 lost a node: node failure (Sl", True),

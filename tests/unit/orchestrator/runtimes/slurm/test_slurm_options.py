@@ -148,7 +148,7 @@ PARTITIONS = "partitions: debug (default), short, off (not up); Slurm says "
             "slurm.constraint: 'fast' is not allowed; features of nodes: avx, rome; "),
         ("Requested time limit is invalid (missing or exceeds some lim", request({"time": "60", **SHORT}),
             "slurm.time: '60' is not allowed: partition short permits 10:00; "),
-        ("Invalid qos specification", request({"arguments": ["--qos=x"]}), "slurm.arguments: ['--qos=x']: "),
+        ("Invalid qos specification", request({"arguments": ["--qos=x"]}), "slurm.arguments: ['--qos=x']"),
     ],
 )  # fmt: skip
 def test_refusal_names_key_value_and_what_is_allowed(error: str, asked: JobRequest, message: str) -> None:
