@@ -31,7 +31,7 @@ from orchestrator.runtimes.slurm.states import (
     requeue_causes,
 )
 from orchestrator.runtimes.slurm.times import seconds_of
-from orchestrator.runtimes.slurm.trial import allocation, outcomes, script
+from orchestrator.runtimes.slurm.trial import allocation, outcomes
 from tests.support.processes import wait_until
 
 
@@ -58,7 +58,6 @@ BLIND = (
 UNLAUNCHED = "srun: error: Task launch for StepId=9.0 failed on node n2: Communication connection failure\n"
 NO_ENGINE = "slurmstepd-n2: error: execve(): apptainer: No such file\nsrun: error: n2: task 1: Exited\n"
 NO_IMAGE = "srun: error: n1: task 0: Exited\nFATAL:   could not open image /x.sif\n"
-NO_PYXIS = "srun: unrecognized option '--container-image=/x'\nTry \"srun --help\" for more information\n"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,6 @@ NO_PYXIS = "srun: unrecognized option '--container-image=/x'\nTry \"srun --help\
         (failed("66:0"), UNLAUNCHED, "job 9 failed: n2 did not start its tasks (Communic", False),
         (failed("68:0"), NO_ENGINE, "the container does not start on each node: slurmstepd", False),
         (failed("68:0"), NO_IMAGE, "the container does not start on each node: FATAL:", False),
-        (failed("68:0"), NO_PYXIS, "the container does not start on each node: srun: unrec", False),
         (failed("68:0"), "", "the container does not start on each node: see the log", False),
         (failed("69:0"), "", "job 9 was requeued more often than is allowed; `slurm: req", False),
         (failed("70:0"), "", "job 9 has stopped at a checkpoint, and Slurm does not req", False),
@@ -134,13 +132,7 @@ def test_causes_of_requeues() -> None:
     stopped = "shardyard: stopped at a checkpoint: {}\n" + CANCELLED.format("JOB REQUEUE")
     parts = (stopped.format("its time limit"), stopped.format("SIGTERM"), PREEMPTED + "\n", NODE_FAILED, "")
     log = "".join(f"{part}shardyard: requeue {number}\n" for number, part in enumerate(parts, start=1))
-    named = (
-        "before its time limit",
-        "after SIGTERM",
-        "preemption",
-        "node failure",
-        "does not give a reason",
-    )
+    named = ("before its time limit", "after SIGTERM", "preemption", "node failure", "not give a reason")
     for cause, part in zip(requeue_causes(log + NODE_FAILED), named, strict=True):
         assert part in cause
 
@@ -194,11 +186,7 @@ def test_error_is_the_line_that_says_it(stub: Stub) -> None:
 
 
 def test_pmix_that_srun_lists_need_not_load(stub: Stub) -> None:
-    for said, code, trouble in (
-        (PMIX, 1, "can not load PMIx"),
-        (ACCOUNT, 1, "None"),
-        ("starts", 0, "None"),
-    ):
+    for said, code, trouble in ((PMIX, 1, "can not load"), (ACCOUNT, 1, "None"), ("starts", 0, "None")):
         stub("srun", said, code)
         assert trouble in str(commands.pmix_trouble())
 
@@ -240,31 +228,27 @@ def test_longest_time_limit_is_that_of_all_chosen_partitions(monkeypatch: pytest
 
 @given(st.integers(0, 40), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_seconds_of_a_time_limit(days: int, hours: int, minutes: int, seconds: int) -> None:
-    spans = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
-    for text, units in (
-        (f"{minutes}", ["minutes"]),
-        (f"{minutes}:{seconds:02}", ["minutes", "seconds"]),
-        (f"{hours}:{minutes:02}:{seconds:02}", ["hours", "minutes", "seconds"]),
-        (f"{days}-{hours}", ["days", "hours"]),
-        (f"{days}-{hours}:{minutes:02}", ["days", "hours", "minutes"]),
-        (f"{days}-{hours:02}:{minutes:02}:{seconds:02}", [*spans]),
-    ):
-        assert seconds_of(text) == timedelta(**{unit: spans[unit] for unit in units}).total_seconds()
+    at = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+    assert seconds_of(f"{days}-{hours}:{minutes:02}:{seconds:02}") == at
+    assert seconds_of(f"{days}-{hours}:{minutes:02}") == at - seconds
+    assert seconds_of(f"{days}-{hours}") == at - seconds - 60 * minutes
+    assert seconds_of(f"{hours}:{minutes:02}:{seconds:02}") == at - 86_400 * days
+    assert seconds_of(f"{minutes}:{seconds:02}") == 60 * minutes + seconds
+    assert seconds_of(f"{minutes}") == 60 * minutes
     assert seconds_of("UNLIMITED") == math.inf
 
 
-def test_trial_starts_each_launch_in_an_allocation_of_the_site() -> None:
+def test_trial_has_an_allocation_with_the_options_of_the_site() -> None:
     options = SlurmOptions(partition="short", account="lab", time="1:00:00", arguments=["--qos=high"])
-    tried, own = script(options, ["mpirun", "pmix"]), ("--output", "--open-mode", "--no-requeue")
-    argv = allocation(options, tried)
-    assert (argv[0], argv[-3:]) == ("salloc", ["bash", "-c", tried])
+    argv = allocation(options, "true")
+    assert (argv[0], argv[-3:]) == ("salloc", ["bash", "-c", "true"])
     assert {"--nodes=2", "--partition=short", "--account=lab", "--qos=high", "--time=2"} <= set(argv)
-    assert not [each for each in argv if each.startswith(own)]
-    stubs = "timeout() { case $* in *--mpi=pmix*) echo said; return 3; esac; }\nscontrol() { echo n7; }\n"
-    done = subprocess.run(["bash"], input=stubs + tried, capture_output=True, text=True, check=True)
-    assert outcomes(done.stdout, ["mpirun", "pmix"]) == {"mpirun": None, "pmix": "said"}
-    late = outcomes("\nshardyard-trial mpirun 124\n", ["mpirun", "pmix"])
-    assert [*late.values()] == ["its ranks do not end within 30 s", "the trial ended before it"]
+    assert not [each for each in argv if each.startswith(("--output", "--open-mode", "--no-requeue"))]
+    found = outcomes(
+        "\nshardyard-trial mpirun 124\nsaid\nshardyard-trial pmix 3\n", ["mpirun", "pmix", "x"]
+    )
+    late = "its ranks do not end within 30 s"
+    assert found == {"mpirun": late, "pmix": "said", "x": "the trial ended before it"}
 
 
 def test_allocation_is_given_back_when_doctor_is_killed(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ SWEEP = "name: x\nbase: {strategy: serial}\nblocks: [{}]\nslurm: "
         ("{time: '٣'}", "slurm.time"),
         ("{partition: 'a b'}", "slurm.partition a b"),
         ('{account: "a\\nb"}', "slurm.account"),
-        ("{allocation: job}", "slurm.allocation job run sweep"),
         ("{mpi: pmi2}", "slurm.mpi pmi2 mpirun pmix"),
         ("{arguments: [-x]}", "slurm.arguments[0] -x --NAME=VALUE"),
         ("{arguments: [--exclusive, --nodes=3]}", "slurm.arguments[1] --nodes Shardyard sets"),
@@ -40,7 +39,6 @@ SWEEP = "name: x\nbase: {strategy: serial}\nblocks: [{}]\nslurm: "
         ("{container: {engine: docker, image: x}}", "slurm.container.engine apptainer pyxis"),
         ("{container: {engine: pyxis, image: --x}}", "slurm.container.image --x"),
         ("{arguments: [--container-image=x]}", "slurm.arguments[0] --container-image `container`"),
-        ("[debug]", "slurm"),
     ],
 )
 def test_invalid_options_name_file_key_and_value(tmp_path: Path, options: str, named: str) -> None:
