@@ -81,9 +81,7 @@ def orchestrator(tmp_path: Path) -> Iterator[Orchestrator]:
     made.lost()
 
 
-def test_one_script_runs_after_the_other_and_a_late_cancellation_ends_none(
-    orchestrator: Orchestrator,
-) -> None:
+def test_scripts_run_one_after_the_other_until_they_end(orchestrator: Orchestrator) -> None:
     orchestrator.lead()
     for number, code in ((1, 0), (2, 3)):
         started = orchestrator.run(number, f"echo $MASTER_PORT; exit {code}")
@@ -93,14 +91,12 @@ def test_one_script_runs_after_the_other_and_a_late_cancellation_ends_none(
     orchestrator.run(3, "sleep 60 & wait")
     orchestrator.send("cancel", run=3)
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=3, code=-15)
-    orchestrator.send("cancel", run=3)
+    orchestrator.send("cancel", run=3)  # too late: it must not end the next one
     assert orchestrator.run(4, "sleep 0.1") == LeaderAnswer(kind="started", run=4)
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=4)
 
 
-def test_run_that_ignores_its_cancellation_ends_the_allocation(
-    orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stubborn_run_ends_the_job(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CANCEL_S", 0.05)
     orchestrator.lead()
     trapped = orchestrator.directory / "trapped"

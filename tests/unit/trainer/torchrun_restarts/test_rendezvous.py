@@ -52,9 +52,7 @@ def waits(future: Future[Any]) -> bool:
     return not wait([future], timeout=0.1).done
 
 
-def test_all_attempts_have_the_same_ranks_and_store_but_other_keys(
-    pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_attempts_share_ranks_and_store_but_no_keys(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     group = agents(pool, tmp_path / "port", spec(3))
     address = ("127.0.0.1", int((tmp_path / "port").read_text()))
     for attempt in range(3):

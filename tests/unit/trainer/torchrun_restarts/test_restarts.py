@@ -196,9 +196,7 @@ def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("done_last", [False, True])
-def test_loss_after_the_exit_barrier_matters_only_with_unsent_weights(
-    tmp_path: Path, done_last: bool, weights: bool
-) -> None:
+def test_late_loss_matters_with_unsent_weights(tmp_path: Path, done_last: bool, weights: bool) -> None:
     """The restarts are used, and agents give up before or after the last event of rank 0 arrives."""
     record = run_record(tmp_path, *(LATE[:-1] if done_last else LATE), save_weights=weights)
     for each in record.assignment.agents if weights else record.assignment.agents[1:]:

@@ -29,18 +29,8 @@ from trainer.spec.run_spec import RunSpec
 REASON = "no namespaces on this machine"
 
 
-def run(transport: str) -> RunSpec:
-    return RunSpec.model_validate({"strategy": "one_shot", "transport": transport, "nodes": 2})
-
-
-@pytest.fixture
-def impossible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that permits no namespace."""
-
-    def refuse() -> list[int]:
-        raise NamespaceError(REASON)
-
-    monkeypatch.setattr(namespace, "_created", refuse)
+def run(transport: str, **fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "one_shot", "transport": transport, "nodes": 2, **fields})
 
 
 @pytest.fixture
@@ -106,8 +96,8 @@ def test_namespace_that_cannot_be_created_or_entered_is_not_used(
     assert PrivateNetwork().unavailable_reason == expected
 
 
-@pytest.mark.usefixtures("impossible")
-def test_run_that_would_let_others_in_is_refused(tmp_path: Path) -> None:
+def test_run_that_would_let_others_in_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(namespace, "_created", MagicMock(side_effect=NamespaceError(REASON)))
     runtime = LocalRuntime(cold=True)
     for transport in ("rpc", "mpi"):
         refusal = str(runtime.unsupported_reason(run(transport)))
@@ -211,12 +201,12 @@ def test_processes_share_the_quota(quota: float, cores: list[float], tick_s: flo
     assert stopped == 0 or sum(cores) > quota - 1e-9 or tick_s > PERIOD_S
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-def test_the_throttle_is_started_before_the_ranks(tmp_path: Path, transport: str) -> None:
+def test_the_throttle_is_started_before_the_ranks() -> None:
     fields = {"nodes": 3, "processes_per_node": 2, "node_speed": [0.25, 1, 0.5]}
-    run = RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields})
-    plan = LocalRuntime(shared_network=True).plan(run, RunPaths(tmp_path / "run"), tmp_path)
-    modules = ["orchestrator.runtimes.local.throttle" in each.argv for each in plan.processes]
-    assert modules == [True, *[False] * (len(modules) - 1)]
-    limits = [NodeLimit.parse(text) for text in plan.processes[0].argv[4:]]
-    assert limits == [NodeLimit(0.5, "node-1", (0, 1)), NodeLimit(1.0, "node-3", (4, 5))]
+    for transport in ("gloo", "mpi"):
+        spec = run(transport, **fields)
+        plan = LocalRuntime(shared_network=True).plan(spec, RunPaths(Path("/run")), Path("/data"))
+        modules = ["orchestrator.runtimes.local.throttle" in each.argv for each in plan.processes]
+        assert modules == [True, *[False] * (len(modules) - 1)]
+        limits = [NodeLimit.parse(text) for text in plan.processes[0].argv[4:]]
+        assert limits == [NodeLimit(0.5, "node-1", (0, 1)), NodeLimit(1.0, "node-3", (4, 5))]

@@ -145,9 +145,7 @@ def test_allocation_fits_every_run() -> None:
     assert [is_warm(run(**each), SlurmOptions(mpi=mpi)) for each, mpi in warm] == [True, True, False, True]
 
 
-def test_containers_have_the_users_code_and_no_variables_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_containers_have_the_code_of_users_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     made = job(APPTAINER)
     outside = environment(replace(made, options=SlurmOptions()))
     assert environment(made) == {**outside, "PYTHONPATH": "/opt/shardyard"}
@@ -159,9 +157,7 @@ def test_containers_have_the_users_code_and_no_variables_of_their_own(
     assert mounts(made)[made.paths.code] is False
 
 
-def test_image_must_have_the_sources_of_the_orchestrator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_must_have_our_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = tmp_path / "image"
     for trainer, requirements in ((tmp_path / "trainer",) * 2, (image / "trainer", image)):
         (trainer / "core").mkdir(parents=True)

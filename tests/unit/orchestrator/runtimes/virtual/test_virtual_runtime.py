@@ -14,7 +14,6 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.report_support import a_run
-from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VirtualOptions
 
@@ -90,14 +89,6 @@ def test_what_cannot_be_simulated_is_refused_with_what_to_change(
     assert re.search(reason, str(configured(**options).unsupported_reason(run(**fields))))
     if options == SAMPLED:
         assert VirtualRuntime().unsupported_reason(run(**fields)) is None
-
-
-def test_every_strategy_that_cannot_run_virtually_names_one_that_can() -> None:
-    for name in STRATEGIES.entries:
-        strategy = STRATEGIES.load(name)
-        if not strategy.virtual and strategy.trains:
-            assert strategy.equivalent is not None, name
-            assert STRATEGIES.load(strategy.equivalent).virtual
 
 
 def test_only_results_with_the_same_costs_are_reused() -> None:
