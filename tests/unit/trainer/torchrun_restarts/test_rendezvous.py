@@ -36,6 +36,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_ATTEMPT", "unset")  # restored after the test
     monkeypatch.setattr(module, "POLL_S", 0.005)
+    monkeypatch.setattr(module, "SHUTDOWN_S", 0.5)
 
 
 def agents(pool: ThreadPoolExecutor, endpoint: Path | str, run: RunSpec) -> list[Rendezvous]:
@@ -97,16 +98,13 @@ def test_missing_agent_is_waited_for_until_the_timeout(pool: ThreadPoolExecutor,
         first.next_rendezvous()
 
 
-def test_agent_with_the_store_leaves_last(
-    pool: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_with_the_store_leaves_last(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     first, second = agents(pool, tmp_path / "port", spec())
     meet(pool, first, second)
     leaving = pool.submit(first.shutdown)
     assert waits(leaving)
     second.shutdown()
     assert leaving.result(timeout=10)
-    monkeypatch.setattr(module, "SHUTDOWN_S", 0.05)
     meet(pool, first, second)
     first.shutdown()  # it does not wait for ever
 
@@ -114,12 +112,8 @@ def test_agent_with_the_store_leaves_last(
 def test_exit_barrier_waits_for_the_ranks_of_its_attempt(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     """Every rank leaves in the end: torch aborts a process that exits while a thread is in its store."""
     group = agents(pool, tmp_path / "port", spec())
-    rank = {
-        "rendezvous": f"127.0.0.1:{(tmp_path / 'port').read_text()}",
-        "timeout_s": 20,
-        "size": len(group),
-    }
-    ranks: list[Any] = [SimpleNamespace(**rank, attempt=attempt) for attempt in (0, 1)]
+    rank = {"rendezvous": f"127.0.0.1:{(tmp_path / 'port').read_text()}", "timeout_s": 20}
+    ranks: list[Any] = [SimpleNamespace(**rank, size=len(group), attempt=each) for each in (0, 1)]
     waiting = [pool.submit(exit_barrier, each) for each in ranks]
     for each, blocked in zip(ranks, waiting, strict=True):
         assert waits(blocked)

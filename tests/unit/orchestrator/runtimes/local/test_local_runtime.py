@@ -79,10 +79,8 @@ def test_namespace_ends_with_its_descriptors(private: PrivateNetwork) -> None:
     assert [found.status for found in LocalRuntime().findings()] == ["ok"]
 
 
-def test_namespace_that_cannot_be_created_or_entered_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private: PrivateNetwork
-) -> None:
-    assert private.prefix
+@pytest.mark.usefixtures("private")
+def test_namespace_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(namespace.shutil, "which", lambda command: "/no/nsenter")
     other = PrivateNetwork()
     assert (other.prefix, "/no/nsenter" in str(other.unavailable_reason)) == ([], True)

@@ -40,8 +40,8 @@ RUN = RunPaths(Path("/shared/results/my sweep/ddp-100%"))
 OWNER, TOKEN, MPIRUN = "shardyard 12 34/56 pid:[78]", "0123abcd", Path("/shared/venv/bin/mpirun")
 MPI: dict[str, Any] = {"strategy": "all_reduce", "transport": "mpi"}
 THREADS: dict[str, Any] = {"strategy": "all_reduce", "transport": "memory"}
-APPTAINER = SlurmOptions(container=Container(engine="apptainer", image="/shared/trainer.sif;$IFS"))
-PYXIS = SlurmOptions(container=Container(engine="pyxis", image="registry.site#lab/trainer:1"))
+APPTAINER = SlurmOptions(container=Container(engine="apptainer", image="/trainer.sif;$IFS"))
+PYXIS = SlurmOptions(container=Container(engine="pyxis", image="lab/trainer:1"))
 
 
 def run(**fields: Any) -> RunSpec:
@@ -91,6 +91,7 @@ def test_golden_script(name: str) -> None:
 PYTHON, OF_IMAGE = "/shared/venv/bin/python -m trainer", "/opt/venv/bin/python -m trainer"
 MOUNTS = f"'/shared/data:/shared/data:ro,{RUN.directory}:{RUN.directory}:rw'"
 SRUN = "srun --ntasks={} --distribution=block --mpi={} --kill-on-bad-exit=1"
+TWO, OF_PYXIS = SRUN.format(2, "none"), f"--container-image=lab/trainer:1 --container-mounts={MOUNTS}"
 
 
 @pytest.mark.parametrize(
@@ -100,16 +101,8 @@ SRUN = "srun --ntasks={} --distribution=block --mpi={} --kill-on-bad-exit=1"
         (job(SlurmOptions(mpi="pmix"), **MPI, nodes=3), f"{SRUN.format(3, 'pmix')} {PYTHON}"),
         (job(SlurmOptions(mpi="pmix"), nodes=3), f"{SRUN.format(3, 'none')} {PYTHON}"),
         (replace(job(**MPI), mpirun=None), f"mpirun -n 2 --map-by ppr:1:node --bind-to none {PYTHON}"),
-        (
-            job(APPTAINER),
-            f"{SRUN.format(2, 'none')} apptainer exec --no-home --bind={MOUNTS} "
-            f"'/shared/trainer.sif;$IFS' {OF_IMAGE}",
-        ),
-        (
-            job(PYXIS),
-            f"{SRUN.format(2, 'none')} --container-image=registry.site#lab/trainer:1 "
-            f"--container-mounts={MOUNTS} --no-container-mount-home --no-container-entrypoint {OF_IMAGE}",
-        ),
+        (job(APPTAINER), f"{TWO} apptainer exec --no-home --bind={MOUNTS} '/trainer.sif;$IFS' {OF_IMAGE}"),
+        (job(PYXIS), f"{TWO} {OF_PYXIS} --no-container-mount-home --no-container-entrypoint {OF_IMAGE}"),
     ],
     ids=["threads", "pmix", "pmix without mpi", "mpirun of the path", "apptainer", "pyxis"],
 )
