@@ -91,8 +91,8 @@ def test_scripts_run_one_after_the_other_until_they_end(orchestrator: Orchestrat
     orchestrator.run(3, "sleep 60 & wait")
     orchestrator.send("cancel", run=3)
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=3, code=-15)
+    assert orchestrator.run(4, "sleep 0.3") == LeaderAnswer(kind="started", run=4)
     orchestrator.send("cancel", run=3)  # too late: it must not end the next one
-    assert orchestrator.run(4, "sleep 0.1") == LeaderAnswer(kind="started", run=4)
     assert orchestrator.answer() == LeaderAnswer(kind="ended", run=4)
 
 

@@ -118,7 +118,7 @@ def test_killing_the_client_kills_the_rank_and_what_it_has_forked(parent: Parent
     process, first = parent.started("os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
     second = int(process.stdout.readline())
     process.kill()
-    wait_until(lambda: not alive(first) and not alive(second))
+    wait_until(lambda: not alive(first) and not alive(second), timeout_s=20)  # it would end by itself
     assert (parent._status()["ranks"], parent.killed()) == (0, [])
 
 

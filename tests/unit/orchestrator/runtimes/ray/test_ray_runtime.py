@@ -67,12 +67,12 @@ def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_group_fits_all_runs_of_a_sweep_but_cold_ones() -> None:
-    runs = [run(nodes=2, cpus=1.0, memory_mb=4096), run(nodes=3, cpus=2.0)]
+    runs = [run(nodes=2, cpus=1.0), run(nodes=3, cpus=1.0), run(nodes=1, cpus=2.0, memory_mb=4096)]
     made, cold = plan(*runs), plan(*runs, cold=True)
     assert (made.cluster.shared, made.warm, cold.cluster.shared, cold.warm) == (True, True, False, False)
     group = {"size": 3, "cpus": 2.0, "memory_mb": 4096, "gpus": 0}
     assert json.loads(str(made.cluster.script)) == group
-    assert json.loads(str(cold.cluster.script)) == {**group, "size": 2, "cpus": 1.0}
+    assert json.loads(str(cold.cluster.script)) == {**group, "size": 2, "cpus": 1.0, "memory_mb": 2048}
 
 
 def test_ranks_get_nothing_that_holds_on_this_machine_only() -> None:
