@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm import commands, trial
 from orchestrator.runtimes.slurm import runtime as module
 from orchestrator.runtimes.slurm.allocation import Loss, loss_of
 from orchestrator.runtimes.slurm.commands import MPI, QueuedJob, SlurmError
@@ -52,9 +52,7 @@ def failed(code: str) -> JobState:
 CANCELLED = "slurmstepd-n1: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-24T01:55:16 DUE TO {} ***\n"
 NODE_FAILED = CANCELLED.format("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
 NODE_N2 = "srun: error: Node failure on n2\n"
-BLIND = (
-    "shardyard: node n3 does not see /home/x\nsrun: error: n3\nshardyard: node n2 does not see /home/x\n"
-)
+BLIND = "shardyard: node n3 does not see /x\nsrun: error: n3\nshardyard: node n2 does not see /x\n"
 UNLAUNCHED = "srun: error: Task launch for StepId=9.0 failed on node n2: Communication connection failure\n"
 NO_ENGINE = "slurmstepd-n2: error: execve(): apptainer: No such file\nsrun: error: n2: task 1: Exited\n"
 NO_IMAGE = "srun: error: n1: task 0: Exited\nFATAL:   could not open image /x.sif\n"
@@ -96,12 +94,7 @@ def test_cause_is_what_slurm_has_done(state: JobState, log: str, cause: str, rep
 def test_ranks_explain_other_ends() -> None:
     waiting = [(job("PENDING", reason), "", 0) for reason in ("Resources", "AssocGrpCpuLimit", "None")]
     running = [(job(state), "", 0) for state in ("RUNNING", "COMPLETING", "SUSPENDED")]
-    ended = [
-        (job("COMPLETED"), "", 0),
-        (failed("1:0"), "", 1),
-        (failed("0:9"), "", -9),
-        (failed("0:0"), "", 1),
-    ]
+    ended = [(job("COMPLETED"), "", 0), (failed("0:9"), "", -9), (failed("0:0"), "", 1)]
     logged = [(failed("1:0"), UNLAUNCHED, 1), (failed("1:0"), NODE_FAILED + "shardyard: requeue 1\n", 1)]
     for states in (waiting, running, [*ended, *logged]):
         for state, log, code in states:
@@ -114,10 +107,8 @@ def test_ranks_explain_other_ends() -> None:
 
 
 def test_reasons_that_no_waiting_changes() -> None:
-    hopeless = (
-        "PartitionConfig PartitionNodeLimit PartitionTimeLimit BadConstraints InvalidAccount InvalidQOS"
-    )
-    hopeless += " AssocMaxNodePerJobLimit JobHeldUser launch_failed_requeued_held"
+    hopeless = "PartitionConfig PartitionNodeLimit PartitionTimeLimit BadConstraints InvalidAccount "
+    hopeless += "InvalidQOS AssocMaxNodePerJobLimit JobHeldUser launch_failed_requeued_held"
     for reason in hopeless.split():
         assert reason in str(error_of("9", job("PENDING", reason)))
 
@@ -254,9 +245,13 @@ def test_trial_has_an_allocation_with_the_options_of_the_site() -> None:
 def test_allocation_is_given_back_when_doctor_is_killed(tmp_path: Path) -> None:
     """salloc is a stub. It ends its job when it gets SIGTERM."""
     started, ended = tmp_path / "started", tmp_path / "ended"
-    salloc = f"trap 'touch {ended}; exit' TERM; touch {started}; while :; do sleep 0.05; done"
-    code = f"from orchestrator.runtimes.slurm import trial; trial._run(['bash', '-c', {salloc!r}])"
-    with subprocess.Popen([sys.executable, "-c", code]) as doctor:
-        wait_until(started.exists)
-        doctor.send_signal(signal.SIGKILL)
-    wait_until(ended.exists)
+    salloc = f"trap 'touch {ended}; exit' TERM; touch {started}; for i in {{1..900}}; do sleep 0.05; done"
+    doctor = os.fork()
+    if not doctor:
+        with suppress(BaseException):
+            trial._run(["bash", "-c", salloc])
+        os._exit(1)
+    wait_until(started.exists, timeout_s=20)
+    os.kill(doctor, signal.SIGKILL)
+    os.waitpid(doctor, 0)
+    wait_until(ended.exists, timeout_s=20)
