@@ -18,6 +18,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster
 from trainer.cluster.commands import commands
 from trainer.cluster.run_record import RunRecord
 from trainer.core.events import Event, EventReader, combined_digest
@@ -60,8 +61,7 @@ def test_out_of_memory_kills_belong_to_their_attempt(
 ) -> None:
     """Node 1's agent reports. lost: exit code, and out-of-memory kills so far, of which 2 are older."""
     counts = [2, *(count for _, count in lost)]
-    made = spec(restarts=9, processes_per_node=2)
-    handler = ExitReportHandler(made, 1, tmp_path, memory_mb, lambda: counts.pop(0))
+    handler = ExitReportHandler(spec(processes_per_node=2), 1, tmp_path, memory_mb, lambda: counts.pop(0))
     for attempt, (code, _) in enumerate(lost):
         monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
         args = (code, 1, 4711, "python")
@@ -204,6 +204,21 @@ def test_late_loss_matters_with_unsent_weights(tmp_path: Path, done_last: bool, 
     if done_last:
         record.add_event(LATE[-1])
     assert (record.failures, record.complete) == ({"node-1": "gave up"} if weights else {}, not weights)
+
+
+def test_coordinator_ends_a_finished_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Node 1's rank was killed after the exit barrier, and its agent waits for one that has exited."""
+
+    async def play(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        for kind, fields in {"start": {"pid": 1, "attempt": 0}, "result": rank_fields()}.items():
+            await agent.send_event(kind, **fields)
+        if agent.ranks == (0,):
+            await agent.send_event("done")
+        assert await agent.receive() == {"kind": "shutdown", "finished": True}
+        await agent.exit(-9)
+
+    assert LoopbackCluster(monkeypatch, tmp_path).run({"node-1": play, "node-2": play}, restarts=1) == 0
 
 
 def any_event(kind: str, rank: int, attempt: int) -> Event:

@@ -107,10 +107,7 @@ def test_an_address_without_a_head_is_refused_at_once() -> None:
             runtime.create(plan(run()))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"exits": {"node 0": 256}}, {"exits": {"node 0": -256}}, {"nodes": [{"machine": "m"}]}, {"x": 1}],
-)
-def test_an_answer_of_nodes_is_checked(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Reply(**fields)
+def test_an_answer_of_nodes_is_checked() -> None:
+    for fields in ({"exits": {"a": 256}}, {"exits": {"a": -256}}, {"nodes": [{"machine": "m"}]}):
+        with pytest.raises(ValidationError):
+            Reply.model_validate(fields)

@@ -102,8 +102,7 @@ def test_ranks_explain_other_ends() -> None:
             assert (state.waits, state.ended) == (states is waiting, states not in (waiting, running))
             reason = f"job 9 ended with exit code {code} (see job-9.log)"
             assert loss_of("9", state, None, log) == (Loss(reason, repeat=True) if state.ended else None)
-            lost = Loss("job 9 ended: no heartbeat", repeat=True)
-            assert loss_of("9", state, "no heartbeat", log) == lost
+            assert loss_of("9", state, "silence", log) == Loss("job 9 ended: silence", repeat=True)
 
 
 def test_reasons_that_no_waiting_changes() -> None:

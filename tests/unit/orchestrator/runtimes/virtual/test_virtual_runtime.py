@@ -78,7 +78,6 @@ PARAMETER_SERVER = {"strategy": "async_parameter_server"}
         (SAMPLED, {"model": {"name": "wide_resnet", "norm": "sync_batch"}}, "layers of wide_resnet .*full"),
         (SAMPLED, {"strategy": {"name": "local_sgd", "aggregation": "median"}}, "aggregation combines"),
         (SAMPLED, {"target_accuracy": 0.9}, r"target_accuracy is 0\.9; leave it out"),
-        (SAMPLED, {"checkpoint_epochs": 1}, "checkpoint_epochs is 1; leave it out"),
         (SAMPLED, {"strategy": "zero2"}, "zero2 takes a part of it; allowed: full"),
     ],
 )  # fmt: skip
