@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from torch.distributed import run
@@ -63,11 +64,11 @@ class ExitReportHandler(logging.Handler):
         ):  # else it has written its own
             name, attempt = signal_name(-code), int(os.environ["SHARDYARD_ATTEMPT"])
             rank, prefix = self._first + local_rank, os.environ.get("SHARDYARD_PREFIX", "rank {rank} | ")
-            writer = EventWriter(self._key, rank, self._directory, prefix=prefix)
             cause = f"killed by {name}"
             if self._memory_mb and code == -signal.SIGKILL and self._known > before:
                 cause = f"killed: its node needed more than {self._memory_mb} MiB of memory"
-            writer.write("died", cause=cause, signal=name, attempt=attempt)
+            with closing(EventWriter(self._key, rank, self._directory, prefix=prefix)) as writer:
+                writer.write("died", cause=cause, signal=name, attempt=attempt)
 
 
 def main(arguments: list[str], env: Mapping[str, str]) -> None:

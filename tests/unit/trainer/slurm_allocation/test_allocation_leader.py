@@ -1,170 +1,137 @@
-"""The leader of an allocation, without Slurm: warm nodes are a stub, runs are scripts of bash."""
+"""Mistakes in the leader of an allocation: lines of its files, whose run ends, what is lost."""
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from trainer.slurm_allocation import leader as module
+from trainer.slurm_allocation import messages
 from trainer.slurm_allocation.leader import Leader, LostError, WarmNodes, free_port
-from trainer.slurm_allocation.messages import (
-    ANSWERS,
-    REQUESTS,
-    LeaderAnswer,
-    LeaderRequest,
-    LineReader,
-    append,
-)
+from trainer.slurm_allocation.messages import LeaderAnswer, LeaderRequest, LineReader, append
 
-NODE = """
-import sys
+NODES = """
+import json, sys
 for line in sys.stdin:
     for node in ("a", "b"):
-        reason = {reasons}.get((node, line.strip()), "null")
-        print('{{"node": "%s", "reason": %s, "usable": {usable}}}' % (node, reason), flush=True)
-        {then}
+        reason = {reasons}.get((node, line.strip()))
+        print(json.dumps(dict(node=node, reason=reason, usable={usable})), flush=True)
 """
 
 
 class Orchestrator:
-    """The other end of the leader, which serves in a thread. lost: why the leader has ended."""
+    """The other end of a leader, which serves in a thread."""
 
-    def __init__(self, directory: Path, nodes: WarmNodes | None) -> None:
-        self.directory, self.lost = directory, ""
-        for name in (REQUESTS, ANSWERS):
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._lost = directory, ""
+        for name in (messages.REQUESTS, messages.ANSWERS):
             (directory / name).touch()
-        self._reader = LineReader(directory / ANSWERS, LeaderAnswer)
-        self._answers: deque[LeaderAnswer] = deque()
-        self.leader = Leader(directory, nodes)
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
+        self._reader = LineReader(directory / messages.ANSWERS, LeaderAnswer)
+        self._answers: list[LeaderAnswer] = []
 
-    def _serve(self) -> None:
+    def lead(self, reasons: object = None, usable: bool = True) -> None:
+        """reasons: why two warm nodes, if there are any, were replaced or lost."""
+        source = NODES.format(reasons=reasons, usable=usable)
+        log = self.directory / "warm.log"
+        nodes = WarmNodes([sys.executable, "-c", source], 2, log) if reasons is not None else None
+        self._thread = threading.Thread(target=self._serve, args=(Leader(self.directory, nodes),))
+        self._thread.start()
+
+    def _serve(self, leader: Leader) -> None:
         try:
-            self.leader.serve()
+            leader.serve()
         except LostError as error:
-            self.lost = str(error)
+            self._lost = str(error)
         finally:
-            self.leader.close()
+            leader.close()
 
-    def send(self, request: LeaderRequest) -> None:
-        append(self.directory / REQUESTS, request)
+    def send(self, kind: Any, **fields: Any) -> None:
+        append(self.directory / messages.REQUESTS, LeaderRequest(kind=kind, **fields))
 
-    def run(self, number: int, script: str, warm: bool = False) -> None:
+    def run(self, number: int, script: str, warm: bool = False) -> LeaderAnswer:
+        """Start a run. Returns the answer."""
         path = self.directory / f"{number}.sh"
         path.write_text(script)
-        log = str(self.directory / "log")
-        self.send(LeaderRequest(kind="run", run=number, script=str(path), log=log, warm=warm))
+        self.send("run", run=number, script=str(path), log=str(self.directory / "log"), warm=warm)
+        return self.answer()
 
     def answer(self) -> LeaderAnswer:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            self._answers += self._reader.new()
-            if self._answers:
-                return self._answers.popleft()
-            time.sleep(0.005)
-        raise AssertionError("no answer")
+        wait_until(lambda: self._answers.extend(self._reader.new()) or self._answers, timeout_s=20)
+        return self._answers.pop(0)
+
+    def lost(self) -> str:
+        """Why the leader has ended."""
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+        return self._lost
 
 
-@contextmanager
-def serving(directory: Path, nodes: WarmNodes | None = None) -> Iterator[Orchestrator]:
-    orchestrator = Orchestrator(directory, nodes)
-    try:
-        yield orchestrator
-    finally:
-        orchestrator.send(LeaderRequest(kind="end"))
-        orchestrator.thread.join(timeout=20)
-        assert not orchestrator.thread.is_alive()
+@pytest.fixture
+def orchestrator(tmp_path: Path) -> Iterator[Orchestrator]:
+    made = Orchestrator(tmp_path)
+    yield made
+    made.send("end")
+    made.lost()
 
 
-def warm_nodes(
-    directory: Path, reasons: object = None, usable: bool = True, then: str = "pass"
-) -> WarmNodes:
-    """Two nodes. reasons: of their replies, as JSON. then: what each does after a reply."""
-    source = NODE.format(reasons=reasons or {}, usable=json.dumps(usable), then=then)
-    return WarmNodes([sys.executable, "-c", source], 2, directory / "warm.log")
+def test_scripts_run_one_after_the_other_until_they_end(orchestrator: Orchestrator) -> None:
+    orchestrator.lead()
+    for number, code in ((1, 0), (2, 3)):
+        started = orchestrator.run(number, f"echo $MASTER_PORT; exit {code}")
+        assert started == LeaderAnswer(kind="started", run=number)
+        assert orchestrator.answer() == LeaderAnswer(kind="ended", run=number, code=code)
+    assert len({int(port) for port in (orchestrator.directory / "log").read_text().split()}) == 2
+    orchestrator.run(3, "sleep 60 & wait")
+    orchestrator.send("cancel", run=3)
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=3, code=-15)
+    assert orchestrator.run(4, "sleep 0.3") == LeaderAnswer(kind="started", run=4)
+    orchestrator.send("cancel", run=3)  # too late: it must not end the next one
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=4)
 
 
-def test_runs_one_script_after_the_other(tmp_path: Path) -> None:
-    with serving(tmp_path) as orchestrator:
-        for number, code in ((1, 0), (2, 3)):
-            orchestrator.run(number, f"echo $MASTER_PORT; sleep 0.1; exit {code}")
-            assert orchestrator.answer() == LeaderAnswer(kind="started", run=number)
-            assert orchestrator.answer() == LeaderAnswer(kind="ended", run=number, code=code)
-    ports = (tmp_path / "log").read_text().split()
-    assert len({int(port) for port in ports}) == 2
+def test_stubborn_run_ends_the_job(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CANCEL_S", 0.05)
+    orchestrator.lead()
+    trapped = orchestrator.directory / "trapped"
+    orchestrator.run(1, f"trap '' TERM; touch {trapped}; sleep 0.6; sleep 0.1")
+    wait_until(trapped.exists)
+    orchestrator.send("cancel", run=1)
+    assert "did not end" in orchestrator.lost()
 
 
-def test_cancelled_run_ends_and_the_next_one_starts(tmp_path: Path) -> None:
-    with serving(tmp_path) as orchestrator:
-        orchestrator.run(1, "sleep 60 & wait")
-        assert orchestrator.answer().kind == "started"
-        orchestrator.send(LeaderRequest(kind="cancel", run=1))
-        ended = orchestrator.answer()
-        assert (ended.kind, ended.run, ended.code) == ("ended", 1, -15)
-        orchestrator.send(LeaderRequest(kind="cancel", run=1))  # too late: it must not end the next one
-        orchestrator.run(2, "sleep 0.1")
-        assert orchestrator.answer().kind == "started"
-        assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2)
-
-
-def test_run_that_ignores_its_cancellation_ends_the_allocation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CANCEL_S", 0.1)
-    with serving(tmp_path) as orchestrator:
-        orchestrator.run(1, "trap '' TERM; for i in $(seq 10); do sleep 0.1; done")
-        assert orchestrator.answer().kind == "started"
-        time.sleep(0.2)
-        orchestrator.send(LeaderRequest(kind="cancel", run=1))
-        orchestrator.thread.join(timeout=10)
-        assert "did not end" in orchestrator.lost
-
-
-def test_silence_ends_the_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_ends_the_allocation(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.1)
-    with serving(tmp_path) as orchestrator:
-        orchestrator.thread.join(timeout=10)
-        assert "no heartbeat" in orchestrator.lost
+    orchestrator.lead()
+    assert "no heartbeat" in orchestrator.lost()
 
 
-def test_replaced_and_lost_warm_nodes_are_named(tmp_path: Path) -> None:
-    reasons = {("b", "ensure"): '"their process grew"', ("a", "explain"): '"was killed by SIGKILL"'}
-    with serving(tmp_path, warm_nodes(tmp_path, reasons)) as orchestrator:
-        orchestrator.run(1, "true", warm=True)
-        assert orchestrator.answer() == LeaderAnswer(kind="started", run=1, reason="their process grew (b)")
-        assert orchestrator.answer() == LeaderAnswer(kind="ended", run=1)
-        orchestrator.run(2, "exit 69", warm=True)
-        assert orchestrator.answer().kind == "started"
-        ended = orchestrator.answer()
-        assert (ended.code, ended.reason) == (69, "the process of warm nodes was killed by SIGKILL (a)")
+def test_replaced_and_lost_warm_nodes_are_named(orchestrator: Orchestrator) -> None:
+    orchestrator.lead({("b", "ensure"): "they grew", ("a", "explain"): "was killed by SIGKILL"})
+    started = orchestrator.run(1, "true", warm=True)
+    assert started == LeaderAnswer(kind="started", run=1, reason="they grew (b)")
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=1)
+    orchestrator.run(2, "exit 69", warm=True)
+    reason = "the process of warm nodes was killed by SIGKILL (a)"
+    assert orchestrator.answer() == LeaderAnswer(kind="ended", run=2, code=69, reason=reason)
 
 
-def test_node_that_cannot_become_warm_ends_the_allocation(tmp_path: Path) -> None:
-    reasons = {("a", "ensure"): '"no memory"'}
-    with serving(tmp_path, warm_nodes(tmp_path, reasons, usable=False)) as orchestrator:
-        orchestrator.run(1, "true", warm=True)
-        orchestrator.thread.join(timeout=10)
-        assert orchestrator.lost == "a: no memory"
-
-
-def test_end_of_a_warm_node_ends_the_allocation(tmp_path: Path) -> None:
-    errors = ["note", "error: yard2: task 1: Killed", "error: yard1: task 0: Terminated"]
-    text = "".join(f"srun: {each}\n" for each in errors)
-    then = f"sys.stderr.write({text!r}); sys.exit(1)"
-    with serving(tmp_path, warm_nodes(tmp_path, then=then)) as orchestrator:
-        orchestrator.run(1, "sleep 20", warm=True)
-        orchestrator.thread.join(timeout=10)
-        assert orchestrator.lost == "a warm node was lost (yard2: task 1: Killed)"
+def test_warm_nodes_that_are_lost_end_the_allocation(orchestrator: Orchestrator) -> None:
+    orchestrator.lead({("a", "ensure"): "no memory"}, usable=False)
+    orchestrator.send("run", run=1, warm=True)
+    assert orchestrator.lost() == "a: no memory"
+    said = "srun: note\nsrun: error: yard2: task 1: Killed\nsrun: error: yard1: task 0: Terminated\n"
+    exits = [sys.executable, "-S", "-c", f"import sys; sys.exit({said!r})"]
+    nodes = WarmNodes(exits, 2, orchestrator.directory / "warm-nodes.log")
+    with pytest.raises(LostError, match=r"^a warm node was lost \(yard2: task 1: Killed\)$"):
+        nodes.ask("ensure")
+    nodes.close()
 
 
 def test_port_in_use_is_left_out() -> None:
@@ -175,3 +142,28 @@ def test_port_in_use_is_left_out() -> None:
         assert free_port(0, range(port, port + 2)) == port + 1
         with pytest.raises(LostError):
             free_port(0, range(port, port + 1))
+
+
+def test_complete_lines_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    reader = LineReader(path, LeaderRequest)
+    requests = [LeaderRequest(kind="run", run=1, script="/a b", warm=True), LeaderRequest(kind="heartbeat")]
+    with pytest.raises(FileNotFoundError):  # a file that was removed stays so
+        append(path, requests[0])
+    assert reader.new() == []
+    path.touch()
+    for each in requests:
+        append(path, each)
+    lines = path.read_text()
+    assert [reader.new(), reader.new()] == [requests, []]
+    for end, found in ((9, []), (len(lines) - 1, requests[:1]), (len(lines), requests[1:])):
+        path.write_text(lines + lines[:end])
+        assert reader.new() == found
+
+
+def test_line_that_is_no_record_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    for line in ("nonsense", '{"kind": "dance"}', '{"kind": "ended", "code": "0"}', "[]"):
+        path.write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"^answers\.jsonl: "):
+            LineReader(path, LeaderAnswer).new()

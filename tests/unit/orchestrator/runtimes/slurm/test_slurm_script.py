@@ -1,10 +1,15 @@
-"""The script of a job. RENEW_GOLDEN=1 writes the golden ones again."""
+"""Mistakes in the scripts of jobs, allocations and containers: options, quotes, requeues, shared directory.
+
+RENEW_GOLDEN=1 writes the golden scripts again.
+"""
 
 from __future__ import annotations
 
-import math
 import os
+import shlex
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,154 +17,158 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.slurm.options import SlurmOptions
-from orchestrator.runtimes.slurm.script import Job, directives, job_name, launcher, render
-from orchestrator.runtimes.slurm.times import seconds_of
+from orchestrator.runtimes.slurm import allocation_script, container
+from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, warm_nodes
+from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES, check_of_image, digest_of
+from orchestrator.runtimes.slurm.options import Container, SlurmOptions
+from orchestrator.runtimes.slurm.script import (
+    Job,
+    directives,
+    environment,
+    job_name,
+    launcher,
+    mounts,
+    render,
+)
+from orchestrator.runtimes.slurm.states import JobState, error_of
 from trainer.spec.run_spec import RunSpec
+from trainer.warm import client
 
+REAL_PYTHON = sys.executable
 GOLDEN = Path(__file__).resolve().parents[4] / "golden"
-DIRECTORY = Path("/shared/results/my sweep/ddp-100%")
+RUN = RunPaths(Path("/shared/results/my sweep/ddp-100%"))
+OWNER, TOKEN, MPIRUN = "shardyard 12 34/56 pid:[78]", "0123abcd", Path("/shared/venv/bin/mpirun")
+MPI: dict[str, Any] = {"strategy": "all_reduce", "transport": "mpi"}
+THREADS: dict[str, Any] = {"strategy": "all_reduce", "transport": "memory"}
+APPTAINER = SlurmOptions(container=Container(engine="apptainer", image="/trainer.sif;$IFS"))
+PYXIS = SlurmOptions(container=Container(engine="pyxis", image="lab/trainer:1"))
 
 
-def job(options: SlurmOptions | None = None, **fields: Any) -> Job:
-    spec = RunSpec.model_validate({"strategy": "ddp", "transport": "gloo", "nodes": 2, **fields})
-    paths = RunPaths(DIRECTORY)
-    return Job(
-        spec=spec,
-        paths=paths,
-        data_dir=Path("/shared/data"),
-        options=options or SlurmOptions(),
-        name=job_name(paths),
-        owner="shardyard 12 34/56 pid:[78]",
-        token="0123abcd",
-        mpirun=Path("/shared/venv/bin/mpirun"),
-    )
+def run(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "ddp", "transport": "gloo", "nodes": 2, **fields})
+
+
+def job(options: SlurmOptions | None = None, paths: RunPaths = RUN, **fields: Any) -> Job:
+    data, chosen = Path("/shared/data"), options or SlurmOptions()
+    return Job(run(**fields), paths, data, chosen, job_name(paths), OWNER, TOKEN, MPIRUN)
+
+
+RUNS = [run(), run(**MPI, nodes=3, processes_per_node=2, timeout_s=61.0), run(**THREADS, nodes=5)]
+
+
+def allocation(warm: bool = True, **options: Any) -> AllocationJob:
+    made, minutes = SlurmOptions(allocation="sweep", **options), allocation_script.time_limit(RUNS, None)
+    return AllocationJob(RUNS, RUN.allocation, made, OWNER, TOKEN, minutes, warm)
 
 
 @pytest.fixture(autouse=True)
 def shared_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/shared/venv/bin/python")
-    monkeypatch.setattr("orchestrator.runtimes.slurm.script.python_path", lambda: "/shared/shardyard")
+    for name in ("script", "allocation_script"):
+        place = f"orchestrator.runtimes.slurm.{name}.python_path"
+        monkeypatch.setattr(place, lambda: "/shared/shardyard")
+    monkeypatch.setattr(client, "__file__", "/shared/shardyard/trainer/warm/client.py")
 
 
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [
-        ("slurm_ddp.sh", job(SlurmOptions(partition="gpu,long", gres="gpu:1", arguments=["--qos=high"]))),
-        ("slurm_checkpoints.sh", job(checkpoint_epochs=1, timeout_s=3600.0)),
-        ("slurm_mpi.sh", job(strategy="all_reduce", transport="mpi", processes_per_node=2)),
-    ],
-)
-def test_golden_script(name: str, made: Job) -> None:
-    script = render(made)
+SCRIPTS: dict[str, Callable[[], str]] = {
+    "ddp": lambda: render(job(SlurmOptions(partition="gpu,long", gres="gpu:1", arguments=["--qos=high"]))),
+    "checkpoints": lambda: render(job(checkpoint_epochs=1, timeout_s=3600.0)),
+    "mpi": lambda: render(job(**MPI, processes_per_node=2)),
+    "allocation": lambda: allocation_script.render(allocation(partition="long", arguments=["--qos=high"])),
+    "step": lambda: render_run(job(), warm=True),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_golden_script(name: str) -> None:
+    script, golden = SCRIPTS[name](), GOLDEN / f"slurm_{name}.sh"
     if os.environ.get("RENEW_GOLDEN"):
-        (GOLDEN / name).write_text(script)
-    assert script == (GOLDEN / name).read_text()
+        golden.write_text(script)
+    assert script == golden.read_text()
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_all_ranks_of_one_process_are_one_task() -> None:
-    threads = job(strategy="all_reduce", transport="memory", nodes=3)
-    assert {"--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=3"} <= set(directives(threads))
-    assert "--ntasks=1" in launcher(threads)
+PYTHON, OF_IMAGE = "/shared/venv/bin/python -m trainer", "/opt/venv/bin/python -m trainer"
+MOUNTS = f"'/shared/data:/shared/data:ro,{RUN.directory}:{RUN.directory}:rw'"
+SRUN = "srun --ntasks={} --distribution=block --mpi={} --kill-on-bad-exit=1"
+TWO, OF_PYXIS = SRUN.format(2, "none"), f"--container-image=lab/trainer:1 --container-mounts={MOUNTS}"
 
 
-def test_time_limit_leaves_room_for_the_timeout() -> None:
+@pytest.mark.parametrize(
+    ("made", "command"),
+    [
+        (job(**THREADS, nodes=3), f"{SRUN.format(1, 'none')} {PYTHON}"),
+        (job(SlurmOptions(mpi="pmix"), **MPI, nodes=3), f"{SRUN.format(3, 'pmix')} {PYTHON}"),
+        (job(SlurmOptions(mpi="pmix"), nodes=3), f"{SRUN.format(3, 'none')} {PYTHON}"),
+        (replace(job(**MPI), mpirun=None), f"mpirun -n 2 --map-by ppr:1:node --bind-to none {PYTHON}"),
+        (job(APPTAINER), f"{TWO} apptainer exec --no-home --bind={MOUNTS} '/trainer.sif;$IFS' {OF_IMAGE}"),
+        (job(PYXIS), f"{TWO} {OF_PYXIS} --no-container-mount-home --no-container-entrypoint {OF_IMAGE}"),
+    ],
+    ids=["threads", "pmix", "pmix without mpi", "mpirun of the path", "apptainer", "pyxis"],
+)
+def test_command_of_the_ranks(made: Job, command: str) -> None:
+    assert list(launcher(made)) == shlex.split(command)
+    assert shlex.split(render(made).splitlines()[-1]) == ["exec", *launcher(made)]  # quoted
+
+
+def test_options_of_a_job() -> None:
+    threads = {"--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=3"}
+    assert threads <= {*directives(job(**THREADS, nodes=3))}
     assert "--time=4" in directives(job(timeout_s=61.0))
-    assert "--time=1:00:00" in directives(job(SlurmOptions(time="1:00:00")))
-
-
-def test_pmix_replaces_mpirun() -> None:
-    mpi = job(strategy="all_reduce", transport="mpi")
-    assert launcher(mpi)[0] == "/shared/venv/bin/mpirun"
-    pmix = launcher(replace(mpi, options=SlurmOptions(mpi="pmix")))
-    assert (pmix[0], "--mpi=pmix" in pmix) == ("srun", True)
-
-
-def test_own_options_cannot_be_arguments() -> None:
-    options = (each.removeprefix("--").partition("=")[0] for each in directives(job()))
-    for name in {*options} - {"time"}:
-        with pytest.raises(ValueError, match=name):
-            SlurmOptions(arguments=[f"--{name}=1"])
-
-
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("30", 1800),
-        ("1:30", 90),
-        ("1:00:05", 3605),
-        ("2-1", 176400),
-        ("2-1:30", 178200),
-        ("1-0:0:9", 86409),
-        ("2-00:00:00", 172800),
-        ("UNLIMITED", math.inf),
-        ("infinite", math.inf),
-    ],
-)
-def test_seconds_of_a_time_limit(time: str, seconds: float) -> None:
-    assert seconds_of(time) == seconds
-
-
-def test_warning_comes_early_in_short_jobs() -> None:
-    options = SlurmOptions(time="2")
-    assert {"--requeue", "--signal=B:USR1@30"} <= set(directives(job(options, checkpoint_epochs=1)))
-    assert "--no-requeue" in directives(job(options))
+    assert {"--time=1:00:00", "--no-requeue"} <= {*directives(job(SlurmOptions(time="1:00:00")))}
+    short = directives(job(SlurmOptions(time="2"), checkpoint_epochs=1))
+    assert {"--requeue", "--signal=B:USR1@30"} <= {*short}
     assert "--no-requeue" in directives(job(SlurmOptions(requeues=0), checkpoint_epochs=1))
+    for option in {*directives(job())} - {"--time=12"}:  # which users cannot set themselves
+        with pytest.raises(ValueError, match=option.partition("=")[0]):
+            SlurmOptions(arguments=[option])
 
 
-@pytest.mark.parametrize(
-    ("restarts", "ranks", "code", "requeued"),
-    [
-        (None, "exit 3", 3, False),
-        (0, "touch $SHARDYARD_STOP/saved", 0, True),
-        (10, "touch $SHARDYARD_STOP/saved", 0, True),
-        (11, "touch $SHARDYARD_STOP/saved", 69, False),
-        (0, "touch $SHARDYARD_STOP/preempted; exit 0", 0, True),
-        (0, "touch $SHARDYARD_STOP/preempted $SHARDYARD_STOP/finished", 0, False),
-    ],
-)
-def test_stopped_run_is_requeued(
-    tmp_path: Path, restarts: int | None, ranks: str, code: int, requeued: bool
-) -> None:
-    """The part of the script that follows the checks. The ranks are a stub, which has saved or not."""
-    made = replace(job(checkpoint_epochs=1), paths=RunPaths(tmp_path))
-    script = render(made)
-    first = script.index("# The run continues")
-    stubs = f"srun() {{ mkdir -p $SHARDYARD_STOP; {ranks}; }}\nexec() {{ exit 0; }}\n"
-    stubs += "scontrol() { case $1 in requeue) echo requeued;; *) answer; esac; }\n"
-    stubs += "answer() { [ ! -e $SHARDYARD_STOP/preempted ] || echo ' PreemptTime=2026-11-24T01 '; }\n"
-    environment = {**os.environ, "SLURM_JOB_ID": "7"}
-    if restarts is not None:
-        environment["SLURM_RESTART_COUNT"] = str(restarts)
-    done = subprocess.run(
-        ["bash"], input=stubs + script[first:], env=environment, capture_output=True, text=True, check=False
+def test_allocation_fits_every_run() -> None:
+    assert {"--nodes=3", "--ntasks=3", "--cpus-per-task=6"} <= set(warm_nodes(allocation()))
+    assert "--time=1:00:00" in allocation_script.directives(allocation(time="1:00:00"))
+    assert "trainer.slurm_allocation.node" not in allocation_script.render(allocation(warm=False))
+    assert "client.py" not in render_run(job(), warm=False)
+    threads = render_run(job(**THREADS, nodes=5), warm=True)
+    assert "srun --ntasks=1 " in threads
+    assert "--nodes=1 --ntasks-per-node=1 --cpus-per-task=5 " in threads
+    runs = [run(timeout_s=900.0), run(timeout_s=960.5)]
+    assert [allocation_script.time_limit(runs, allowed) for allowed in (None, 60, 10)] == [34, 34, 10]
+    warm = [(MPI, None), (MPI, "mpirun"), (MPI, "pmix"), ({}, "pmix")]
+    assert [is_warm(run(**each), SlurmOptions(mpi=mpi)) for each, mpi in warm] == [True, True, False, True]
+
+
+def test_containers_have_the_code_of_users_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job(APPTAINER)
+    outside = environment(replace(made, options=SlurmOptions()))
+    assert environment(made) == {**outside, "PYTHONPATH": "/opt/shardyard"}
+    for data, first in ((RUN.directory / "data", RUN.directory), (RUN.directory.parent,) * 2):
+        binds = next(each for each in launcher(replace(made, data_dir=data)) if ":ro" in each)
+        assert binds.startswith(f"--bind={first}:")  # what is inside another one is mounted after it
+    assert made.paths.code not in mounts(made)
+    monkeypatch.setattr(RunSpec, "has_imports", True)
+    assert mounts(made)[made.paths.code] is False
+
+
+def test_image_must_have_our_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = tmp_path / "image"
+    for trainer, requirements in ((tmp_path / "trainer",) * 2, (image / "trainer", image)):
+        (trainer / "core").mkdir(parents=True)
+        (trainer / "core" / "clock.py").write_text("now = 1\n")
+        (requirements / "requirements.txt").write_text("torch\n")
+    monkeypatch.setattr(container, "ROOT", tmp_path)
+    monkeypatch.setattr(container, "SOURCES", str(image))
+    _, step, ending = check_of_image(Container(engine="apptainer", image="/x.sif"))
+    assert (
+        ending
+        == f"case $? in 0) ;; {OTHER_SOURCES}) exit {OTHER_SOURCES} ;; *) exit {NO_CONTAINER} ;; esac"
     )
-    assert done.returncode == code, done.stderr
-    assert ("requeued" in done.stdout) is requeued
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_check_of_the_path(tmp_path: Path, seen: bool) -> None:
-    """The script ends before Python is started where the file is not there. srun is a stub."""
-    made = replace(job(), paths=RunPaths(tmp_path / "a sweep's" / "run"))
-    made.paths.live.mkdir(parents=True)
-    (made.paths.live / "token").write_text(made.token if seen else "another")
-    stubs = 'srun() { while [[ $1 == --* ]]; do shift; done; "$@"; }; scontrol() { echo node7; }\n'
-    stubs += "exec() { echo started; }\n"
-    done = subprocess.run(
-        ["bash"],
-        input=stubs + render(made),
-        env={
-            **os.environ,
-            "SLURM_JOB_NUM_NODES": "1",
-            "SLURMD_NODENAME": "node7",
-            "SLURM_JOB_NODELIST": "node7",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (0 if seen else 66), done.stderr
-    assert ("started" in done.stdout) is seen
-    assert (f"node7 does not see {tmp_path}" in done.stdout) is not seen
+    check = [REAL_PYTHON, "-S", "-c", shlex.split(step)[-1]]
+    assert subprocess.run(check, capture_output=True, check=True).stdout == b""
+    for changed in ("trainer/core/clock.py", "requirements.txt"):
+        (image / changed).write_text(f"changed = {changed!r}\n")
+        done = subprocess.run(check, capture_output=True, text=True, check=False)
+        assert done.returncode == OTHER_SOURCES
+        found = digest_of(str(image / "trainer"), str(image / "requirements.txt"))
+        cause = str(error_of("7", JobState("FAILED", code=OTHER_SOURCES), done.stdout))
+        assert cause.startswith(f"image has sources {found} and not {container.own_digest()};")
