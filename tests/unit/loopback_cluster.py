@@ -44,16 +44,8 @@ def weights_file(parameters: int) -> bytes:
 
 def trace_file(run: str, rank: int, records: int = 3) -> bytes:
     """What a rank writes as its trace."""
-    header = TraceHeader(
-        run=run,
-        rank=rank,
-        size=2,
-        transport="gloo",
-        mode="steps",
-        groups=[[0, 1]],
-        started_s=1.0,
-        count=records,
-    )
+    fields: dict[str, Any] = {"transport": "gloo", "mode": "steps", "groups": [[0, 1]], "started_s": 1.0}
+    header = TraceHeader(run=run, rank=rank, size=2, count=records, **fields)
     barrier = (Kind.BARRIER, 0, -1, 0, 0.0, 0.0, 1.0)
     return encode_trace(Trace(header, np.array([barrier] * records, RECORD)))
 
@@ -96,31 +88,24 @@ class FakeAgent:
 
     async def send_weights(self, *parts: bytes, complete: bool = True) -> None:
         """Send the weights in these parts."""
-        for number, part in enumerate(parts, start=1):
-            chunk = base64.b64encode(part).decode()
-            await self.connection.send("weights", chunk=chunk, last=complete and number == len(parts))
+        await self._send_file("weights", parts, complete)
 
     async def send_trace(self, rank: int, *parts: bytes, complete: bool = True) -> None:
         """Send the trace of a rank in these parts; none: a valid one in one part."""
         assert self.assignment
         parts = parts or (trace_file(self.assignment.spec.key, rank),)
-        for number, part in enumerate(parts, start=1):
-            last = complete and number == len(parts)
-            await self.connection.send("trace", rank=rank, chunk=base64.b64encode(part).decode(), last=last)
+        await self._send_file("trace", parts, complete, rank=rank)
 
-    async def exit(
-        self,
-        code: int = 0,
-        cause: str | None = None,
-        out_of_memory: int = 0,
-        lost: str | None = None,
-        mpirun: int = 0,
-    ) -> None:
+    async def _send_file(self, kind: str, parts: Sequence[bytes], complete: bool, **fields: int) -> None:
+        for number, part in enumerate(parts, start=1):
+            fields["last"] = complete and number == len(parts)
+            await self.connection.send(kind, chunk=base64.b64encode(part).decode(), **fields)
+
+    async def exit(self, code: int = 0, out_of_memory: int = 0, **fields: Any) -> None:
         """Send the exit message, with this code for each rank."""
         usage = {**USAGE, "out_of_memory": out_of_memory}
         codes = {str(rank): code for rank in self.ranks}
-        fields = {"codes": codes, "cause": cause, "usage": usage, "lost": lost, "mpirun": mpirun}
-        await self.connection.send("exit", **fields)
+        await self.connection.send("exit", **{"codes": codes, "cause": None, "usage": usage, **fields})
 
     async def wait_for_shutdown(self) -> None:
         """Wait for `shutdown`, then leave."""
@@ -137,31 +122,49 @@ class FakeAgent:
         await self.connection.close()
 
 
-Script = Callable[[FakeAgent], Awaitable[None]]
+Script = Callable[[FakeAgent], Awaitable[Any]]  # all that an agent does, or one step of it
+
+receive = FakeAgent.receive
+report_success = FakeAgent.report_success
+wait_for_shutdown = FakeAgent.wait_for_shutdown
 
 
-async def succeeds(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks finish."""
-    await agent.receive_assignment()
-    await agent.report_success()
-    await agent.exit()
-    await agent.wait_for_shutdown()
+def plays(*steps: Script) -> Script:
+    """Script of an agent that takes these steps once it has ranks."""
+
+    async def script(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        for step in steps:
+            await step(agent)
+
+    return script
 
 
-async def succeeds_later(agent: FakeAgent) -> None:
-    """As `succeeds`, after other agents have had time to act."""
-    await agent.receive_assignment()
-    await asyncio.sleep(0.1)
-    await agent.report_success()
-    await agent.exit()
-    await agent.wait_for_shutdown()
+def sends(kind: str, *ranks: int, **fields: Any) -> Script:
+    """Step: send an event of each given rank, or of each rank of the agent."""
+    return lambda agent: agent.send_event(kind, *ranks, **fields)
 
 
-async def keeps_training(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks train until shutdown."""
-    await agent.receive_assignment()
-    await agent.send_event("start", pid=1)
-    await agent.wait_for_shutdown()
+def exits(code: int = 0, **fields: Any) -> Script:
+    """Step: see `FakeAgent.exit`."""
+    return lambda agent: agent.exit(code, **fields)
+
+
+def pauses(seconds: float = 0.05) -> Script:
+    """Step: give the others time."""
+    return lambda _: asyncio.sleep(seconds)
+
+
+async def disconnect(agent: FakeAgent) -> None:
+    await agent.connection.close()
+
+
+STARTS = sends("start", pid=7)
+RESULT = sends("result", **rank_fields())
+DONE = sends("done")
+succeeds = plays(report_success, exits(), wait_for_shutdown)
+succeeds_later = plays(pauses(0.1), report_success, exits(), wait_for_shutdown)
+keeps_training = plays(STARTS, wait_for_shutdown)
 
 
 async def is_surplus(agent: FakeAgent) -> None:

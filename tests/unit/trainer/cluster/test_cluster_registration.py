@@ -1,27 +1,17 @@
-"""Registration: which agents are expected, which are rejected, and which are missing."""
+"""Mistakes before ranks are assigned: who may register, who is missing, which containers there are."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.unit import loopback_cluster
-from tests.unit.conftest import rank_fields
-from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, keeps_training, succeeds
+from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, succeeds, terminate_this_process
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ENDED, Ending
 from trainer.cluster.rank_assignment import AssignmentError
-
-ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
-    return LoopbackCluster(monkeypatch, tmp_path)
 
 
 async def is_shut_down(agent: FakeAgent) -> None:
@@ -29,206 +19,116 @@ async def is_shut_down(agent: FakeAgent) -> None:
     assert await agent.receive() == {"kind": "shutdown"}
 
 
-def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
+def silent_from(cluster: LoopbackCluster, *addresses: str) -> None:
+    """Let the agents at these addresses connect, and send half of the first message."""
     original = cluster.connect
 
     async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        if address in ("127.0.0.2", "127.0.0.4"):
-            return FakeAgent(None)  # type: ignore[arg-type]
-        return await original(address, hello)
+        return await original(address, b'{"kind"' if address in addresses else hello)
 
-    async def run_agent(name: str, address: str, script: Any) -> None:
-        if (agent := await connect(address)).connection:
-            await script(agent)
-            await agent.connection.close()
+    cluster.connect = connect  # type: ignore[method-assign]
 
-    cluster.run_agent = run_agent  # type: ignore[method-assign]
-    scripts = dict.fromkeys(["node-1", "node-10", "node-3", "launcher"], is_shut_down)
+
+def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
+    silent_from(cluster, "127.0.0.2", "127.0.0.4")
+
+    async def waits(agent: FakeAgent) -> None:
+        await cluster.ended.wait()
+
+    scripts = {"node-1": is_shut_down, "node-10": waits, "node-3": is_shut_down, "launcher": waits}
     assert cluster.run(scripts, topology="mpi") == 1
     assert cluster.summary == ["FAILED: launcher, node 9 did not register in 0.2 s"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"nodes": 3}, "FAILED: the run has 3 nodes, 2 registered: use --scale node=3"),
-        ({"epochs": 0}, "FAILED: the run's spec is not valid: epochs: "),
-        ({"strategy": "rpc_split"}, "FAILED: a run over rpc has topology rpc: use compose/rpc.yml"),
-    ],
-)
-def test_invalid_run_shuts_down_all_agents(
-    cluster: LoopbackCluster, fields: dict[str, Any], expected: str
-) -> None:
-    assert cluster.run({"node-1": is_shut_down, "node-2": is_shut_down}, **fields) == 1
-    (line,) = cluster.summary
-    assert line.startswith(expected)
+def test_invalid_run_shuts_down_all_agents(cluster: LoopbackCluster) -> None:
+    assert cluster.run({"node-1": is_shut_down, "node-2": is_shut_down}, nodes=3) == 1
+    assert cluster.summary == ["FAILED: the run has 3 nodes, 2 registered: use --scale node=3"]
 
 
 def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
     async def stops(agent: FakeAgent) -> None:
-        loopback_cluster.terminate_this_process()
+        terminate_this_process()
         await is_shut_down(agent)
 
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        return await original(address, b"half a line" if address == "127.0.0.2" else hello)
-
-    async def half(agent: FakeAgent) -> None:
+    async def waits(agent: FakeAgent) -> None:
         await cluster.ended.wait()
 
-    original, cluster.connect = cluster.connect, connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": stops, "node-2": half}) == 1
+    silent_from(cluster, "127.0.0.2")
+    assert cluster.run({"node-1": stops, "node-2": waits}) == 1
     assert cluster.summary == ["FAILED: stopped by SIGTERM"]
 
 
-def sees_rejection(cluster: LoopbackCluster, address: str) -> Any:
-    """Script of an agent that has ranks and sees another connection rejected."""
+def test_connections_of_others_are_rejected(cluster: LoopbackCluster) -> None:
+    """From an unknown address while agents register, and from a registered one later."""
+    original, rejected = cluster.connect, asyncio.Event()
 
-    async def script(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        late = await cluster.connect(address)
-        message = await late.receive()
-        assert message is not None
-        assert message["kind"] == "rejected"
-        assert await late.receive() is None
-        await late.connection.close()
-        await agent.report_success()
-        await agent.exit()
-        await agent.wait_for_shutdown()
-
-    return script
-
-
-@pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.3"], ids=["a second time", "unknown"])
-def test_late_connection_is_rejected(cluster: LoopbackCluster, address: str) -> None:
-    assert cluster.run({"node-1": sees_rejection(cluster, address), "node-2": succeeds}) == 0
-
-
-def test_unknown_address_is_rejected_during_registration(cluster: LoopbackCluster) -> None:
-    async def unknown(agent: FakeAgent) -> None:
-        message = await agent.receive()
-        assert message is not None
-        assert message["kind"] == "rejected"
-        arrived.set()
-
-    original, arrived = cluster.connect, asyncio.Event()
+    async def is_rejected(agent: FakeAgent) -> None:
+        assert (await agent.receive() or {})["kind"] == "rejected"
+        assert await agent.receive() is None
+        rejected.set()
 
     async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         if address == "127.0.0.2":
-            await arrived.wait()
+            await rejected.wait()
         return await original(address, hello)
 
+    async def connects_again(agent: FakeAgent) -> None:
+        second = await original("127.0.0.1")
+        await is_rejected(second)
+        await second.connection.close()
+        await succeeds(agent)
+
     cluster.connect = connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, unknown) == 0
+    assert cluster.run({"node-1": connects_again, "node-2": succeeds}, is_rejected) == 0
 
 
-# Open MPI
-
-
-async def node(agent: FakeAgent) -> None:
-    """Script of a node whose ranks mpirun starts: their last events arrive after `shutdown`."""
-    await agent.receive_assignment()
-    await agent.send_event("start", pid=7)
-    await agent.receive()
-    await agent.send_event("result", **rank_fields())
-    await agent.send_event("done")
-    await agent.connection.send("exit", codes={}, cause=None, usage=loopback_cluster.USAGE)
-    await agent.connection.close()
-
-
-async def launcher(agent: FakeAgent) -> None:
-    assert (await agent.receive_assignment()).agent.ranks == ()
-    await asyncio.sleep(0.05)
-    await agent.exit()
-    await agent.wait_for_shutdown()
-
-
-def test_events_after_the_launcher_s_exit_are_recorded(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": node, "node-2": node, "launcher": launcher}, topology="mpi") == 0
-    assert cluster.summary[0].startswith("ok: 2 nodes, world size 2, all_reduce over mpi")
-    assert [cluster.kinds(rank) for rank in (0, 1)] == [["start", "result", "done"]] * 2
-
-
-@pytest.mark.parametrize("up", [False, True])
-def test_launcher_failure_is_not_attributed_to_a_node(cluster: LoopbackCluster, up: bool) -> None:
-    async def fails(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.exit(cause="mpirun exited with code 213")
-        await agent.wait_for_shutdown()
-
-    async def node(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        if up:
-            await agent.send_event("start", pid=7)
-        await agent.receive()
-        await agent.connection.send("exit", codes={}, cause=None, usage=loopback_cluster.USAGE)
-        await agent.connection.close()
-
-    assert cluster.run({"node-1": node, "node-2": node, "launcher": fails}, topology="mpi") == 1
-    assert cluster.causes == {"launcher": "mpirun exited with code 213"}
-
-
-def test_lost_mpi_node_fails_the_run(cluster: LoopbackCluster) -> None:
-    async def disconnects(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.connection.close()
-
-    assert (
-        cluster.run(
-            {"node-1": disconnects, "node-2": keeps_training, "launcher": keeps_training}, topology="mpi"
-        )
-        == 1
-    )
-    assert "disconnected from the coordinator" in cluster.causes["node-1"]
-
-
-# Started containers, from the engine's DNS
-
-
-def name_server(monkeypatch: pytest.MonkeyPatch, services: dict[str, list[str]]) -> None:
-    """services: names of the containers by service; the third of a service has address 10.0.0.3."""
+@pytest.mark.parametrize(
+    ("node", "launcher"),
+    [
+        (["a-9-b-node-12.a-9-b_run", "a-9-b-node-3.x"], ["a-9-b-launcher-1.a-9-b_run"]),
+        (["run_node.12.j2k.run_net", "run_node.3.x7.run_net"], ["run_launcher.1.x.run_net"]),
+    ],
+    ids=["compose", "swarm"],
+)
+def test_containers_are_found_by_the_engine_s_names(
+    monkeypatch: pytest.MonkeyPatch, node: list[str], launcher: list[str]
+) -> None:
+    names = {"node": node, "launcher": launcher}
 
     def forward(service: str) -> tuple[str, list[str], list[str]]:
-        if service not in services:
+        if service not in names:
             raise socket.gaierror(-2, "Name or service not known")
-        return service, [], [f"10.0.0.{ord(service[0])}{n}" for n, _ in enumerate(services[service])]
-
-    def backward(address: str) -> tuple[str, list[str], list[str]]:
-        known = {a: name for each, names in services.items() for a, name in zip(forward(each)[2], names)}  # noqa: B905
-        return known[address], [], [address]
+        return service, [], names[service]  # as addresses, so that each says its name
 
     monkeypatch.setattr(socket, "gethostbyname_ex", forward)
-    monkeypatch.setattr(socket, "gethostbyaddr", backward)
-
-
-def test_expected_agents_follow_compose_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    containers = {
-        "node": ["my-own-9-project-node-12.my-own-9-project_run", "my-own-9-project-node-3.x"],
-        "launcher": ["my-own-9-project-launcher-1.my-own-9-project_run"],
-    }
-    name_server(monkeypatch, containers)
+    monkeypatch.setattr(socket, "gethostbyaddr", lambda address: (address, [], [address]))
     found = module.expected_agents("mpi")
-    assert sorted(found.values()) == [("launcher", 1), ("node", 3), ("node", 12)]
-    assert sorted(module.expected_agents("ddp").values()) == [("node", 3), ("node", 12)]
-
-
-def test_service_without_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    name_server(monkeypatch, {"node": ["p-node-1.p_run"]})
+    assert [found[name] for name in (*node, *launcher)] == [("node", 12), ("node", 3), ("launcher", 1)]
+    assert module.expected_agents("ddp").keys() == {*node}
     with pytest.raises(AssignmentError, match="service master"):
         module.expected_agents("rpc")
 
 
-# The spec file
-
-
-@pytest.mark.parametrize("text", [None, "", "{", "strategy: ddp", "[]"])
-def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path, text: str | None) -> None:
-    spec = tmp_path / "spec.json"
-    if text is not None:
-        spec.write_text(text)
-    cluster.expected = {}  # no agent to wait for
-    code, _ = module.main("ddp", spec, tmp_path / "live", {})
+def test_containers_of_a_swarm_that_have_not_started_are_named(
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REGISTRATION_S", 0.1)
+    monkeypatch.setattr(module, "expected_agents", lambda _: {"10.0.0.1": ("node", 1)})
+    coordinator = module.Coordinator("mpi", {}, cluster.directory, {}, scale=3)
+    code, (line,) = asyncio.run(coordinator.run())
     assert code == 1
-    assert (tmp_path / "live" / "summary.txt").read_text().startswith("FAILED: the run's spec ")
-    ending = Ending.model_validate_json((tmp_path / "live" / ENDED).read_text())
-    assert ending == Ending(exits={"coordinator": 1})
+    assert line.endswith("not started in 0.1 s: 2 of service node, 1 of service launcher")
+
+
+def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path) -> None:
+    spec, live = tmp_path / "spec.json", tmp_path / "live"
+    for text in (None, "", "{", "strategy: ddp", "[]"):
+        if text is not None:
+            spec.write_text(text)
+        code, lines = module.main("ddp", spec, live, {})  # with no agent to wait for
+        assert code == 1
+        assert lines[0].startswith("FAILED: the run's spec ")
+        assert (live / "summary.txt").read_text().splitlines() == lines
+        ending = Ending.model_validate_json((live / ENDED).read_text())
+        assert ending == Ending(exits={"coordinator": 1})
