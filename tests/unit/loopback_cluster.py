@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -187,37 +187,35 @@ class LoopbackCluster:
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         self.unreachable: set[str] = set()  # names of containers
-        shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
-        for name, value in shorter.items():
+        for name, value in {"REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}.items():
             monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(module, "PORT", self.port)
         monkeypatch.setattr(module, "expected_agents", lambda topology: self.expected)
         monkeypatch.setattr(module, "is_reachable", self._is_reachable)
 
-    def run(
-        self,
-        scripts: Mapping[str, Script],
-        *unexpected: Script,
-        topology: str = "ddp",
-        scale: int | None = None,
-        **fields: Any,
-    ) -> int:
-        """Run the coordinator with these agents, `node-1` at 127.0.0.1 and so on. Returns its exit code.
+    def _expect(self, names: Iterable[str]) -> dict[str, str]:
+        """Let the coordinator expect these agents. Returns their addresses, 127.0.0.1 and so on."""
+        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(names, start=1)}
+        self.expected = {}
+        for name, address in addresses.items():
+            role, _, number = name.partition("-")
+            self.expected[address] = (role, int(number or 1))
+        return addresses
 
-        unexpected: scripts of agents that the coordinator does not expect. scale: as in `Coordinator`.
-        """
-        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
-        self.expected = {address: _role(name) for name, address in addresses.items()}
+    def run(
+        self, scripts: Mapping[str, Script], topology: str = "ddp", scale: int | None = None, **fields: Any
+    ) -> int:
+        """Run the coordinator with these agents. Returns its exit code. scale: see `Coordinator`."""
+        addresses, spec = self._expect(scripts), {**FIELDS[topology], **fields}
 
         async def play() -> int:
-            coordinator = Coordinator(
-                topology, {**FIELDS[topology], **fields}, self.directory, {}, scale=scale
-            )
+            coordinator = Coordinator(topology, spec, self.directory, {}, scale=scale)
             self.ended = asyncio.Event()
             running = asyncio.create_task(coordinator.run())
             running.add_done_callback(lambda _: self.ended.set())
-            agents = [self.run_agent(name, addresses[name], script) for name, script in scripts.items()]
-            others = [self.run_agent("", "127.0.0.99", script) for script in unexpected]
-            await asyncio.gather(*agents, *others)
+            await asyncio.gather(
+                *(self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
+            )
             code, self.summary = await running
             return code
 
@@ -233,18 +231,14 @@ class LoopbackCluster:
     ) -> list[Ending]:
         """Let a warm coordinator take these runs, one after the other. Returns how they ended.
 
-        Args:
-            scripts: of every agent, one for each of its connections.
-            runs: fields of each run. The first is in the directory `run-1`, and so on.
-            topology: of the containers.
-            before_run: called before a run is handed over, with its number.
-            before_end: called before the coordinator ends.
+        scripts: of every agent, one for each of its connections. runs: fields of each run; the first is in
+        the directory `run-1`, and so on. before_run: called with its number before it is handed over.
+        before_end: called before the coordinator ends.
         """
-        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
-        self.expected = {address: _role(name) for name, address in addresses.items()}
+        addresses = self._expect(scripts)
         self.connections = {name: [] for name in scripts}
         self.directory.mkdir()
-        taken = 0
+        taken, nodes = 0, sum(role in ("node", "master") for role, _ in self.expected.values())
 
         def take_next(directory: Path) -> Path | None:
             nonlocal taken
@@ -254,7 +248,7 @@ class LoopbackCluster:
             before_run(taken + 1)
             run = self.run_directory(taken + 1)
             run.mkdir()
-            fields = {**FIELDS[topology], "nodes": self._nodes(), **runs[taken]}
+            fields = {**FIELDS[topology], "nodes": nodes, **runs[taken]}
             (run / SPEC).write_text(json.dumps(fields))
             taken += 1
             hand_over(directory, run.name)
@@ -292,10 +286,6 @@ class LoopbackCluster:
     def run_directory(self, number: int) -> Path:
         """The directory of a warm coordinator's run, from 1."""
         return self.directory / f"run-{number}"
-
-    def _nodes(self) -> int:
-        """The nodes of the largest run."""
-        return sum(role in ("node", "master") for role, _ in self.expected.values())
 
     async def _is_reachable(self, address: str) -> bool:
         return container_name(*self.expected[address]) not in self.unreachable
@@ -337,11 +327,6 @@ def _free_port() -> int:
         port = random.randrange(10_000, 30_000)
         with suppress(OSError), socket.create_server(("", port)):
             return port
-
-
-def _role(name: str) -> tuple[str, int]:
-    role, _, number = name.partition("-")
-    return role, int(number or 1)
 
 
 def terminate_this_process() -> None:

@@ -23,14 +23,24 @@ from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
 # ssh
 
 CLIENT = {
-    **{"StrictHostKeyChecking": "yes", "UserKnownHostsFile": "/keys/known_hosts"},
-    **{"GlobalKnownHostsFile": "/dev/null", "IdentityFile": "/keys/key", "IdentitiesOnly": "yes"},
-    **{"BatchMode": "yes", "Port": str(ssh.PORT), "User": ssh.USER},
+    "StrictHostKeyChecking": "yes",
+    "UserKnownHostsFile": "/keys/known_hosts",
+    "GlobalKnownHostsFile": "/dev/null",
+    "IdentityFile": "/keys/key",
+    "IdentitiesOnly": "yes",
+    "BatchMode": "yes",
+    "Port": str(ssh.PORT),
+    "User": ssh.USER,
 }
 SERVER = {
-    **{"AuthenticationMethods": "publickey", "DisableForwarding": "yes", "UsePAM": "no"},
-    **{"HostKey": "/keys/host_key", "PidFile": "/keys/sshd.pid", "AllowUsers": ssh.USER},
-    **{"AuthorizedKeysFile": "/keys/authorized_keys", "Port": str(ssh.PORT)},
+    "AuthenticationMethods": "publickey",
+    "DisableForwarding": "yes",
+    "UsePAM": "no",
+    "HostKey": "/keys/host_key",
+    "PidFile": "/keys/sshd.pid",
+    "AllowUsers": ssh.USER,
+    "AuthorizedKeysFile": "/keys/authorized_keys",
+    "Port": str(ssh.PORT),
 }
 
 
