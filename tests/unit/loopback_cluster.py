@@ -168,7 +168,7 @@ keeps_training = plays(STARTS, wait_for_shutdown)
 
 
 async def is_surplus(agent: FakeAgent) -> None:
-    """Script of a warm agent that the run does not need."""
+    """Script of an agent that the run does not need, or whose run does not start."""
     assert await agent.receive() == {"kind": "shutdown"}
     await agent.leave()
 

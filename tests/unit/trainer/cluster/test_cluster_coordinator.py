@@ -19,6 +19,7 @@ from tests.unit.loopback_cluster import (
     Script,
     disconnect,
     exits,
+    is_surplus,
     keeps_training,
     pauses,
     plays,
@@ -80,11 +81,6 @@ def test_checkpoints_are_removed_after_success_only(
 # Registration
 
 
-async def is_shut_down(agent: FakeAgent) -> None:
-    """Script of an agent whose run does not start."""
-    assert await agent.receive() == {"kind": "shutdown"}
-
-
 def silent_from(cluster: LoopbackCluster, *addresses: str) -> Script:
     """Let agents at these addresses send half of the first message. Returns their script."""
     original = cluster.connect
@@ -99,20 +95,20 @@ def silent_from(cluster: LoopbackCluster, *addresses: str) -> Script:
 def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
     waits = silent_from(cluster, "127.0.0.2", "127.0.0.4")
-    scripts = {"node-1": is_shut_down, "node-10": waits, "node-3": is_shut_down, "launcher": waits}
+    scripts = {"node-1": is_surplus, "node-10": waits, "node-3": is_surplus, "launcher": waits}
     assert cluster.run(scripts, topology="mpi") == 1
     assert cluster.summary == ["FAILED: launcher, node 9 did not register in 0.2 s"]
 
 
 def test_invalid_run_shuts_down_all_agents(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": is_shut_down, "node-2": is_shut_down}, nodes=3) == 1
+    assert cluster.run({"node-1": is_surplus, "node-2": is_surplus}, nodes=3) == 1
     assert cluster.summary == ["FAILED: the run has 3 nodes, 2 registered: use --scale node=3"]
 
 
 def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
     async def stops(agent: FakeAgent) -> None:
         loopback.terminate_this_process()
-        await is_shut_down(agent)
+        await is_surplus(agent)
 
     assert cluster.run({"node-1": stops, "node-2": silent_from(cluster, "127.0.0.2")}) == 1
     assert cluster.summary == ["FAILED: stopped by SIGTERM"]

@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.unit import loopback_cluster as loopback
 from tests.unit.conftest import FakeTime
 from tests.unit.loopback_cluster import (
-    HELLO,
     FakeAgent,
     LoopbackCluster,
-    Script,
     exits,
+    is_surplus,
     pauses,
     plays,
-    receive,
-    report_success,
-    sends,
     succeeds,
 )
 from trainer.cluster import coordinator as module
@@ -28,7 +25,7 @@ from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
 
 LIMIT_S = 0.6
-START = sends("start", pid=1)
+FINISHES = [loopback.report_success, exits()]
 
 
 @pytest.fixture
@@ -60,39 +57,32 @@ async def is_cut_off(agent: FakeAgent) -> None:
         pass
 
 
-async def is_shut_down(agent: FakeAgent) -> None:
-    """Script of an agent whose run does not start, or does not need it."""
-    assert await agent.receive() == {"kind": "shutdown"}
-
-
-BEATS, SILENT = plays(START, beat), plays(START, is_cut_off)
-TRAINS = plays(beat_for_longer_than_the_limit, report_success, exits(), beat)
-BLAMES = plays(START, pauses(LIMIT_S / 2), sends("failed", cause="peer is gone", peer=True), exits(1), beat)
+BEATS, SILENT = plays(loopback.STARTS, beat), plays(loopback.STARTS, is_cut_off)
+TRAINS = plays(beat_for_longer_than_the_limit, *FINISHES, beat)
+BLAMES_PEER = [loopback.sends("failed", cause="peer is gone", peer=True), exits(1)]
+BLAMES = plays(loopback.STARTS, pauses(LIMIT_S / 2), *BLAMES_PEER, beat)
 
 
 @pytest.mark.parametrize(
-    ("topology", "scripts", "named"),
+    ("topology", "scripts", "named", "died"),
     [
-        ("ddp", {"node-1": BEATS, "node-2": SILENT, "node-3": BEATS}, {"node-2"}),
-        ("ddp", {"node-1": SILENT}, {"node-1"}),
-        ("ddp", {"node-1": SILENT, "node-2": SILENT, "node-3": SILENT}, {"coordinator"}),
-        ("ddp", {"node-1": BLAMES, "node-2": SILENT, "node-3": BEATS}, {"node-1", "node-2"}),
+        ("ddp", {"node-1": BEATS, "node-2": SILENT, "node-3": BEATS}, {"node-2"}, [1]),
+        ("ddp", {"node-1": SILENT}, {"node-1"}, [0]),
+        ("ddp", {"node-1": SILENT, "node-2": SILENT, "node-3": SILENT}, {"coordinator"}, []),
+        ("ddp", {"node-1": BLAMES, "node-2": SILENT, "node-3": BEATS}, {"node-1", "node-2"}, [1]),
         # The launcher has no rank, and a node has no process of its own.
-        ("mpi", {"launcher": SILENT, "node-1": BEATS, "node-2": BEATS}, {"launcher"}),
-        ("mpi", {"launcher": BEATS, "node-1": BEATS, "node-2": SILENT}, {"node-2"}),
+        ("mpi", {"launcher": SILENT, "node-1": BEATS, "node-2": BEATS}, {"launcher"}, []),
+        ("mpi", {"launcher": BEATS, "node-1": BEATS, "node-2": SILENT}, {"node-2"}, [1]),
     ],
     ids=["one", "only", "all", "a peer reports first", "launcher", "node of mpirun"],
 )
 def test_silent_agent_is_named(
-    cluster: LoopbackCluster, topology: str, scripts: dict[str, Script], named: set[str]
+    cluster: LoopbackCluster, topology: str, scripts: dict[str, Any], named: set[str], died: list[int]
 ) -> None:
     assert cluster.run(scripts, topology=topology) == 1
     assert cluster.causes.keys() == named
-    for agent in cluster.agents.values():
-        for rank in agent.ranks:
-            name = agent.assignment.agent.name if agent.assignment else ""
-            lost = name in named and scripts[name] is SILENT
-            assert cluster.kinds(rank)[-1] == ("died" if lost else "failed" if name in named else "start")
+    ranks = [rank for agent in cluster.agents.values() for rank in agent.ranks]
+    assert [rank for rank in ranks if "died" in cluster.kinds(rank)] == died
 
 
 def test_agent_that_is_silent_before_its_rank_starts_is_named(cluster: LoopbackCluster) -> None:
@@ -103,17 +93,17 @@ def test_agent_that_is_silent_before_its_rank_starts_is_named(cluster: LoopbackC
 
 
 def test_agent_that_is_silent_for_a_moment_costs_nothing(cluster: LoopbackCluster) -> None:
-    pauses_once = plays(pauses(LIMIT_S / 2), report_success, exits(), beat)
+    pauses_once = plays(pauses(LIMIT_S / 2), *FINISHES, beat)
     assert cluster.run({"node-1": TRAINS, "node-2": pauses_once, "node-3": TRAINS}) == 0
 
 
 def test_agents_that_are_idle_may_be_silent(cluster: LoopbackCluster) -> None:
     """The first container runs all ranks; a warm one may have no part in the run."""
-    idle = plays(receive, exits())
+    idle = plays(loopback.receive, exits())
     assert cluster.run({"node-1": TRAINS, "node-2": idle}, topology="single") == 0
     assert cluster.agents["node-2"].ranks == ()
     cluster.directory = cluster.directory / "warm"
-    (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [is_shut_down]}, {"nodes": 1})
+    (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [is_surplus]}, {"nodes": 1})
     assert (ending.exits["coordinator"], ending.cut_off) == (0, None)
 
 
@@ -125,7 +115,7 @@ def test_heartbeats_do_not_delay_the_end(cluster: LoopbackCluster, monkeypatch: 
             await agent.connection.send("alive")
             await asyncio.sleep(0.05)
 
-    assert cluster.run({"node-1": succeeds, "node-2": plays(report_success, exits(), stay)}) == 0
+    assert cluster.run({"node-1": succeeds, "node-2": plays(*FINISHES, stay)}) == 0
 
 
 def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
@@ -137,7 +127,7 @@ def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> 
 
     async def looks(agent: FakeAgent) -> None:
         await look(agent)
-        await plays(pauses(0.2), look, report_success, exits(), beat)(agent)
+        await plays(pauses(0.2), look, *FINISHES, beat)(agent)
 
     assert cluster.run({"node-1": looks}) == 0
     assert len(beats) == 2
@@ -162,7 +152,7 @@ def test_container_that_takes_no_other_run_is_named(
     def cut(number: int) -> None:
         cluster.unreachable = unreachable if number == 2 else set()
 
-    scripts = {"node-1": [succeeds, is_shut_down], "node-2": [succeeds], "node-3": [succeeds, is_shut_down]}
+    scripts = {"node-1": [succeeds, is_surplus], "node-2": [succeeds], "node-3": [succeeds, is_surplus]}
     first, second = cluster.serve(scripts, {}, {}, before_run=cut)
     assert (first.exits["coordinator"], first.cut_off) == (0, None)
     assert second.exits["coordinator"] == 1
@@ -176,7 +166,7 @@ def test_container_of_a_swarm_that_is_not_reachable_for_a_moment_registers(
     cluster.unreachable = {"node-2"}
     original = cluster.connect
 
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
+    async def connect(address: str, hello: bytes = loopback.HELLO) -> FakeAgent:
         if address == "127.0.0.2":
             await asyncio.sleep(1.5 * LIMIT_S)
         return await original(address, hello)
@@ -207,9 +197,14 @@ def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -
 # Silence
 
 
-def test_silence_lasts_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
     monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_silence_lasts_since_the_last_message(clock: FakeTime) -> None:
     silence = Silence()
     for _ in range(4):
         clock.pass_(LOOK_S)
@@ -220,9 +215,7 @@ def test_silence_lasts_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -
     assert silence.look() == LOOK_S
 
 
-def test_time_in_which_this_process_is_suspended_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeTime()
-    monkeypatch.setattr(time, "monotonic", clock)
+def test_time_in_which_this_process_is_suspended_does_not_count(clock: FakeTime) -> None:
     silence = Silence()
     clock.pass_(3600)
     assert silence.look() == 2 * LOOK_S

@@ -1,4 +1,4 @@
-"""Mistakes in the set-up of a container: ssh that is too open, counters and their units, privileges kept."""
+"""Mistakes in the set-up of a container: ssh that is too open, units of counters, privileges kept."""
 
 from __future__ import annotations
 

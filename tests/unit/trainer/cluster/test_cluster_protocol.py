@@ -1,4 +1,4 @@
-"""Mistakes in the connection of agent and coordinator: messages that change, or arrive in part, or block."""
+"""Mistakes in the connection of agent and coordinator: messages that change, arrive in part, or block."""
 
 from __future__ import annotations
 

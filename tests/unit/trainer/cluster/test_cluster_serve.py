@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.unit import loopback_cluster
+from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import (
-    HELLO,
-    STARTS,
     FakeAgent,
     LoopbackCluster,
-    Script,
     exits,
     is_surplus,
-    keeps_training,
     plays,
     receive,
-    report_success,
     succeeds,
-    wait_for_shutdown,
 )
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import CANCEL, NEXT, SPEC, Ending, log_marks
-from trainer.cluster.rank_assignment import AgentInfo
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
-FINISHES = [report_success, exits(), receive]
+FINISHES = [loopback.report_success, exits(), receive]
 
 
 def summary(cluster: LoopbackCluster, number: int) -> list[str]:
     return (cluster.run_directory(number) / "summary.txt").read_text().splitlines()
-
-
-def waits_until(reached: Callable[[], bool]) -> None:
-    while not reached():
-        time.sleep(0.005)
 
 
 def test_agents_reconnect_for_the_next_run(
@@ -50,7 +35,8 @@ def test_agents_reconnect_for_the_next_run(
     """They may connect before it is handed over."""
 
     def all_wait(number: int) -> None:
-        waits_until(lambda: all(len(each) == number for each in cluster.connections.values()))
+        while not all(len(each) == number for each in cluster.connections.values()):
+            time.sleep(0.005)
 
     twice = [succeeds, succeeds]
     scripts = {"node-1": twice, "node-2": twice}
@@ -112,32 +98,13 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
     async def cancel(_: FakeAgent) -> None:
         (cluster.run_directory(1) / CANCEL).touch()
 
-    cancels = plays(STARTS, cancel, receive, exits(143), FakeAgent.leave)
-    scripts = {"node-1": [cancels, succeeds], "node-2": [keeps_training, succeeds]}
+    cancels = plays(loopback.STARTS, cancel, receive, exits(143), FakeAgent.leave)
+    scripts = {"node-1": [cancels, succeeds], "node-2": [loopback.keeps_training, succeeds]}
     cancelled, after = cluster.serve(scripts, {}, {})
     assert cancelled.exits == {"node-1": 1, "coordinator": 1}  # the other one did not report any
     assert after == OK
     assert summary(cluster, 1)[0].startswith("FAILED: ")
     assert cluster.connections["node-2"][0].received == ["assignment", "shutdown"]
-
-
-def test_run_cancelled_before_all_have_registered_leaves_the_agents_to_the_next(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def register(*arguments: Any, **fields: Any) -> AgentInfo:
-        (cluster.run_directory(1) / CANCEL).touch()
-        return AgentInfo(*arguments, **fields)
-
-    async def connect_late(address: str, hello: bytes = HELLO) -> FakeAgent:
-        while address == "127.0.0.2" and len(cluster.connections["node-1"]) < 2:
-            await asyncio.sleep(0.005)
-        return await connect(address, hello)
-
-    connect, cluster.connect = cluster.connect, connect_late  # type: ignore[method-assign]
-    monkeypatch.setattr(module, "AgentInfo", register)
-    scripts: dict[str, list[Script]] = {"node-1": [is_surplus, succeeds], "node-2": [succeeds]}
-    cancelled, after = cluster.serve(scripts, {}, {})
-    assert (cancelled.exits, after) == ({"coordinator": 1}, OK)
 
 
 def test_run_that_cannot_start_leaves_the_agents_to_the_next(
@@ -150,8 +117,8 @@ def test_run_that_cannot_start_leaves_the_agents_to_the_next(
             (run / SPEC).write_text(text[run.name])
         return run
 
-    take_over = loopback_cluster.take_over
-    monkeypatch.setattr(loopback_cluster, "take_over", spoil)
+    take_over = loopback.take_over
+    monkeypatch.setattr(loopback, "take_over", spoil)
     scripts = {name: [is_surplus, is_surplus, succeeds] for name in ("node-1", "node-2")}
     *refused, after = cluster.serve(scripts, {}, {}, {})
     assert [each.exits for each in refused] == [{"coordinator": 1}] * 2
@@ -160,19 +127,12 @@ def test_run_that_cannot_start_leaves_the_agents_to_the_next(
 
 
 def test_lost_warm_parent_is_reported_with_its_node(cluster: LoopbackCluster) -> None:
-    loses_parent = plays(STARTS, exits(-9, lost="was killed by SIGKILL"), wait_for_shutdown)
-    scripts = {"node-1": [keeps_training, succeeds], "node-2": [loses_parent, succeeds]}
+    loses_parent = plays(
+        loopback.STARTS, exits(-9, lost="was killed by SIGKILL"), loopback.wait_for_shutdown
+    )
+    scripts = {"node-1": [loopback.keeps_training, succeeds], "node-2": [loses_parent, succeeds]}
     lost, after = cluster.serve(scripts, {}, {})
-    assert (lost.exits, lost.lost) == ({"node-2": 1, "coordinator": 1}, "of node 1 was killed by SIGKILL")
+    assert lost.exits == {"node-2": 1, "coordinator": 1}
+    assert lost.lost == "of node 1 was killed by SIGKILL"
     assert lost.failures.keys() == {"node-2"}
     assert after == OK
-
-
-def test_coordinator_ends_without_runs(cluster: LoopbackCluster) -> None:
-    async def is_disconnected(agent: FakeAgent) -> None:
-        assert await agent.receive() is None
-
-    def second_waits() -> None:  # it would be refused after the end
-        waits_until(lambda: len(cluster.connections["node-1"]) == 2)
-
-    assert cluster.serve({"node-1": [succeeds, is_disconnected]}, {}, before_end=second_waits)
