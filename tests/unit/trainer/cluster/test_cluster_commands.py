@@ -10,21 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import assigned, index_of
+from trainer.cluster import commands as module
 from trainer.cluster import mpi_rank
-from trainer.cluster.commands import (
-    HOSTS,
-    INTERFACE,
-    MEMBERSHIP,
-    OUT,
-    PREFIX,
-    SPEC,
-    TRAINER,
-    Command,
-    commands,
-    environment,
-    hosts,
-    mpirun,
-)
+from trainer.cluster.commands import TRAINER, Command, commands, environment, mpirun
 from trainer.cluster.rank_assignment import RankAssignment
 from trainer.launch.environment import read_context
 
@@ -80,62 +68,43 @@ def test_every_node_starts_its_ranks(
             assert warm[local] == replace(command, argv=("client", "name"))
 
 
-# The environment of every rank
-
-
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
-def test_environment(topology: str) -> None:
+def test_environment_of_every_rank(topology: str) -> None:
     found = variables(topology, "node-1", threads=3)
-    assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
-    assert (found["SHARDYARD_OUT"], found["SHARDYARD_DATA"]) == (str(OUT), "/data")
+    assert found["SHARDYARD_SPEC"] == str(module.SPEC) == "/run/shardyard/spec.json"
+    assert (found["SHARDYARD_OUT"], found["SHARDYARD_DATA"]) == (str(module.OUT), "/data")
     assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its agent
     # Only ranks of mpirun write to the console of their node.
     assert found.get("SHARDYARD_CONSOLE") == ("/proc/4711/fd/1" if topology == "mpi" else None)
+    # Compose writes the node's name before each line; ranks that share a node add their own.
+    assert found["SHARDYARD_PREFIX"] == ("rank {rank} | " if topology == "single" else "")
     assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL")} == {"3"}
-    assert {found[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL", "TP")} == {INTERFACE}
-    assert not {"SHARDYARD_CHECKPOINTS", "SHARDYARD_MEMBERSHIP", "SHARDYARD_LINKED"} & found.keys()
+    assert {found[f"{name}_SOCKET_IFNAME"] for name in ("GLOO", "NCCL", "TP")} == {module.INTERFACE}
+    assert not {f"SHARDYARD_{name}" for name in ("CHECKPOINTS", "MEMBERSHIP", "LINKED")} & found.keys()
+
+
+def test_variables_of_some_runs() -> None:
+    assignment = assigned("ddp", 1, 2, checkpoint_epochs=1, processes_per_node=2)
+    found = environment(assignment, PID)
+    assert found["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
+    assert found["SHARDYARD_PREFIX"] == "rank {rank} | "
+    linked = variables("rpc", "node-2", link={"bandwidth_mbit": 10})["SHARDYARD_LINKED"]
+    assert linked == "10.0.0.100,10.0.0.1"  # the others
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
 def test_ranks_of_a_slower_node_wait_for_its_cpu_quota(topology: str) -> None:
-    first, last = (
-        variables(topology, name, cpus=2, node_speed={-1: 0.125}) for name in ("node-1", "node-2")
-    )
+    slow = {"cpus": 2, "node_speed": {-1: 0.125}}
+    first, last = (variables(topology, name, **slow) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_CPU_QUOTA"), last["SHARDYARD_CPU_QUOTA"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
-def test_each_run_has_its_own_checkpoint_directory() -> None:
-    assignment = assigned("ddp", 1, 2, checkpoint_epochs=1)
-    assert environment(assignment, PID)["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
-
-
-def test_ranks_of_linked_nodes_know_the_addresses_of_the_others() -> None:
-    link = {"bandwidth_mbit": 10}
-    assert variables("ddp", "node-2", link=link)["SHARDYARD_LINKED"] == "10.0.0.1"
-    assert variables("rpc", "node-2", link=link)["SHARDYARD_LINKED"] == "10.0.0.100,10.0.0.1"
-
-
-@pytest.mark.parametrize(
-    ("topology", "fields", "prefix"),
-    [
-        ("ddp", {}, ""),  # compose writes the node's name before each line
-        ("mpi", {"processes_per_node": 2}, "rank {rank} | "),
-        ("single", {}, "rank {rank} | "),
-    ],
-)
-def test_lines_of_ranks_that_share_a_node_have_a_prefix(
-    topology: str, fields: dict[str, Any], prefix: str
-) -> None:
-    assert variables(topology, "node-1", **fields)["SHARDYARD_PREFIX"] == prefix
-
-
 def test_ranks_of_a_continuing_run_read_who_is_alive() -> None:
-    continues = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
-    assignment = assigned("ddp", 1, 2, **continues)
+    assignment = assigned("ddp", 1, 2, strategy="gossip", transport="gloo", on_loss="continue")
     (command,) = started(assignment, "node-2")
     context = read_context(assignment.spec, command.environment)
-    assert (context.membership, context.incarnation) == (MEMBERSHIP, 0)
+    assert (context.membership, context.incarnation) == (module.MEMBERSHIP, 0)
     again = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
     assert again.incarnation == 2
 
@@ -147,27 +116,8 @@ def test_a_node_sees_its_own_gpus() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in command.environment
 
 
-# Open MPI
-
-
-def test_mpirun() -> None:
+def test_mpirun_starts_several_ranks_on_each_node() -> None:
     argv = mpirun(assigned("mpi", 1, 2, 3, processes_per_node=4))
     options = dict(pairwise(argv))
-    assert argv[0] == f"{PREFIX}/bin/mpirun"
-    expected = {"--prefix": sys.prefix, "--hostfile": str(HOSTS), "-n": "12", "--map-by": "ppr:4:node"}
-    expected |= {"--bind-to": "none", "btl_tcp_if_include": INTERFACE}
-    assert {name: options[name] for name in expected} == expected
-    # A shell that ssh starts has another PATH.
+    assert (options["-n"], options["--map-by"]) == ("12", "ppr:4:node")
     assert argv[-4:] == (sys.executable, "-S", "-E", mpi_rank.__file__)
-
-
-def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:
-    (command,) = started(assigned("mpi", 1), "launcher")
-    assert command.environment["PRTE_MCA_plm_ssh_agent"] == "ssh -F /run/shardyard/ssh/config"
-    assert command.environment["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
-    assert command.environment["PRTE_MCA_prte_if_include"] == INTERFACE
-
-
-def test_hosts_follow_the_order_of_ranks_and_exclude_the_launcher() -> None:
-    assert hosts(assigned("mpi", 10, 2)) == "10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
-    assert hosts(assigned("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.unit.orchestrator.runtimes.docker.test_compose_files import services
 from trainer.cluster import clean_up
 from trainer.cluster import hand_over as module
 from trainer.cluster.clean_up import remove_traces
-from trainer.cluster.hand_over import NEXT, hand_over, log_marks, take_over
+from trainer.cluster.hand_over import NEXT, hand_over, take_over
 
 
 def test_run_is_taken_once_and_only_when_its_name_is_complete(
@@ -34,11 +34,6 @@ def test_run_is_taken_once_and_only_when_its_name_is_complete(
         assert take_over(tmp_path) == tmp_path / name
     assert take_over(tmp_path) is None
     assert [*tmp_path.iterdir()] == []
-
-
-def test_log_marks_differ_between_runs_and_ends() -> None:
-    marks = [*log_marks("a"), *log_marks("b")]
-    assert not any(one in other for one in marks for other in marks if one is not other)
 
 
 # Cleaning
@@ -72,7 +67,7 @@ def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for directory in directories:
         directory.mkdir()
     fakes: dict[str, Any] = {"WRITABLE": directories, "SYSTEM_V": tmp_path / "none", "KILL_S": 0.0}
-    for name, value in {**fakes, "LOOK_S": 0.0, "_settings": lambda pid: {}}.items():
+    for name, value in {**fakes, "LOOK_S": 0.0, "_settings": lambda pid: {"priority": 0}}.items():
         monkeypatch.setattr(clean_up, name, value)
     for name in ("threads", "shared_memory_mb"):
         monkeypatch.setattr(clean_up.cgroup, name, lambda: None)
@@ -95,11 +90,6 @@ def start_processes(monkeypatch: pytest.MonkeyPatch, *processes: Process) -> Non
     monkeypatch.setattr(psutil, "wait_procs", lambda left, timeout: None)
 
 
-def clean(*keep: int) -> str | None:
-    """Clean without a warm parent."""
-    return remove_traces({pid: {} for pid in keep}, lambda: None)
-
-
 def test_all_processes_but_those_to_keep_are_killed(
     writable: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,31 +98,39 @@ def test_all_processes_but_those_to_keep_are_killed(
     killed = [Process(4), Process(5, survives=2), headless, Process(8, survives=-1)]
     start_processes(monkeypatch, *kept, *killed)
     killed[-1].kills = -1
-    assert clean(2, 3) is None
+    assert remove_traces({2: {}, 3: {}}, lambda: None) is None
     assert [each.kills for each in kept] == [0, 0, 0]
     assert [each.kills for each in killed] == [1, 3, 1, 0]
 
 
-def test_what_cannot_be_cleaned_is_named(writable: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise OSError("no answer")
+def fails(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> None:
+        raise error
 
-    assert remove_traces({}, fail) == "no answer"
-    for owner, name, value, left in (
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "left"),
+    [
         (clean_up, "_settings", lambda pid: {"priority": 5}, "priority of process 2"),
         (clean_up.cgroup, "shared_memory_mb", lambda: 64.0, "64 MiB of shared memory"),
         (clean_up.cgroup, "threads", lambda: 2**40, "one that forks all the time"),
         (clean_up, "_descendants", lambda keep: [Process(4711, survives=1000)], "be killed: 4711"),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, value)
-            assert left in str(
-                remove_traces({2: {"priority": 0}} if name == "_settings" else {}, lambda: None)
-            )
-    path = writable[0].joinpath(*"d" * 1200)
-    subprocess.run(["mkdir", "-p", str(path)], check=True)
-    assert clean()
-    subprocess.run(["rm", "-r", str(writable[0] / "d")], check=True)
+        (clean_up, "_empty", fails(RecursionError("nested too deeply")), "nested too deeply"),
+    ],
+    ids=["settings", "memory", "fork bomb", "process", "directory"],
+)
+def test_what_cannot_be_cleaned_is_named(
+    writable: list[Path], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, value: Any, left: str
+) -> None:
+    kept = {2: clean_up._settings(2)}
+    monkeypatch.setattr(owner, name, value)
+    assert left in str(remove_traces(kept, lambda: None))
+
+
+def test_warm_parent_that_does_not_answer_is_named(writable: list[Path]) -> None:
+    assert remove_traces({}, fails(OSError("no answer"))) == "no answer"
 
 
 def test_writable_directories_are_emptied_and_kept(writable: list[Path], tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_writable_directories_are_emptied_and_kept(writable: list[Path], tmp_pat
     (tmp_path / "kept" / "file").touch()
     (temporary / "link").symlink_to(tmp_path / "kept")
     (temporary / "dangling").symlink_to(tmp_path / "nowhere")
-    assert clean() is None
+    assert remove_traces({}, lambda: None) is None
     assert [[*directory.iterdir()] for directory in writable] == [[], []]
     assert (tmp_path / "kept" / "file").exists()
 
