@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -29,7 +28,6 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         monkeypatch.delenv(name)
     path = tmp_path / "spec.json"
-    path.write_text(json.dumps({"strategy": "ddp"}))
     monkeypatch.setenv("SHARDYARD_SPEC", str(path))
     monkeypatch.setenv("SHARDYARD_TOPOLOGY", "ddp")
     return path
@@ -42,17 +40,20 @@ def calls(monkeypatch: pytest.MonkeyPatch, spec: Path) -> Calls:
 
     def fake(owner: Any, name: str, returned: Any = None) -> None:
         def call(*arguments: Any, **options: Any) -> Any:
-            made.append((name, *arguments, *options.values()))
+            made.append((name, *(each for each in (*arguments, *options.values()) if each != spec)))
             return returned
 
         monkeypatch.setattr(owner, name, call)
 
-    fake(privileges, "drop_privileges_to_owner")
+    def drop(file: Path, *directories: Path) -> None:
+        assert file == spec
+        made.append(directories)
+
+    monkeypatch.setattr(privileges, "drop_privileges_to_owner", drop)
     fake(privileges, "make_writable_for_nodes")
     fake(coordinator, "main", (7, ["ok: 2 nodes"]))
     fake(coordinator, "serve", 5)
     fake(agent, "main", 3)
-    fake(DATASETS.load("mnist"), "prepare")
     return made
 
 
@@ -82,18 +83,12 @@ def test_unknown_role_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -
     ids=["cold", "swarm", "warm"],
 )
 def test_coordinator_of_a_sweep(
-    calls: Calls,
-    spec: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    code: int,
-    call: tuple[Any, ...],
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, variables: Any, code: int, call: tuple[Any, ...]
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"SHARDYARD_{name}", value)
     assert container.main(["coordinator"]) == code
-    assert calls[0] == ("drop_privileges_to_owner", spec, RESULTS)
-    assert [tuple(each for each in made if each != spec) for made in calls[1:]] == [call]
+    assert calls == [(RESULTS,), call]
 
 
 def test_coordinator_of_a_bare_up(
@@ -119,49 +114,33 @@ def test_coordinator_of_a_bare_up(
 def test_data_is_downloaded_with_the_privileges_of_the_owner(
     calls: Calls, spec: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: Any, directory: Path) -> None:
-        raise DataError("mnist is not in /data")
+    def prepare(self: Any, directory: Path) -> None:
+        assert calls == [(Path("/data"), CHECKPOINTS), ("make_writable_for_nodes", CHECKPOINTS)]
+        raise DataError(f"mnist is not in {directory}")
 
-    owned = [("drop_privileges_to_owner", spec, Path("/data"), CHECKPOINTS)]
-    owned += [("make_writable_for_nodes", CHECKPOINTS)]
+    monkeypatch.setattr(DATASETS.load("mnist"), "prepare", prepare)
+    spec.write_text('{"dataset": "mnist"}')
+    assert container.main(["data"]) == 1
+    assert capsys.readouterr().err == "FAILED: mnist is not in /data\n"
     # The coordinator reports what is wrong in a spec.
     for text in ("", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}'):
         spec.write_text(text)
         assert container.main(["data"]) == 0
-    assert calls == owned * 4
-    spec.write_text(json.dumps({"strategy": "ddp", "dataset": "mnist"}))
-    assert container.main(["data"]) == 0
-    assert [each[-1] for each in calls[8:]] == [CHECKPOINTS, CHECKPOINTS, Path("/data")]
-    monkeypatch.setattr(DATASETS.load("mnist"), "prepare", fail)
     assert capsys.readouterr() == ("", "")
-    assert container.main(["data"]) == 1
-    assert capsys.readouterr().err == "FAILED: mnist is not in /data\n"
 
 
-# A rank's process
-
-
-@pytest.mark.parametrize(
-    ("processes", "variable", "prefix"),
-    [
-        (1, None, "node-{rank} | "),
-        (2, None, "rank {rank} | "),
-        (1, "", ""),  # compose writes the node's name
-        (2, "r{rank}: ", "r{rank}: "),
-    ],
-)
-def test_prefix_of_a_rank_s_lines(
-    spec: Path, monkeypatch: pytest.MonkeyPatch, processes: int, variable: str | None, prefix: str
-) -> None:
+def test_prefix_of_a_rank_s_lines(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(rank, "EventWriter", lambda run, rank, out, prefix: given.append(prefix))
     monkeypatch.setattr(rank, "_load_data", lambda task, events: False)
-    run = {"strategy": "one_shot", "transport": "memory", "nodes": 2, "processes_per_node": processes}
-    spec.write_text(RunSpec.model_validate(run).model_dump_json())
-    if variable is not None:
+    run = {"strategy": "one_shot", "transport": "memory", "nodes": 2}
+    for processes in (1, 2):
+        spec.write_text(RunSpec.model_validate({**run, "processes_per_node": processes}).model_dump_json())
+        assert rank.main() == 1
+    for variable in ("", "r{rank}: "):  # compose writes the node's name
         monkeypatch.setenv("SHARDYARD_PREFIX", variable)
-    assert rank.main() == 1
-    assert given == [prefix]
+        assert rank.main() == 1
+    assert given == ["node-{rank} | ", "rank {rank} | ", "", "r{rank}: "]
 
 
 def test_rank_writes_to_the_console_of_its_node(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +149,9 @@ def test_rank_writes_to_the_console_of_its_node(spec: Path, monkeypatch: pytest.
     spec.write_text(RunSpec.model_validate(run).model_dump_json())
     monkeypatch.setattr(rank, "_redirect_console", redirected.append)
     monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("the console was redirected"))
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
-    for console in ("/logs/node-{node}.log", "/proc/7/fd/1"):
-        monkeypatch.setenv("SHARDYARD_CONSOLE", console)
-        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
-        with pytest.raises(pytest.fail.Exception):
-            rank.main()
-    assert redirected == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]
+    for name, value in {"SIZE": "6", "RANK": "5"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("SHARDYARD_CONSOLE", "/logs/node-{node}.log")
+    with pytest.raises(pytest.fail.Exception):
+        rank.main()
+    assert redirected == [Path("/logs/node-2.log")]

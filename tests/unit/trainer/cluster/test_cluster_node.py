@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,47 +21,29 @@ from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
 
 # ssh
 
-CLIENT = {
-    "StrictHostKeyChecking": "yes",
-    "UserKnownHostsFile": "/keys/known_hosts",
-    "GlobalKnownHostsFile": "/dev/null",
-    "IdentityFile": "/keys/key",
-    "IdentitiesOnly": "yes",
-    "BatchMode": "yes",
-    "Port": str(ssh.PORT),
-    "User": ssh.USER,
-}
-SERVER = {
-    "AuthenticationMethods": "publickey",
-    "DisableForwarding": "yes",
-    "UsePAM": "no",
-    "HostKey": "/keys/host_key",
-    "PidFile": "/keys/sshd.pid",
-    "AllowUsers": ssh.USER,
-    "AuthorizedKeysFile": "/keys/authorized_keys",
-    "Port": str(ssh.PORT),
-}
+CLIENT = """
+StrictHostKeyChecking yes, UserKnownHostsFile /keys/known_hosts, GlobalKnownHostsFile /dev/null,
+IdentityFile /keys/key, IdentitiesOnly yes, BatchMode yes, Port 2222, User shardyard
+"""
+SERVER = """
+AuthenticationMethods publickey, DisableForwarding yes, UsePAM no, AllowUsers shardyard, Port 2222,
+HostKey /keys/host_key, PidFile /keys/sshd.pid, AuthorizedKeysFile /keys/authorized_keys
+"""
 
 
 def test_ssh_accepts_only_keys_of_this_run() -> None:
-    for text, expected in (
-        (ssh.client_config(Path("/keys")), CLIENT),
-        (ssh.server_config(Path("/keys")), SERVER),
-    ):
-        pairs = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
-        found = {keyword: value for keyword, _, value in pairs}
-        assert len(found) == len(pairs)
-        assert found.items() >= expected.items()
+    for config, expected in ((ssh.client_config, CLIENT), (ssh.server_config, SERVER)):
+        found = [line.strip() for line in config(Path("/keys")).splitlines() if line.strip()]
+        assert len({line.partition(" ")[0] for line in found}) == len(found)
+        assert {*found} >= {line.strip() for line in expected.split(",")}
 
 
 def test_keys_are_regenerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, made = tmp_path / "ssh" / "key", []
 
     def keygen(argv: list[str], check: bool) -> None:
-        assert check
         assert not path.exists()  # ssh-keygen asks before it overwrites a file
-        assert argv[0] == "ssh-keygen"
-        assert argv[-2:] == ["-f", str(path)]
+        assert (check, argv[0], argv[-2:]) == (True, "ssh-keygen", ["-f", str(path)])
         assert argv[argv.index("-N") + 1] == ""  # without a passphrase
         made.append(argv)
         path.write_text("private")
@@ -85,7 +66,6 @@ NETWORK = """\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls
     lo:    1000      10    0    0    0     0          0         0     1000      10    0    0    0     0
- veth0:       1       1    0    0    0     0          0         0        1       1    0    0    0     0
   eth0:12345608    4000    0    0    0     0          0         0  7654021    3000    0    0    0     0
  eth01:       2       2    0    0    0     0          0         0        2       2    0    0    0     0
  link0:      70       1    0    0    0     0          0         0      300       1    0    0    0     0
@@ -120,17 +100,11 @@ def network(directory: Path, text: str = NETWORK) -> Path:
     return kernel(directory, {"dev": text}) / "dev"
 
 
-@pytest.mark.parametrize("files", [VERSION_1, VERSION_2], ids=["v1", "v2"])
-def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
-    """The traffic over a switch counts."""
-    assert measure(kernel(tmp_path / "cgroup", files), network(tmp_path)) == WHOLE
-    lo = measure(tmp_path / "cgroup", network(tmp_path), interfaces=["lo"])
-    assert (lo.sent_bytes, lo.received_bytes) == (1000, 1000)
-
-
 @pytest.mark.parametrize(
     ("files", "changed", "unknown"),
     [
+        (VERSION_1, {}, {}),
+        (VERSION_2, {}, {}),
         (VERSION_2, {"memory.peak": ""}, {"memory_peak_mb": None}),  # before Linux 5.19
         (VERSION_2, {"memory.events": ""}, {"out_of_memory": 0}),
         (VERSION_2, {"cpu.stat": "usage_usec 2500000\n"}, {"throttled_s": None}),  # without a quota
@@ -139,21 +113,20 @@ def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
         (VERSION_1, {"memory/memory.max_usage_in_bytes": ""}, {"memory_peak_mb": None}),
     ],
 )
-def test_unknown_counters_are_none(
+def test_usage(
     tmp_path: Path, files: dict[str, str], changed: dict[str, str], unknown: dict[str, Any]
 ) -> None:
-    """An empty file stands for one that is not there."""
+    """Of the container's network and a switch. Without text, a file is not there."""
     left = {name: text for name, text in {**files, **changed}.items() if text}
     found = measure(kernel(tmp_path / "cgroup", left), network(tmp_path))
     assert found == WHOLE.model_copy(update=unknown)
 
 
-@pytest.mark.parametrize("text", ["", NETWORK.replace(" eth0:", " eth7:"), "eth0: 1 2\n", "eth0: x" * 9])
-def test_missing_network_interface(tmp_path: Path, text: str) -> None:
-    found = measure(
-        kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path, text.replace("link0", "link1"))
-    )
-    assert found == WHOLE.model_copy(update={"sent_bytes": None, "received_bytes": None})
+def test_missing_network_interface(tmp_path: Path) -> None:
+    renamed = NETWORK.replace(" eth0:", " eth7:").replace("link0:", "link1:")
+    for text in ("", renamed, "eth0: 1 2\n", "eth0: x" * 9):
+        found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path, text))
+        assert found == WHOLE.model_copy(update={"sent_bytes": None, "received_bytes": None})
     assert measure(tmp_path / "no", tmp_path / "none") == Usage()
 
 
@@ -180,10 +153,8 @@ def test_usage_since_another() -> None:
     ],
 )
 def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
-    cgroup = kernel(tmp_path, files)
-    assert quota(cgroup) == cpus
-    assert wait_for_quota(cpus or 1.0, 0.0, cgroup) == (cpus is not None)
-    assert not wait_for_quota(0.1, 0.0, cgroup)
+    assert quota(kernel(tmp_path, files)) == cpus
+    assert wait_for_quota(cpus or 1.0, 0.0, tmp_path) == (cpus is not None)
 
 
 def test_cpu_quota_that_is_applied_later(tmp_path: Path) -> None:
@@ -207,20 +178,13 @@ TAKEN = [("setgroups", []), ("setresgid", 1001, 1001, 1001), ("setresuid", 1000,
     [
         (0, 1000, 0, [], [GIVEN, *TAKEN]),
         (0, 1000, 0, ["MNIST"], TAKEN),
-        (0, 1000, 1000, [], TAKEN),
         (0, 1000, 1007, [], TAKEN),
         (0, 0, 0, [], [("drop_capabilities",)]),  # root stays root
-        (10001, 1000, 0, [], []),
         (1000, 1000, 0, [], []),
     ],
 )
 def test_root_switches_to_the_owner_and_gives_it_new_directories(
-    monkeypatch: pytest.MonkeyPatch,
-    uid: int,
-    owner: int,
-    owner_of_results: int,
-    content: Sequence[str],
-    calls: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch, uid: int, owner: int, owner_of_results: int, content: Any, calls: Any
 ) -> None:
     made: list[tuple[Any, ...]] = []
     owners, original = {SPEC: owner, RESULTS: owner_of_results}, Path.stat

@@ -85,7 +85,7 @@ SPEED, LINK = {"node_speed": [1, 0.25]}, {"link": {"bandwidth_mbit": 10}}
             "ddp",
             {"strategy": "rpc_split"},
             {},
-            "rpc has topology rpc: use compose/rpc.yml, not compose/ddp.yml",
+            "use compose/rpc.yml, not compose/ddp.yml",
         ),
         ("single", {"strategy": "ddp"}, {}, "use compose/ddp.yml, not compose/single.yml"),
         ("single", {"strategy": "serial"}, {}, "serial cannot run on 2 nodes"),
