@@ -124,9 +124,7 @@ class FakeAgent:
 
 Script = Callable[[FakeAgent], Awaitable[Any]]  # all that an agent does, or one step of it
 
-receive = FakeAgent.receive
-report_success = FakeAgent.report_success
-wait_for_shutdown = FakeAgent.wait_for_shutdown
+receive, wait_for_shutdown = FakeAgent.receive, FakeAgent.wait_for_shutdown
 
 
 def plays(*steps: Script) -> Script:
@@ -161,9 +159,9 @@ async def disconnect(agent: FakeAgent) -> None:
 
 STARTS = sends("start", pid=7)
 RESULT = sends("result", **rank_fields())
-DONE = sends("done")
-succeeds = plays(report_success, exits(), wait_for_shutdown)
-succeeds_later = plays(pauses(0.1), report_success, exits(), wait_for_shutdown)
+FINISHES = (RESULT, sends("done"), exits(), wait_for_shutdown)
+succeeds = plays(STARTS, *FINISHES)
+succeeds_later = plays(pauses(0.1), STARTS, *FINISHES)
 keeps_training = plays(STARTS, wait_for_shutdown)
 
 
@@ -187,6 +185,8 @@ class LoopbackCluster:
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         self.unreachable: set[str] = set()  # names of containers
+        self.delays: dict[str, Callable[[], Awaitable[Any]]] = {}  # by address, before agents connect
+        self.hellos: dict[str, bytes] = {}  # by address, other first messages
         for name, value in {"REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}.items():
             monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(module, "PORT", self.port)
@@ -291,7 +291,9 @@ class LoopbackCluster:
         return container_name(*self.expected[address]) not in self.unreachable
 
     async def run_agent(self, name: str, address: str, script: Script) -> None:
-        agent = self.agents[name] = await self.connect(address)
+        if address in self.delays:
+            await self.delays[address]()
+        agent = self.agents[name] = await self.connect(address, self.hellos.get(address, HELLO))
         await script(agent)
         await agent.connection.close()
 

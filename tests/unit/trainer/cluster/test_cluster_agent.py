@@ -180,34 +180,15 @@ def test_events_and_files_of_this_run_arrive_before_exit_codes(
 
 
 @pytest.mark.parametrize(
-    ("end", "blocks", "cause"),
-    [("kill -9 $$", 2**20, "was killed by SIGKILL"), ("exit 1", 2, "its directory /run/shardyard is full")],
+    ("trap", "code", "cut_off"), [("", -9, 0), ("exit 143", 143, 0), ("exit 143", 143, 1)]
 )
-def test_end_of_a_rank_is_reported(
-    cluster: LoopbackCluster,
-    home: Path,
-    monkeypatch: Patch,
-    shell: Shell,
-    end: str,
-    blocks: int,
-    cause: str,
-) -> None:
-    """Also where the rank has no space left to report it."""
-    disk = SimpleNamespace(f_bavail=blocks, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", {home / "out": disk}.__getitem__)
-    shell(f"{writes(home, 'start')}; {end}")
-    assert cluster.run({"node-1": real, "node-2": loopback.keeps_training}) == 1
-    assert len(cluster.kinds(0)) == 2
-    assert cause in cluster.causes["node-1"]
-    assert cluster.codes == [1]
-
-
-@pytest.mark.parametrize(("trap", "cut_off"), [("", False), ("exit 143", False), ("exit 143", True)])
 def test_processes_end_with_the_run_and_without_a_coordinator(
-    home: Path, monkeypatch: Patch, shell: Shell, trap: str, cut_off: bool
+    home: Path, monkeypatch: Patch, shell: Shell, trap: str, code: int, cut_off: int
 ) -> None:
     for name, value in {"TERMINATE_S": 0.2, "COORDINATOR_SILENCE_S": 0.3, "LOOK_S": 0.02}.items():
         monkeypatch.setattr(module, name, value)
+    full_disk = SimpleNamespace(f_bavail=2, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", {home / "out": full_disk}.__getitem__)
     assignment = {"kind": "assignment", **assigned("ddp", 1).to_message(0)}
     last = asyncio.Event().wait if cut_off else lambda: until((home / "pid").exists)
     connection = Scripted(assignment, *[{"kind": "alive"}] * 3, last=last)
@@ -216,6 +197,8 @@ def test_processes_end_with_the_run_and_without_a_coordinator(
     assert run_agent() == 1
     assert has_ended(home)
     assert connection.aborted == cut_off
+    (ended,) = (message for message in connection.sent if message["kind"] == "exit")
+    assert (ended["codes"], ended["full"]) == ({0: code}, True)
 
 
 def test_agent_that_the_coordinator_answers_is_not_cut_off(
@@ -423,7 +406,6 @@ def test_node_ends_the_ranks_of_mpirun_and_waits_for_their_reports(home: Path) -
 LATER = 4e9  # events are sorted by time, and the agent writes one of its own between these
 BEFORE = ("start", "train_start", "fault")
 BEGINS = [loopback.STARTS, sends("train_start", parameters=1)]
-FINISHES = [loopback.RESULT, loopback.DONE, loopback.exits(), loopback.wait_for_shutdown]
 
 
 def continues(after_s: float = 0.05) -> dict[str, Any]:
@@ -458,7 +440,7 @@ def test_agent_starts_a_killed_rank_again(
 ) -> None:
     """It finishes, or ends at shutdown if the others have finished before they let it join."""
     shell(dies_and_returns(home, *rest))
-    trains = plays(*BEGINS, until_rank_0_returns, *FINISHES)
+    trains = plays(*BEGINS, until_rank_0_returns, *loopback.FINISHES)
     assert cluster.run({"node-1": real, "node-2": trains}, **continues()) == 0
     assert cluster.kinds(0) == [*BEFORE, "died", "start", "waiting", *rest]
     assert (home / "started").read_text().split() == ["1"]
@@ -470,7 +452,7 @@ def test_killed_rank_is_not_started_again_after_shutdown(
     cluster: LoopbackCluster, home: Path, shell: Shell
 ) -> None:
     shell(dies_and_returns(home))
-    others = plays(*BEGINS, loopback.receive, *FINISHES)
+    others = plays(*BEGINS, loopback.receive, *loopback.FINISHES)
     assert cluster.run({"node-1": real, "node-2": others}, **continues(60)) == 0
     assert cluster.kinds(0) == [*BEFORE, "died"]
     assert not (home / "started").exists()

@@ -13,7 +13,6 @@ import pytest
 from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import (
-    HELLO,
     FakeAgent,
     LoopbackCluster,
     Script,
@@ -36,7 +35,7 @@ from trainer.core.trace import read_trace, trace_path
 LOST = f"was {module.LOST}"
 CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
 STARTS, RESULT, END = loopback.STARTS, loopback.RESULT, loopback.wait_for_shutdown
-FINISHES = [RESULT, sends("done"), exits(), END]
+FINISHES = loopback.FINISHES
 TRAINS = sends("train_start", parameters=1)
 FAILS = sends("failed", cause="ValueError: odd")
 DIES = sends("died", cause="killed by SIGKILL", signal="SIGKILL")
@@ -81,20 +80,10 @@ def test_checkpoints_are_removed_after_success_only(
 # Registration
 
 
-def silent_from(cluster: LoopbackCluster, *addresses: str) -> Script:
-    """Let agents at these addresses send half of the first message. Returns their script."""
-    original = cluster.connect
-
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        return await original(address, b'{"kind"' if address in addresses else hello)
-
-    cluster.connect = connect  # type: ignore[method-assign]
-    return lambda _: cluster.ended.wait()
-
-
 def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
-    waits = silent_from(cluster, "127.0.0.2", "127.0.0.4")
+    cluster.hellos = dict.fromkeys(["127.0.0.2", "127.0.0.4"], b"half a line")
+    waits: Script = lambda _: cluster.ended.wait()  # noqa: E731
     scripts = {"node-1": is_surplus, "node-10": waits, "node-3": is_surplus, "launcher": waits}
     assert cluster.run(scripts, topology="mpi") == 1
     assert cluster.summary == ["FAILED: launcher, node 9 did not register in 0.2 s"]
@@ -110,22 +99,19 @@ def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
         loopback.terminate_this_process()
         await is_surplus(agent)
 
-    assert cluster.run({"node-1": stops, "node-2": silent_from(cluster, "127.0.0.2")}) == 1
+    cluster.hellos["127.0.0.2"] = b"half a line"
+    assert cluster.run({"node-1": stops, "node-2": lambda _: cluster.ended.wait()}) == 1
     assert cluster.summary == ["FAILED: stopped by SIGTERM"]
 
 
 def test_connections_of_others_are_rejected(cluster: LoopbackCluster) -> None:
     """From an unknown address while agents register, and from a registered one later."""
-    original, rejected = cluster.connect, asyncio.Event()
-
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        if address == "127.0.0.2":
-            await rejected.wait()
-        return await original(address, hello)
+    rejected = asyncio.Event()
+    cluster.delays["127.0.0.2"] = rejected.wait
 
     def is_rejected(address: str) -> Script:
         async def step(_: FakeAgent) -> None:
-            other = await original(address)
+            other = await cluster.connect(address)
             assert (await other.receive() or {})["kind"] == "rejected"
             assert await other.receive() is None
             await other.connection.close()
@@ -137,7 +123,6 @@ def test_connections_of_others_are_rejected(cluster: LoopbackCluster) -> None:
         await is_rejected("127.0.0.99")(agent)
         await plays(is_rejected("127.0.0.1"), STARTS, *FINISHES)(agent)
 
-    cluster.connect = connect  # type: ignore[method-assign]
     assert cluster.run({"node-1": tries, "node-2": succeeds}) == 0
 
 
@@ -351,7 +336,6 @@ def test_exit_code_of_mpirun_reaches_the_orchestrator(cluster: LoopbackCluster) 
 # Runs that continue without a lost rank
 
 BEGINS = [STARTS, TRAINS]
-COMES_BACK = [sends("start", pid=8, incarnation=1), sends("waiting", incarnation=1)]
 
 
 def hears(*alive: int) -> Script:
@@ -370,7 +354,8 @@ async def until_shutdown(agent: FakeAgent) -> None:
 
 
 OUTLIVES = plays(*BEGINS, hears(0, 2), *FINISHES)
-WAITS, BACK = [DIES, hears(0, 2)], ["start", "waiting"]
+WAITS = [DIES, hears(0, 2), until_shutdown]
+RETURNS = [sends("start", pid=8, incarnation=1), sends("waiting", incarnation=1)]
 STOPS = [until_shutdown, TERMINATED, exits(143), disconnect]
 
 
@@ -378,13 +363,12 @@ STOPS = [until_shutdown, TERMINATED, exits(143), disconnect]
     ("steps", "kinds"),
     [
         ([disconnect], ["died"]),
-        ([DIES, exits(-9), END], ["died"]),
         ([exits(-9), END], ["died"]),
         # Its agent waits to start it again, or it waits for the others to let it join.
-        ([*WAITS, until_shutdown, exits(-9), disconnect], ["died"]),
-        ([*WAITS, *COMES_BACK, *STOPS], ["died", *BACK, "terminated"]),
+        ([*WAITS, exits(-9), disconnect], ["died"]),
+        ([*WAITS[:2], *RETURNS, *STOPS], ["died", "start", "waiting", "terminated"]),
     ],
-    ids=["disconnects", "reports the death", "reports the exit", "waits", "returned"],
+    ids=["disconnects", "reports the exit", "waits", "returned"],
 )
 def test_agents_learn_of_a_lost_rank(
     cluster: LoopbackCluster, steps: list[Script], kinds: list[str]
@@ -393,16 +377,3 @@ def test_agents_learn_of_a_lost_rank(
     assert cluster.run({"node-1": OUTLIVES, "node-2": dies, "node-3": OUTLIVES}, **CONTINUES) == 0
     assert cluster.kinds(1) == ["start", "train_start", *kinds]
     assert {*cluster.agents["node-1"].received} == {"assignment", "membership", "shutdown"}
-
-
-def test_agents_learn_of_a_rank_that_returns(cluster: LoopbackCluster) -> None:
-    stays = plays(*BEGINS, hears(0, 2), hears(0, 1, 2), *FINISHES)
-    returns = plays(*BEGINS, pauses(), *WAITS, *COMES_BACK, hears(0, 1, 2), TRAINS, *FINISHES)
-    assert cluster.run({"node-1": stays, "node-2": returns, "node-3": stays}, **CONTINUES) == 0
-    assert cluster.kinds(1) == ["start", "train_start", "died", *BACK, "train_start", "result", "done"]
-
-
-def test_loss_of_all_ranks_fails_the_run(cluster: LoopbackCluster) -> None:
-    first, last = plays(*BEGINS, pauses(), disconnect), plays(*BEGINS, hears(1))
-    assert cluster.run({"node-1": first, "node-2": last}, **CONTINUES) == 1
-    assert cluster.causes == {"node-2": f"rank 1 {LOST}"}

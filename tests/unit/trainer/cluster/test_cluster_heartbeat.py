@@ -25,7 +25,7 @@ from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
 
 LIMIT_S = 0.6
-FINISHES = [loopback.report_success, exits()]
+FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1]]
 
 
 @pytest.fixture
@@ -119,17 +119,13 @@ def test_heartbeats_do_not_delay_the_end(cluster: LoopbackCluster, monkeypatch: 
 
 
 def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
-    """Where the orchestrator looks for it, from before ranks are assigned."""
+    """Where the orchestrator looks for it."""
     beats: set[int] = set()
 
     async def look(_: FakeAgent) -> None:
         beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
 
-    async def looks(agent: FakeAgent) -> None:
-        await look(agent)
-        await plays(pauses(0.2), look, *FINISHES, beat)(agent)
-
-    assert cluster.run({"node-1": looks}) == 0
+    assert cluster.run({"node-1": plays(look, pauses(0.2), look, *FINISHES, beat)}) == 0
     assert len(beats) == 2
     assert not (cluster.directory / ALIVE).exists()
 
@@ -159,19 +155,10 @@ def test_container_that_takes_no_other_run_is_named(
     assert named in str(second.cut_off)
 
 
-def test_container_of_a_swarm_that_is_not_reachable_for_a_moment_registers(
-    cluster: LoopbackCluster,
-) -> None:
+def test_container_of_a_swarm_may_be_unreachable_for_a_moment(cluster: LoopbackCluster) -> None:
     """The moment is longer than the silence after which a container is cut off."""
     cluster.unreachable = {"node-2"}
-    original = cluster.connect
-
-    async def connect(address: str, hello: bytes = loopback.HELLO) -> FakeAgent:
-        if address == "127.0.0.2":
-            await asyncio.sleep(1.5 * LIMIT_S)
-        return await original(address, hello)
-
-    cluster.connect = connect  # type: ignore[method-assign]
+    cluster.delays["127.0.0.2"] = lambda: asyncio.sleep(1.5 * LIMIT_S)
     assert cluster.run({"node-1": succeeds, "node-2": succeeds}, scale=2) == 0
 
 

@@ -52,20 +52,6 @@ def test_only_whole_messages_arrive() -> None:
     connected(listen, talk)
 
 
-def test_send_after_disconnect_is_ignored() -> None:
-    async def talk(streams: Streams) -> None:
-        connection = Connection(*streams, FROM_AGENT)
-        assert await connection.receive() is None
-        for _ in range(20):
-            await connection.send("event", line="x" * 10_000)
-        await connection.close()
-
-    async def hang_up(streams: Streams) -> None:
-        streams[1].transport.abort()
-
-    connected(hang_up, talk)
-
-
 def test_connection_closes_when_the_other_end_reads_late() -> None:
     """What is left to send arrives, and a second disconnect changes nothing."""
     sent = 32 * 2**20  # more than the buffers of both sockets hold

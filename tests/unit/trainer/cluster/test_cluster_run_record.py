@@ -263,35 +263,12 @@ def returns(rank: int, incarnation: int = 1) -> list[Step]:
 
 
 @pytest.mark.parametrize(
-    "losses",
-    [
-        [dies(1)],
-        [exits("node-2", {1: -9}), fails("node-2", "killed by SIGKILL")],  # as the coordinator does
-        [loses("node-2", "killed together with its container")],
-        [event("result", 1, **rank_fields()), dies(1)],  # before `done`: its result is one too many
-    ],
-    ids=["event", "exit code", "agent", "after its result"],
-)
-def test_lost_rank_is_no_failure(tmp_path: Path, losses: list[Step]) -> None:
-    record = recorded(tmp_path, *trains(0, 1, 2), *losses, **CONTINUES)
-    assert record.failures == record.unreported == {}
-    assert record.membership
-    assert [*record.membership.current.incarnations("member")] == [0, 2]
-    events = [each.rank for each in EventReader(tmp_path / "live").new() if each.kind == "died"]
-    assert events == [1]
-    complete = []
-    for step in finishes(0, 2):
-        assert isinstance(step, Event)
-        record.add_event(step)
-        complete.append(record.complete)
-    assert complete == [False, False, False, True]
-    assert record.summary()[0].startswith("ok: ")
-    assert record.summary()[-1] == "  node-2 was lost; the others continued without it"
-
-
-@pytest.mark.parametrize(
     ("fields", "steps", "failures"),
     [
+        ({}, [dies(1), *finishes(0, 2)], {}),
+        ({}, [exits("node-2", {1: -9}), fails("node-2", "killed"), *finishes(0, 2)], {}),
+        ({}, [loses("node-2", "killed together with its container"), *finishes(0, 2)], {}),
+        ({}, [event("result", 1, **rank_fields()), dies(1), *finishes(0, 2)], {}),  # one result too many
         ({}, [dies(1), *returns(1), *finishes(0, 1, 2)], {}),
         ({}, [dies(1), *returns(1), dies(1), *returns(1, 2), *finishes(0, 1, 2)], {}),
         ({}, [dies(1), *returns(1), event("failed", 1, cause="odd")], {"node-2": "rank 1 failed: odd"}),
@@ -311,6 +288,13 @@ def test_which_losses_end_a_run(
     assert record.complete == (not failures)
 
 
-def test_loss_before_training_ends_a_run(tmp_path: Path) -> None:
-    record = recorded(tmp_path, *trains(1, 2), *starts(0), dies(0), **CONTINUES)
+def test_lost_rank_is_no_failure_while_others_train(tmp_path: Path) -> None:
+    record = recorded(tmp_path, *trains(0, 1, 2), dies(1), **CONTINUES)
+    assert record.membership
+    assert [*record.membership.current.incarnations("member")] == [0, 2]
+    assert not record.complete
+    for step in finishes(0, 2):
+        record.add_event(step)  # type: ignore[arg-type]
+    assert record.summary()[-1] == "  node-2 was lost; the others continued without it"
+    record = recorded(tmp_path, *trains(1, 2), *starts(0), dies(0), **CONTINUES)  # it does not train yet
     assert record.failures == {"node-1": "rank 0 was killed by SIGKILL"}
