@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -16,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit import loopback_cluster as loopback
-from tests.unit.cluster_support import FIELDS, assigned, index_of
+from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
-from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, plays, sends
+from tests.unit.loopback_cluster import terminate_this_process, trace_file, weights_file
 from trainer.cluster import agent as module
 from trainer.cluster import mpi_rank
 from trainer.cluster.agent import Agent
@@ -29,7 +29,6 @@ from trainer.cluster.run_record import membership_of
 from trainer.core.events import EventReader
 from trainer.core.membership import Membership
 from trainer.core.trace import trace_path
-from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import START_S, ParentError
 
@@ -65,10 +64,10 @@ def shell(monkeypatch: Patch) -> Shell:
 
 
 class Scripted:
-    """A connection over which these messages arrive, and which ends after `last`."""
+    """A connection over which messages arrive, one in `every_s`, and which ends after `last`."""
 
-    def __init__(self, *messages: dict[str, Any], last: Callable[[], Awaitable[Any]] | None = None) -> None:
-        self._left, self._last = [*messages], last
+    def __init__(self, *messages: dict[str, Any], every_s: float = 0.0, last: Any = None) -> None:
+        self._left, self._every_s, self._last = [*messages], every_s, last
         self.sent: Messages = []
         self.aborted = False
 
@@ -76,14 +75,29 @@ class Scripted:
         self.sent.append({"kind": kind, **fields})
 
     async def receive(self) -> dict[str, Any] | None:
+        await asyncio.sleep(self._every_s)
         if not self._left and self._last:
-            await self._last()
+            await self._last(self)
         return self._left.pop(0) if self._left else None
 
     def abort(self) -> None:
         self.aborted = True
 
     async def close(self) -> None: ...
+
+    def of(self, kind: str) -> Messages:
+        """The messages of this kind that were sent."""
+        return [each for each in self.sent if each["kind"] == kind]
+
+    @property
+    def events(self) -> list[str]:
+        """The kinds of the events that were sent."""
+        return [json.loads(each["line"])["kind"] for each in self.of("event")]
+
+
+def until_sent(kind: str) -> Callable[[Scripted], Awaitable[None]]:
+    """The end of a connection, once a message or an event of this kind has been sent."""
+    return lambda connection: until(lambda: connection.of(kind) or kind in connection.events)
 
 
 def connects_to(monkeypatch: Patch, *connections: Any) -> None:
@@ -94,25 +108,6 @@ def connects_to(monkeypatch: Patch, *connections: Any) -> None:
         return left.pop(0)
 
     monkeypatch.setattr(Agent, "_connect", connect)
-
-
-@pytest.fixture
-def cluster(monkeypatch: Patch, cluster: LoopbackCluster, home: Path) -> LoopbackCluster:
-    """A cluster where `node-1` is a real agent whose process is a shell script."""
-    run_scripted = cluster.run_agent
-
-    async def run_agent(name: str, address: str, script: Script) -> None:
-        if name == "node-1":
-            connects_to(monkeypatch, (await cluster.connect(address, b"")).connection)
-            cluster.codes.append(await Agent("node", "ddp").run())
-        else:
-            await run_scripted(name, address, script)
-
-    cluster.run_agent = run_agent  # type: ignore[method-assign]
-    return cluster
-
-
-async def real(_: FakeAgent) -> None: ...
 
 
 FIELDS_OF: dict[str, dict[str, Any]] = {
@@ -156,58 +151,55 @@ def run_agent() -> int:
     return asyncio.run(asyncio.wait_for(Agent("node", "ddp").run(), 10))
 
 
-def test_events_and_files_of_this_run_arrive_before_exit_codes(
-    cluster: LoopbackCluster, home: Path, shell: Shell
+def assignment_of(*ordinals: int, **fields: Any) -> dict[str, Any]:
+    """The message that assigns rank 0."""
+    return {"kind": "assignment", **assigned("ddp", *ordinals, **fields).to_message(0)}
+
+
+def test_events_and_files_of_this_run_are_sent_before_exit_codes(
+    home: Path, monkeypatch: Patch, shell: Shell
 ) -> None:
     (home / "out").mkdir()
     (home / "out" / "rank-0.jsonl").write_text(lines("failed", cause="of an earlier run"))
-    weights = loopback.weights_file(module.CHUNK_BYTES // 4)  # two chunks
-    (home / "weights").write_bytes(weights)
-    key = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 1, "save_weights": True}).key
-    trace = loopback.trace_file(key, 0, records=1000)  # two chunks
-    trace_path(home, 0).write_bytes(trace)
-    command = f"cp {home}/weights {home}/out/weights.npy && cp {trace_path(home, 0)} {home}/out"
-    shell(f"test $ROLE = test && {command} && {writes(home, 'start', 'result', 'done')}")
-    assert cluster.run({"node-1": real}, save_weights=True, trace="steps") == 0
-    assert cluster.kinds(0) == ["start", "result", "done"]
-    assert trace_path(cluster.directory, 0).read_bytes() == trace
-    assert (cluster.directory / "weights.npy").read_bytes() == weights
-    assert cluster.codes == [0]
-    assert json.loads((cluster.directory / "usage.jsonl").read_text())["name"] == "node-1"
+    files = {"weights": weights_file(module.CHUNK_BYTES // 4), "trace": trace_file("run", 0, records=1000)}
+    for kind, content in files.items():  # of two chunks
+        (home / kind).write_bytes(content)
+    copies = f"cp {home}/weights {home}/out/weights.npy && cp {home}/trace {trace_path(home / 'out', 0)}"
+    shell(f"test $ROLE = test && {copies} && {writes(home, 'start', 'result', 'done')}")
+    connection = Scripted(assignment_of(1), last=until_sent("exit"))
+    connects_to(monkeypatch, connection)
+    assert run_agent() == 0
+    kinds = ["event", "event", "event", "weights", "weights", "trace", "trace", "exit"]
+    assert [each["kind"] for each in connection.sent if each["kind"] in kinds] == kinds
+    assert connection.events == ["start", "result", "done"]
+    for kind, content in files.items():
+        assert b"".join(base64.b64decode(each["chunk"]) for each in connection.of(kind)) == content
+        assert [each["last"] for each in connection.of(kind)] == [False, True]
     assert json.loads((home / "spec.json").read_text())["strategy"]["name"] == "ddp"
     # While it waits for ranks, the health check passes without it; from then on it does not.
     assert (home / "alive").stat().st_mtime < time.time() + 1
 
 
 @pytest.mark.parametrize(
-    ("trap", "code", "cut_off"), [("", -9, 0), ("exit 143", 143, 0), ("exit 143", 143, 1)]
+    ("trap", "code", "cut_off"), [("", -9, False), ("exit 143", 143, False), ("exit 143", 143, True)]
 )
 def test_processes_end_with_the_run_and_without_a_coordinator(
-    home: Path, monkeypatch: Patch, shell: Shell, trap: str, code: int, cut_off: int
+    home: Path, monkeypatch: Patch, shell: Shell, trap: str, code: int, cut_off: bool
 ) -> None:
     for name, value in {"TERMINATE_S": 0.2, "COORDINATOR_SILENCE_S": 0.3, "LOOK_S": 0.02}.items():
         monkeypatch.setattr(module, name, value)
     full_disk = SimpleNamespace(f_bavail=2, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", {home / "out": full_disk}.__getitem__)
-    assignment = {"kind": "assignment", **assigned("ddp", 1).to_message(0)}
-    last = asyncio.Event().wait if cut_off else lambda: until((home / "pid").exists)
-    connection = Scripted(assignment, *[{"kind": "alive"}] * 3, last=last)
+    answers = [{"kind": "alive"}] * 8  # for longer than the limit
+    last = until_sent("never") if cut_off else None
+    connection = Scripted(assignment_of(1), *answers, every_s=0.05, last=last)
     connects_to(monkeypatch, connection)
     shell(runs_until_sigterm(home, trap))
     assert run_agent() == 1
     assert has_ended(home)
     assert connection.aborted == cut_off
-    (ended,) = (message for message in connection.sent if message["kind"] == "exit")
+    (ended,) = connection.of("exit")
     assert (ended["codes"], ended["full"]) == ({0: code}, True)
-
-
-def test_agent_that_the_coordinator_answers_is_not_cut_off(
-    cluster: LoopbackCluster, home: Path, monkeypatch: Patch, shell: Shell
-) -> None:
-    for name, value in {"COORDINATOR_SILENCE_S": 0.3, "LOOK_S": 0.02, "BEAT_S": 0.05}.items():
-        monkeypatch.setattr(module, name, value)
-    shell(f"sleep 0.6; {writes(home, 'start', 'result', 'done')}")
-    assert cluster.run({"node-1": real}) == 0
 
 
 def test_agent_reports_processes_that_are_suspended() -> None:
@@ -230,7 +222,7 @@ def test_agent_reports_processes_that_are_suspended() -> None:
 def test_agent_without_coordinator_ends(home: Path, monkeypatch: Patch, stopped: bool, cause: str) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         if stopped:
-            loopback.terminate_this_process()
+            terminate_this_process()
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(module, "CONNECT_S", 60 if stopped else 0.15)
@@ -404,8 +396,9 @@ def test_node_ends_the_ranks_of_mpirun_and_waits_for_their_reports(home: Path) -
 # Runs that continue without a lost rank
 
 LATER = 4e9  # events are sorted by time, and the agent writes one of its own between these
-BEFORE = ("start", "train_start", "fault")
-BEGINS = [loopback.STARTS, sends("train_start", parameters=1)]
+BEFORE = ["start", "train_start", "fault"]
+AGAIN = ["start", "waiting"]
+REST = ["train_start", "result", "done"]
 
 
 def continues(after_s: float = 0.05) -> dict[str, Any]:
@@ -427,35 +420,33 @@ def dies_and_returns(home: Path, *rest: str) -> str:
     return f"{dies}; {returns}; {'exit 0' if rest else 'exec sleep 60'}"
 
 
-async def until_rank_0_returns(agent: FakeAgent) -> None:
-    alive: set[tuple[int, int]] = set()
-    while alive != {(0, 1), (1, 0)}:
-        ranks = (await agent.receive() or {})["ranks"]
-        alive = {(each["rank"], each["incarnation"]) for each in ranks if each["state"] != "lost"}
-
-
-@pytest.mark.parametrize("rest", [["train_start", "result", "done"], []], ids=["joins", "waits"])
+@pytest.mark.parametrize(
+    ("after_s", "rest", "last", "events", "code"),
+    [
+        (0.05, REST, "exit", [*BEFORE, "died", *AGAIN, *REST], 0),
+        (0.05, [], "waiting", [*BEFORE, "died", *AGAIN], -15),  # the others have finished
+        (60, [], "died", [*BEFORE, "died"], -9),
+    ],
+    ids=["joins", "waits", "ends before it returns"],
+)
 def test_agent_starts_a_killed_rank_again(
-    cluster: LoopbackCluster, home: Path, shell: Shell, rest: list[str]
+    home: Path,
+    monkeypatch: Patch,
+    shell: Shell,
+    after_s: float,
+    rest: Any,
+    last: str,
+    events: Any,
+    code: int,
 ) -> None:
-    """It finishes, or ends at shutdown if the others have finished before they let it join."""
+    connection = Scripted(assignment_of(1, 2, **continues(after_s)), last=until_sent(last))
+    connects_to(monkeypatch, connection)
     shell(dies_and_returns(home, *rest))
-    trains = plays(*BEGINS, until_rank_0_returns, *loopback.FINISHES)
-    assert cluster.run({"node-1": real, "node-2": trains}, **continues()) == 0
-    assert cluster.kinds(0) == [*BEFORE, "died", "start", "waiting", *rest]
-    assert (home / "started").read_text().split() == ["1"]
-    assert cluster.codes == [not rest]
-    assert has_ended(home)
-
-
-def test_killed_rank_is_not_started_again_after_shutdown(
-    cluster: LoopbackCluster, home: Path, shell: Shell
-) -> None:
-    shell(dies_and_returns(home))
-    others = plays(*BEGINS, loopback.receive, *loopback.FINISHES)
-    assert cluster.run({"node-1": real, "node-2": others}, **continues(60)) == 0
-    assert cluster.kinds(0) == [*BEFORE, "died"]
-    assert not (home / "started").exists()
+    assert run_agent() == (code != 0)
+    assert connection.events == events
+    assert connection.of("exit")[0]["codes"] == {0: code}
+    assert (home / "started").exists() == ("waiting" in events)
+    assert after_s > 1 or (home / "started").read_text() == "1\n"
 
 
 def test_ranks_read_who_is_alive(home: Path) -> None:

@@ -377,3 +377,9 @@ def test_agents_learn_of_a_lost_rank(
     assert cluster.run({"node-1": OUTLIVES, "node-2": dies, "node-3": OUTLIVES}, **CONTINUES) == 0
     assert cluster.kinds(1) == ["start", "train_start", *kinds]
     assert {*cluster.agents["node-1"].received} == {"assignment", "membership", "shutdown"}
+
+
+def test_agents_learn_of_a_rank_that_returns(cluster: LoopbackCluster) -> None:
+    stays = plays(*BEGINS, hears(0, 2), hears(0, 1, 2), *FINISHES)
+    returns = plays(*BEGINS, pauses(), *WAITS[:2], *RETURNS, hears(0, 1, 2), TRAINS, *FINISHES)
+    assert cluster.run({"node-1": stays, "node-2": returns, "node-3": stays}, **CONTINUES) == 0
