@@ -141,17 +141,3 @@ def test_prefix_of_a_rank_s_lines(spec: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("SHARDYARD_PREFIX", variable)
         assert rank.main() == 1
     assert given == ["node-{rank} | ", "rank {rank} | ", "", "r{rank}: "]
-
-
-def test_rank_writes_to_the_console_of_its_node(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    redirected: list[Path] = []
-    run = {"strategy": "all_reduce", "transport": "mpi", "nodes": 3, "processes_per_node": 2}
-    spec.write_text(RunSpec.model_validate(run).model_dump_json())
-    monkeypatch.setattr(rank, "_redirect_console", redirected.append)
-    monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("the console was redirected"))
-    for name, value in {"SIZE": "6", "RANK": "5"}.items():
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
-    monkeypatch.setenv("SHARDYARD_CONSOLE", "/logs/node-{node}.log")
-    with pytest.raises(pytest.fail.Exception):
-        rank.main()
-    assert redirected == [Path("/logs/node-2.log")]

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,14 +154,6 @@ def test_usage_since_another() -> None:
 def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
     assert quota(kernel(tmp_path, files)) == cpus
     assert wait_for_quota(cpus or 1.0, 0.0, tmp_path) == (cpus is not None)
-
-
-def test_cpu_quota_that_is_applied_later(tmp_path: Path) -> None:
-    kernel(tmp_path, {"cpu.max": "100000 100000\n"})
-    later = threading.Timer(0.1, lambda: kernel(tmp_path, {"cpu.max": "25000 100000\n"}))
-    later.start()
-    assert wait_for_quota(0.25, 10.0, tmp_path)
-    later.join()
 
 
 # Privileges

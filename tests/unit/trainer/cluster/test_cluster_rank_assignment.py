@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from itertools import permutations
 from pathlib import Path
@@ -12,10 +11,8 @@ import pytest
 
 from tests.unit.cluster_support import FIELDS, assigned, nodes, registered
 from trainer.cluster.rank_assignment import (
-    ROLES,
     AgentInfo,
     AssignmentError,
-    RankAssignment,
     assign_ranks,
     needed_agents,
     node_name,
@@ -51,17 +48,6 @@ def test_ranks_follow_container_numbers_in_any_order_of_registration(
         two = needed_agents(topology, {**fields, "nodes": 2}, order)
         assert sorted(agent.name for agent in two) == needed
         assert assign_ranks(topology, {**fields, "nodes": 2}, two).spec.nodes == 2
-
-
-@pytest.mark.parametrize("topology", ROLES)
-def test_message_round_trip(topology: str) -> None:
-    assignment = assigned(topology, 2, 10, lr=0.07, seed=3)
-    assert {agent.role for agent in assignment.agents} == {*ROLES[topology]}
-    assert {agent.address for agent in assignment.agents} >= {"10.0.0.2", "10.0.0.10"}
-    for index, agent in enumerate(assignment.agents):
-        arrived = RankAssignment.from_message(json.loads(json.dumps(assignment.to_message(index))))
-        assert arrived.agent == agent
-        assert (arrived.spec, arrived.agents) == (assignment.spec, assignment.agents)
 
 
 def test_rows_name_nodes_by_rank() -> None:

@@ -64,18 +64,6 @@ def test_surplus_agent_gets_ranks_of_the_next_larger_run(cluster: LoopbackCluste
     assert [each["ordinal"] for each in agents] == [1]
 
 
-def test_agent_that_connects_before_the_run_has_ended_is_rejected(cluster: LoopbackCluster) -> None:
-    """It would be taken for one of the next run. Agents connect again."""
-
-    async def connect_early(agent: FakeAgent) -> None:
-        early = await cluster.connect("127.0.0.2")
-        assert (await early.receive() or {})["kind"] == "rejected"
-        await early.connection.close()
-
-    early = plays(*FINISHES, connect_early, FakeAgent.leave)
-    assert cluster.serve({"node-1": [succeeds] * 2, "node-2": [early, succeeds]}, {}, {}) == [OK, OK]
-
-
 @pytest.mark.parametrize("left", ["64 MiB of shared memory", None], ids=["not clean", "stays"])
 def test_container_that_cannot_take_another_run_is_named(
     cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, left: str | None
