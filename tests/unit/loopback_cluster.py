@@ -153,10 +153,7 @@ def pauses(seconds: float = 0.05) -> Script:
     return lambda _: asyncio.sleep(seconds)
 
 
-async def disconnect(agent: FakeAgent) -> None:
-    await agent.connection.close()
-
-
+disconnect: Script = lambda agent: agent.connection.close()  # noqa: E731
 STARTS = sends("start", pid=7)
 RESULT = sends("result", **rank_fields())
 FINISHES = (RESULT, sends("done"), exits(), wait_for_shutdown)
@@ -229,11 +226,9 @@ class LoopbackCluster:
         before_run: Callable[[int], None] = lambda number: None,
         before_end: Callable[[], None] = lambda: None,
     ) -> list[Ending]:
-        """Let a warm coordinator take these runs, one after the other. Returns how they ended.
+        """Let a warm coordinator take these runs, in the directories `run-1` and so on. Returns their endings.
 
-        scripts: of every agent, one for each of its connections. runs: fields of each run; the first is in
-        the directory `run-1`, and so on. before_run: called with its number before it is handed over.
-        before_end: called before the coordinator ends.
+        scripts: of every agent, one for each of its connections. before_run: called with the run's number.
         """
         addresses = self._expect(scripts)
         self.connections = {name: [] for name in scripts}

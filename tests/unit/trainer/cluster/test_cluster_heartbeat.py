@@ -45,12 +45,6 @@ async def beat(agent: FakeAgent) -> None:
         await asyncio.wait({ending}, timeout=0.05)
 
 
-async def beat_for_longer_than_the_limit(agent: FakeAgent) -> None:
-    for _ in range(6):
-        await agent.connection.send("alive")
-        await asyncio.sleep(LIMIT_S / 4)
-
-
 async def is_cut_off(agent: FakeAgent) -> None:
     """Step: send nothing until the coordinator has disconnected."""
     while await agent.receive():
@@ -58,7 +52,8 @@ async def is_cut_off(agent: FakeAgent) -> None:
 
 
 BEATS, SILENT = plays(loopback.STARTS, beat), plays(loopback.STARTS, is_cut_off)
-TRAINS = plays(beat_for_longer_than_the_limit, *FINISHES, beat)
+ALIVE_FOR_A_WHILE = [lambda agent: agent.connection.send("alive"), pauses(LIMIT_S / 4)] * 6
+TRAINS = plays(*ALIVE_FOR_A_WHILE, *FINISHES, beat)
 BLAMES_PEER = [loopback.sends("failed", cause="peer is gone", peer=True), exits(1)]
 BLAMES = plays(loopback.STARTS, pauses(LIMIT_S / 2), *BLAMES_PEER, beat)
 
@@ -92,16 +87,11 @@ def test_agent_that_is_silent_before_its_rank_starts_is_named(cluster: LoopbackC
     assert "node 1" in str(ending.cut_off)
 
 
-def test_agent_that_is_silent_for_a_moment_costs_nothing(cluster: LoopbackCluster) -> None:
-    pauses_once = plays(pauses(LIMIT_S / 2), *FINISHES, beat)
-    assert cluster.run({"node-1": TRAINS, "node-2": pauses_once, "node-3": TRAINS}) == 0
-
-
-def test_agents_that_are_idle_may_be_silent(cluster: LoopbackCluster) -> None:
+def test_short_silences_and_those_of_idle_agents_cost_nothing(cluster: LoopbackCluster) -> None:
     """The first container runs all ranks; a warm one may have no part in the run."""
-    idle = plays(loopback.receive, exits())
+    pauses_once, idle = plays(pauses(LIMIT_S / 2), *FINISHES, beat), plays(loopback.receive, exits())
+    assert cluster.run({"node-1": TRAINS, "node-2": pauses_once}) == 0
     assert cluster.run({"node-1": TRAINS, "node-2": idle}, topology="single") == 0
-    assert cluster.agents["node-2"].ranks == ()
     cluster.directory = cluster.directory / "warm"
     (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [is_surplus]}, {"nodes": 1})
     assert (ending.exits["coordinator"], ending.cut_off) == (0, None)
@@ -164,45 +154,31 @@ def test_container_of_a_swarm_may_be_unreachable_for_a_moment(cluster: LoopbackC
 
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.2)
-
-    def is_reachable(listener: socket.socket, address: str = "127.0.0.1") -> bool:
-        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
-        return asyncio.run(module.is_reachable(address))
-
-    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+    found = []
+    with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
-        assert is_reachable(listener)  # refuses
+        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # it refuses
         listener.listen(0)
-        assert is_reachable(listener)  # accepts
-        for client in (first, second):  # a full backlog drops what arrives
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-        assert not is_reachable(listener)
-        assert not is_reachable(listener, "255.255.255.255")  # no route
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))
+        client.setblocking(False)
+        client.connect_ex(listener.getsockname())
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # a full backlog drops what arrives
+    assert found == [True, True, False]
+    assert not asyncio.run(module.is_reachable("255.255.255.255"))  # no route
 
 
 # Silence
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def test_silence_lasts_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(time, "monotonic", clock)
-    return clock
-
-
-def test_silence_lasts_since_the_last_message(clock: FakeTime) -> None:
     silence = Silence()
     for _ in range(4):
         clock.pass_(LOOK_S)
         silence.look()
     assert silence.seconds == 4 * LOOK_S
     silence.end()
-    clock.pass_(LOOK_S)
-    assert silence.look() == LOOK_S
-
-
-def test_time_in_which_this_process_is_suspended_does_not_count(clock: FakeTime) -> None:
-    silence = Silence()
-    clock.pass_(3600)
+    clock.pass_(3600)  # in which this process was suspended
     assert silence.look() == 2 * LOOK_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.cluster.run_record import RunRecord
-from trainer.core.cgroup import NodeUsage
 from trainer.core.events import UNREPORTED, Event, EventReader
 
-USAGE: dict[str, Any] = {"cpu_s": 2.5, "throttled_s": None, "out_of_memory": 0}
 Step = Event | Callable[[RunRecord], None]
 
 
@@ -54,16 +52,9 @@ def finishes(*ranks: int, **fields: Any) -> list[Step]:
     ]
 
 
-def exits(name: str, codes: Mapping[int, int], memory: bool = False, full: bool = False) -> Step:
-    return lambda record: record.record_exit(agent(record, name), codes, memory, full)
-
-
-def loses(name: str, cause: str) -> Step:
-    return lambda record: record.record_loss(agent(record, name), cause)
-
-
-def fails(name: str, cause: str) -> Step:
-    return lambda record: record.fail(agent(record, name), cause)
+def calls(method: str, name: str, *arguments: Any) -> Step:
+    """Call a method of the record for the named agent."""
+    return lambda record: getattr(record, method)(agent(record, name), *arguments)
 
 
 def shuts_down(record: RunRecord) -> None:
@@ -76,26 +67,14 @@ def shuts_down(record: RunRecord) -> None:
 def test_files_of_a_run(tmp_path: Path) -> None:
     events = [event("start", 1, 1.0, pid=5), event("start", 0, 2.0, pid=6), event("ready", 1, 3.0)]
     record = recorded(tmp_path, *events, topology="mpi", processes_per_node=2)
-    for name in ("node-1", "launcher"):
-        record.add_usage(agent(record, name), USAGE)
     live = tmp_path / "live"
     assert json.loads((live / "spec.json").read_text()) == record.assignment.spec.model_dump(mode="json")
     agents = json.loads((live / "assignment.json").read_text())
-    assert [(each["role"], each["ordinal"], each["ranks"], each["public_keys"]) for each in agents] == [
-        ("launcher", 1, [], {}),
-        ("node", 1, [0, 1], {}),
-        ("node", 2, [2, 3], {}),
-    ]
+    found = [(each["role"], each["ordinal"], each["ranks"], each["public_keys"]) for each in agents]
+    assert found == [("launcher", 1, [], {}), ("node", 1, [0, 1], {}), ("node", 2, [2, 3], {})]
     assert EventReader(live).new() == events
     counts = {path.name: path.read_text().count("\n") for path in live.glob("*.jsonl")}
-    assert counts == {"rank-0.jsonl": 1, "rank-1.jsonl": 2, "usage.jsonl": 2}
-    usage = [
-        NodeUsage.model_validate_json(line) for line in (live / "usage.jsonl").read_text().splitlines()
-    ]
-    assert [(each.name, each.ranks, each.cpu_s) for each in usage] == [
-        ("node-1", [0, 1], 2.5),
-        ("launcher", [], 2.5),
-    ]
+    assert counts == {"rank-0.jsonl": 1, "rank-1.jsonl": 2}
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
@@ -117,14 +96,14 @@ MEMORY = "rank 1 was killed: its node needed more than 64 MiB of memory"
 
 def ends(code: int | None, memory: bool = False, full: bool = False) -> Step:
     """Rank 1 ends with this exit code, of which its agent knows nothing if mpirun has started it."""
-    return exits("node-2", {} if code is None else {1: code}, memory, full)
+    return calls("record_exit", "node-2", {} if code is None else {1: code}, memory, full)
 
 
 @pytest.mark.parametrize(
     ("steps", "cause", "unreported", "died"),
     [
         # The first exit report of a rank is the cause.
-        ([*BOTH, FAILED, ends(-9), fails("node-2", "late")], "rank 1 failed: odd", False, 0),
+        ([*BOTH, FAILED, ends(-9), calls("fail", "node-2", "late")], "rank 1 failed: odd", False, 0),
         ([*BOTH, event("died", 1, cause="killed"), ends(-9, memory=True)], "rank 1 was killed", False, 1),
         ([*BOTH, event("terminated", 1, cause="ended"), ends(-9)], "rank 1 was ended", False, 0),
         ([*BOTH, event("done", 1), ends(-9, memory=True)], None, False, 0),
@@ -140,12 +119,12 @@ def ends(code: int | None, memory: bool = False, full: bool = False) -> Step:
         ([*BOTH, ends(None, full=True)], f"rank 1 failed: {FULL}", False, 0),
         ([*BOTH, event("done", 1), ends(1, full=True)], None, False, 0),
         ([*BOTH, ends(-9, full=True)], "rank 1 was killed by SIGKILL", False, 1),
-        ([*BOTH, loses("node-2", "cut off")], "rank 1 was cut off", False, 1),
+        ([*BOTH, calls("record_loss", "node-2", "cut off")], "rank 1 was cut off", False, 1),
         # Before it has started, no event can say so.
         ([ends(0)], f"rank 1, before it started: {UNREPORTED}", True, 0),
         ([ends(-9)], "rank 1, before it started: killed by SIGKILL", True, 0),
         ([ends(1, full=True)], f"rank 1, before it started: {FULL}", True, 0),
-        ([loses("node-2", "cut off")], "rank 1, before it started: cut off", True, 0),
+        ([calls("record_loss", "node-2", "cut off")], "rank 1, before it started: cut off", True, 0),
         # At shutdown, only errors are failures.
         ([*BOTH, shuts_down, event("terminated", 1, cause="ended")], None, False, 0),
         ([*BOTH, shuts_down, ends(-9)], None, False, 0),
@@ -163,7 +142,9 @@ def test_cause_of_a_failed_node(
     assert [(each.rank, each.host) for each in events] == [(1, "host")] * died
 
 
-KILLED, KILLED_FOR_MEMORY = (exits("node-1", {0: -9, 1: -9}, memory) for memory in (False, True))
+KILLED, KILLED_FOR_MEMORY = (
+    calls("record_exit", "node-1", {0: -9, 1: -9}, memory) for memory in (False, True)
+)
 PARENT = "the process that started all 2 nodes was killed by SIGKILL"
 
 
@@ -189,7 +170,12 @@ def test_killed_parent_of_the_ranks_is_the_cause(
 
 
 def test_ranks_of_a_node_are_lost_together(tmp_path: Path) -> None:
-    steps = [*starts(0, 1, 2, 3), *finishes(2), exits("node-2", {2: 0, 3: -9}), loses("node-1", "killed")]
+    steps = [
+        *starts(0, 1, 2, 3),
+        *finishes(2),
+        calls("record_exit", "node-2", {2: 0, 3: -9}, False),
+        calls("record_loss", "node-1", "killed"),
+    ]
     record = recorded(tmp_path, *steps, processes_per_node=2)
     events = [each for each in EventReader(tmp_path / "live").new() if each.kind == "died"]
     assert sorted(each.rank for each in events) == [0, 1, 3]
@@ -197,15 +183,6 @@ def test_ranks_of_a_node_are_lost_together(tmp_path: Path) -> None:
 
 
 # Summary
-
-
-def test_complete(tmp_path: Path) -> None:
-    record = recorded(tmp_path, *BOTH, *finishes(1))
-    complete = [record.complete]
-    for each in (event("done", 0), event("result", 0, **rank_fields()), event("died", 0, cause="killed")):
-        record.add_event(each)
-        complete.append(record.complete)
-    assert complete == [False, False, True, False]
 
 
 RPC: dict[str, Any] = {"topology": "rpc", "nodes": 1, "strategy": "fault_injection", "transport": "rpc"}
@@ -227,8 +204,7 @@ def digests(*found: str | None) -> list[Step]:
         ({"processes_per_node": 2, "seed": 3}, WHOLE, 0, "ok: 2 nodes × 2 processes, world size 4, ddp "),
         (RPC, finishes(0, 1), 0, "ok: 2 nodes, world size 2, fault_injection over rpc, seed 0"),
         ({}, [*finishes(0), FAILED], 0, "FAILED: 2 nodes, ddp over gloo, digits, 3 epochs, seed 0"),
-        ({}, [*finishes(0), FAILED], 1, "  node-2: rank 1 failed: odd"),
-        ({}, [*finishes(0, 1), fails("node-1", "late")], 0, "FAILED: "),
+        ({}, [*finishes(0, 1), calls("fail", "node-1", "late")], 0, "FAILED: "),
         ({"nodes": 1}, [], 0, "FAILED: 1 node, "),
         ({"nodes": 1}, [], 1, "  not all results were received and saved"),
         ({"processes_per_node": 2}, WHOLE, 1, "  trained 240,000 samples in 2.00 s, 120,000 samples/s"),
@@ -266,8 +242,16 @@ def returns(rank: int, incarnation: int = 1) -> list[Step]:
     ("fields", "steps", "failures"),
     [
         ({}, [dies(1), *finishes(0, 2)], {}),
-        ({}, [exits("node-2", {1: -9}), fails("node-2", "killed"), *finishes(0, 2)], {}),
-        ({}, [loses("node-2", "killed together with its container"), *finishes(0, 2)], {}),
+        (
+            {},
+            [
+                calls("record_exit", "node-2", {1: -9}, False),
+                calls("fail", "node-2", "killed"),
+                *finishes(0, 2),
+            ],
+            {},
+        ),
+        ({}, [calls("record_loss", "node-2", "killed together with its container"), *finishes(0, 2)], {}),
         ({}, [event("result", 1, **rank_fields()), dies(1), *finishes(0, 2)], {}),  # one result too many
         ({}, [dies(1), *returns(1), *finishes(0, 1, 2)], {}),
         ({}, [dies(1), *returns(1), dies(1), *returns(1, 2), *finishes(0, 1, 2)], {}),
