@@ -226,7 +226,7 @@ class LoopbackCluster:
         before_run: Callable[[int], None] = lambda number: None,
         before_end: Callable[[], None] = lambda: None,
     ) -> list[Ending]:
-        """Let a warm coordinator take these runs, in the directories `run-1` and so on. Returns their endings.
+        """Let a warm coordinator take runs with these fields, in `run-1` and so on. Returns their endings.
 
         scripts: of every agent, one for each of its connections. before_run: called with the run's number.
         """

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,14 +54,11 @@ def home(monkeypatch: Patch, tmp_path: Path) -> Path:
 def shell(monkeypatch: Patch) -> Shell:
     """Let the process of the agent's ranks be such a script."""
 
-    def script(text: str) -> None:
-        def commands(assignment: RankAssignment, pid: int, trainer: Sequence[str]) -> list[Command]:
-            assert (pid, trainer) == (os.getpid(), TRAINER)
-            return [Command(("sh", "-c", text), {"ROLE": "test"}, assignment.agent.ranks)]
+    def commands(text: str, assignment: RankAssignment, pid: int, trainer: Sequence[str]) -> list[Command]:
+        assert (pid, trainer) == (os.getpid(), TRAINER)
+        return [Command(("sh", "-c", text), {"ROLE": "test"}, assignment.agent.ranks)]
 
-        monkeypatch.setattr(module, "commands", commands)
-
-    return script
+    return lambda text: monkeypatch.setattr(module, "commands", partial(commands, text))
 
 
 class Scripted:
@@ -230,19 +228,6 @@ def test_agent_without_coordinator_ends(home: Path, monkeypatch: Patch, stopped:
     with pytest.raises(AssignmentError, match=cause):
         run_agent()
     assert (home / "alive").exists()
-
-
-def test_agent_without_assignment_reports_the_cause(
-    home: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rejected = {"kind": "rejected", "cause": "too late"}
-    connects_to(monkeypatch, Scripted(rejected), Scripted({"kind": "shutdown"}), Scripted())
-    assert [module.main("node", "ddp") for _ in range(3)] == [1, 1, 1]
-    assert capsys.readouterr().err.splitlines() == [
-        "node: too late",
-        "node: the coordinator cancelled the run; its log says why",
-        "node: the coordinator has ended",
-    ]
 
 
 # Warm containers

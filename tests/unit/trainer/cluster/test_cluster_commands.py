@@ -33,24 +33,19 @@ def variables(topology: str, name: str, **fields: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "fields", "ranks", "rendezvous"),
+    ("topology", "each", "ranks", "rendezvous"),
     [
-        ("ddp", {}, {"node-2": [(0,)], "node-10": [(1,)]}, "10.0.0.2:29500"),
-        (
-            "ddp",
-            {"processes_per_node": 2},
-            {"node-2": [(0,), (1,)], "node-10": [(2,), (3,)]},
-            "10.0.0.2:29500",
-        ),
-        ("rpc", {}, {"master": [(0,)], "node-2": [(1,)], "node-10": [(2,)]}, "10.0.0.100:29500"),
-        ("single", {}, {"node-2": [(0, 1)], "node-10": []}, None),
-        ("mpi", {}, {"launcher": [()], "node-2": [], "node-10": []}, None),
+        ("ddp", 1, {"node-2": [(0,)], "node-10": [(1,)]}, "10.0.0.2:29500"),
+        ("ddp", 2, {"node-2": [(0,), (1,)], "node-10": [(2,), (3,)]}, "10.0.0.2:29500"),
+        ("rpc", 1, {"master": [(0,)], "node-2": [(1,)], "node-10": [(2,)]}, "10.0.0.100:29500"),
+        ("single", 1, {"node-2": [(0, 1)], "node-10": []}, None),
+        ("mpi", 1, {"launcher": [()], "node-2": [], "node-10": []}, None),
     ],
 )
 def test_every_node_starts_its_ranks(
-    topology: str, fields: dict[str, Any], ranks: dict[str, list[tuple[int, ...]]], rendezvous: str | None
+    topology: str, each: int, ranks: dict[str, list[tuple[int, ...]]], rendezvous: str | None
 ) -> None:
-    assignment = assigned(topology, 10, 2, **fields)
+    assignment = assigned(topology, 10, 2, processes_per_node=each)
     for name, expected in ranks.items():
         found = started(assignment, name)
         assert [command.ranks for command in found] == expected

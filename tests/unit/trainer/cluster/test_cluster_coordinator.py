@@ -77,11 +77,6 @@ def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.
     assert cluster.summary == ["FAILED: launcher, node 9 did not register in 0.2 s"]
 
 
-def test_invalid_run_shuts_down_all_agents(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": is_surplus, "node-2": is_surplus}, nodes=3) == 1
-    assert cluster.summary == ["FAILED: the run has 3 nodes, 2 registered: use --scale node=3"]
-
-
 def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
     async def stops(agent: FakeAgent) -> None:
         loopback.terminate_this_process()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -68,15 +69,8 @@ def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def start_processes(monkeypatch: pytest.MonkeyPatch, *processes: Process) -> None:
     """Let init have these descendants."""
 
-    class Init:
-        def __init__(self, pid: int) -> None:
-            assert pid == 1
-
-        def children(self, recursive: bool) -> list[Process]:
-            assert recursive
-            return [*processes]
-
-    monkeypatch.setattr(psutil, "Process", Init)
+    init = SimpleNamespace(children=lambda recursive: [*processes] if recursive else [])
+    monkeypatch.setattr(psutil, "Process", {1: init}.__getitem__)
     monkeypatch.setattr(psutil, "wait_procs", lambda left, timeout: None)
 
 
@@ -93,13 +87,6 @@ def test_all_processes_but_those_to_keep_are_killed(
     assert [each.kills for each in killed] == [1, 3, 1, 0]
 
 
-def fails(error: Exception) -> Callable[..., Any]:
-    def fail(*_: Any) -> None:
-        raise error
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "value", "left"),
     [
@@ -107,7 +94,7 @@ def fails(error: Exception) -> Callable[..., Any]:
         (clean_up.cgroup, "shared_memory_mb", lambda: 64.0, "64 MiB of shared memory"),
         (clean_up.cgroup, "threads", lambda: 2**40, "one that forks all the time"),
         (clean_up, "_descendants", lambda keep: [Process(4711, survives=1000)], "be killed: 4711"),
-        (clean_up, "_empty", fails(RecursionError("nested too deeply")), "nested too deeply"),
+        (clean_up, "_empty", Mock(side_effect=RecursionError("nested too deeply")), "nested too deeply"),
     ],
     ids=["settings", "memory", "fork bomb", "process", "directory"],
 )
@@ -120,7 +107,7 @@ def test_what_cannot_be_cleaned_is_named(
 
 
 def test_warm_parent_that_does_not_answer_is_named(writable: list[Path]) -> None:
-    assert remove_traces({}, fails(OSError("no answer"))) == "no answer"
+    assert remove_traces({}, Mock(side_effect=OSError("no answer"))) == "no answer"
 
 
 def test_writable_directories_are_emptied_and_kept(writable: list[Path], tmp_path: Path) -> None:

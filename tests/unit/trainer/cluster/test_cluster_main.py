@@ -95,14 +95,8 @@ def test_coordinator_of_a_bare_up(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    variables = {
-        "CPUS": "0.5",
-        "MEMORY_MB": "512",
-        "PIDS": "100",
-        "SHM_MB": "",
-        "HOST_RESULTS": "./results",
-    }
-    for name, value in variables.items():
+    variables = "CPUS=0.5 MEMORY_MB=512 PIDS=100 SHM_MB= HOST_RESULTS=./results"
+    for name, _, value in (each.partition("=") for each in variables.split()):
         monkeypatch.setenv(f"SHARDYARD_{name}", value)
     assert container.main(["coordinator"]) == 7
     *_, directory, limits = calls[-1]

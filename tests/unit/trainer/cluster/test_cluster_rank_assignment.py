@@ -11,11 +11,9 @@ import pytest
 
 from tests.unit.cluster_support import FIELDS, assigned, nodes, registered
 from trainer.cluster.rank_assignment import (
-    AgentInfo,
     AssignmentError,
     assign_ranks,
     needed_agents,
-    node_name,
     read_spec,
 )
 
@@ -48,14 +46,6 @@ def test_ranks_follow_container_numbers_in_any_order_of_registration(
         two = needed_agents(topology, {**fields, "nodes": 2}, order)
         assert sorted(agent.name for agent in two) == needed
         assert assign_ranks(topology, {**fields, "nodes": 2}, two).spec.nodes == 2
-
-
-def test_rows_name_nodes_by_rank() -> None:
-    agents = [AgentInfo("node", 3, "", (0, 1)), AgentInfo("node", 7, "", (2, 3)), AgentInfo("node", 8, "")]
-    named = [node_name("node", number, agents, "ddp") for number in (3, 7, 8)]
-    assert named == ["node 0", "node 1", "node 7"]  # the last one has no ranks
-    unassigned = [node_name(role, 2, [], "rpc") for role in ("node", "master", "launcher")]
-    assert unassigned == ["node 2", "node 0", "launcher"]
 
 
 SPEED, LINK = {"node_speed": [1, 0.25]}, {"link": {"bandwidth_mbit": 10}}

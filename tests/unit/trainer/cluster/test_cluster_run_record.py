@@ -142,16 +142,14 @@ def test_cause_of_a_failed_node(
     assert [(each.rank, each.host) for each in events] == [(1, "host")] * died
 
 
-KILLED, KILLED_FOR_MEMORY = (
-    calls("record_exit", "node-1", {0: -9, 1: -9}, memory) for memory in (False, True)
-)
+KILLED = calls("record_exit", "node-1", {0: -9, 1: -9}, False)
+KILLED_FOR_MEMORY = calls("record_exit", "node-1", {0: -9, 1: -9}, True)
 PARENT = "the process that started all 2 nodes was killed by SIGKILL"
 
 
 @pytest.mark.parametrize(
     ("steps", "cause", "unreported"),
     [
-        ([KILLED], PARENT, True),
         ([*BOTH, KILLED], PARENT, True),
         ([*BOTH, *(event("terminated", rank, cause="ended") for rank in (0, 1)), KILLED], PARENT, True),
         ([*BOTH, FAILED, KILLED], "rank 1 failed: odd", False),
@@ -170,13 +168,8 @@ def test_killed_parent_of_the_ranks_is_the_cause(
 
 
 def test_ranks_of_a_node_are_lost_together(tmp_path: Path) -> None:
-    steps = [
-        *starts(0, 1, 2, 3),
-        *finishes(2),
-        calls("record_exit", "node-2", {2: 0, 3: -9}, False),
-        calls("record_loss", "node-1", "killed"),
-    ]
-    record = recorded(tmp_path, *steps, processes_per_node=2)
+    lost = [calls("record_exit", "node-2", {2: 0, 3: -9}, False), calls("record_loss", "node-1", "killed")]
+    record = recorded(tmp_path, *starts(0, 1, 2, 3), *finishes(2), *lost, processes_per_node=2)
     events = [each for each in EventReader(tmp_path / "live").new() if each.kind == "died"]
     assert sorted(each.rank for each in events) == [0, 1, 3]
     assert record.failures == {"node-1": "rank 0 was killed", "node-2": "rank 3 was killed by SIGKILL"}

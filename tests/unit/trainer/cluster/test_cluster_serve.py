@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from tests.unit.loopback_cluster import (
     succeeds,
 )
 from trainer.cluster import coordinator as module
-from trainer.cluster.hand_over import CANCEL, NEXT, SPEC, Ending, log_marks
+from trainer.cluster.hand_over import CANCEL, NEXT, Ending, log_marks
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], receive]
@@ -95,23 +94,11 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
     assert cluster.connections["node-2"][0].received == ["assignment", "shutdown"]
 
 
-def test_run_that_cannot_start_leaves_the_agents_to_the_next(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spoil(directory: Path) -> Path | None:
-        run = take_over(directory)
-        text = {"run-1": "{", "run-2": '{"strategy": "ddp", "nodes": 2, "epochs": 0}'}
-        if run and run.name in text:
-            (run / SPEC).write_text(text[run.name])
-        return run
-
-    take_over = loopback.take_over
-    monkeypatch.setattr(loopback, "take_over", spoil)
-    scripts = {name: [is_surplus, is_surplus, succeeds] for name in ("node-1", "node-2")}
-    *refused, after = cluster.serve(scripts, {}, {}, {})
-    assert [each.exits for each in refused] == [{"coordinator": 1}] * 2
-    assert all(summary(cluster, number)[0].startswith("FAILED: ") for number in (1, 2))
-    assert after == OK
+def test_run_that_cannot_start_leaves_the_agents_to_the_next(cluster: LoopbackCluster) -> None:
+    scripts = {name: [is_surplus, succeeds] for name in ("node-1", "node-2")}
+    refused, after = cluster.serve(scripts, {"epochs": 0}, {})
+    assert (refused.exits, after) == ({"coordinator": 1}, OK)
+    assert summary(cluster, 1)[0].startswith("FAILED: ")
 
 
 def test_lost_warm_parent_is_reported_with_its_node(cluster: LoopbackCluster) -> None:
