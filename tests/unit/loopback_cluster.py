@@ -193,10 +193,8 @@ class LoopbackCluster:
     def _expect(self, names: Iterable[str]) -> dict[str, str]:
         """Let the coordinator expect these agents. Returns their addresses, 127.0.0.1 and so on."""
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(names, start=1)}
-        self.expected = {}
-        for name, address in addresses.items():
-            role, _, number = name.partition("-")
-            self.expected[address] = (role, int(number or 1))
+        roles = {address: name.partition("-") for name, address in addresses.items()}
+        self.expected = {address: (role, int(n or 1)) for address, (role, _, n) in roles.items()}
         return addresses
 
     def run(
@@ -210,9 +208,8 @@ class LoopbackCluster:
             self.ended = asyncio.Event()
             running = asyncio.create_task(coordinator.run())
             running.add_done_callback(lambda _: self.ended.set())
-            await asyncio.gather(
-                *(self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
-            )
+            agents = (self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
+            await asyncio.gather(*agents)
             code, self.summary = await running
             return code
 
@@ -309,7 +306,7 @@ class LoopbackCluster:
     def causes(self) -> dict[str, str]:
         """Causes of a failed run, by agent."""
         assert self.summary[0].startswith("FAILED: ")
-        lines = [line.strip().partition(": ") for line in self.summary[1:]]
+        lines = (line.strip().partition(": ") for line in self.summary[1:])
         return {name: cause for name, _, cause in lines}
 
     def kinds(self, rank: int) -> list[str]:

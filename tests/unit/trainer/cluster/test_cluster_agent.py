@@ -128,10 +128,9 @@ def writes(home: Path, *kinds: str) -> str:
 
 
 def runs_until_sigterm(home: Path, trap: str = "exit 143") -> str:
-    """Shell that writes its PID, and what it does on SIGTERM."""
-    return (
-        f"trap '{trap}' TERM; echo $$ > {home}/new; mv {home}/new {home}/pid; while :; do sleep 0.02; done"
-    )
+    """Shell that writes its PID, and does this on SIGTERM."""
+    begin = f"trap '{trap}' TERM; echo $$ > {home}/new; mv {home}/new {home}/pid"
+    return f"{begin}; while :; do sleep 0.02; done"
 
 
 def has_ended(home: Path) -> bool:

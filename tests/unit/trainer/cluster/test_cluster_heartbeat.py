@@ -11,15 +11,7 @@ import pytest
 
 from tests.unit import loopback_cluster as loopback
 from tests.unit.conftest import FakeTime
-from tests.unit.loopback_cluster import (
-    FakeAgent,
-    LoopbackCluster,
-    exits,
-    is_surplus,
-    pauses,
-    plays,
-    succeeds,
-)
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, pauses, plays, succeeds
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
@@ -54,7 +46,7 @@ async def is_cut_off(agent: FakeAgent) -> None:
 BEATS, SILENT = plays(loopback.STARTS, beat), plays(loopback.STARTS, is_cut_off)
 ALIVE_FOR_A_WHILE = [lambda agent: agent.connection.send("alive"), pauses(LIMIT_S / 4)] * 6
 TRAINS = plays(*ALIVE_FOR_A_WHILE, *FINISHES, beat)
-BLAMES_PEER = [loopback.sends("failed", cause="peer is gone", peer=True), exits(1)]
+BLAMES_PEER = [loopback.sends("failed", cause="peer is gone", peer=True), loopback.exits(1)]
 BLAMES = plays(loopback.STARTS, pauses(LIMIT_S / 2), *BLAMES_PEER, beat)
 
 
@@ -89,23 +81,13 @@ def test_agent_that_is_silent_before_its_rank_starts_is_named(cluster: LoopbackC
 
 def test_short_silences_and_those_of_idle_agents_cost_nothing(cluster: LoopbackCluster) -> None:
     """The first container runs all ranks; a warm one may have no part in the run."""
-    pauses_once, idle = plays(pauses(LIMIT_S / 2), *FINISHES, beat), plays(loopback.receive, exits())
+    pauses_once = plays(pauses(LIMIT_S / 2), *FINISHES, beat)
+    idle = plays(loopback.receive, loopback.exits())
     assert cluster.run({"node-1": TRAINS, "node-2": pauses_once}) == 0
     assert cluster.run({"node-1": TRAINS, "node-2": idle}, topology="single") == 0
     cluster.directory = cluster.directory / "warm"
-    (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [is_surplus]}, {"nodes": 1})
+    (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [loopback.is_surplus]}, {"nodes": 1})
     assert (ending.exits["coordinator"], ending.cut_off) == (0, None)
-
-
-def test_heartbeats_do_not_delay_the_end(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHUTDOWN_S", 0.3)
-
-    async def stay(agent: FakeAgent) -> None:
-        while not cluster.ended.is_set():
-            await agent.connection.send("alive")
-            await asyncio.sleep(0.05)
-
-    assert cluster.run({"node-1": succeeds, "node-2": plays(*FINISHES, stay)}) == 0
 
 
 def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
@@ -138,7 +120,8 @@ def test_container_that_takes_no_other_run_is_named(
     def cut(number: int) -> None:
         cluster.unreachable = unreachable if number == 2 else set()
 
-    scripts = {"node-1": [succeeds, is_surplus], "node-2": [succeeds], "node-3": [succeeds, is_surplus]}
+    others = [succeeds, loopback.is_surplus]
+    scripts = {"node-1": others, "node-2": [succeeds], "node-3": others}
     first, second = cluster.serve(scripts, {}, {}, before_run=cut)
     assert (first.exits["coordinator"], first.cut_off) == (0, None)
     assert second.exits["coordinator"] == 1

@@ -1,4 +1,4 @@
-"""Mistakes in the roles of a container: arguments, privileges, limits, and the prefix of a rank's lines."""
+"""Mistakes in the roles of a container: arguments, privileges, limits, what a bare `up` prints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
 from trainer.cluster import agent, coordinator, privileges
 from trainer.cluster.commands import CHECKPOINTS
 from trainer.data.base import DataError
 from trainer.spec.registries import DATASETS
-from trainer.spec.run_spec import RunSpec
 
 RESULTS = Path("/results")
 Calls = list[tuple[Any, ...]]
@@ -121,17 +119,3 @@ def test_data_is_downloaded_with_the_privileges_of_the_owner(
         spec.write_text(text)
         assert container.main(["data"]) == 0
     assert capsys.readouterr() == ("", "")
-
-
-def test_prefix_of_a_rank_s_lines(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(rank, "EventWriter", lambda run, rank, out, prefix: given.append(prefix))
-    monkeypatch.setattr(rank, "_load_data", lambda task, events: False)
-    run = {"strategy": "one_shot", "transport": "memory", "nodes": 2}
-    for processes in (1, 2):
-        spec.write_text(RunSpec.model_validate({**run, "processes_per_node": processes}).model_dump_json())
-        assert rank.main() == 1
-    for variable in ("", "r{rank}: "):  # compose writes the node's name
-        monkeypatch.setenv("SHARDYARD_PREFIX", variable)
-        assert rank.main() == 1
-    assert given == ["node-{rank} | ", "rank {rank} | ", "", "r{rank}: "]

@@ -16,7 +16,7 @@ from tests.unit.conftest import PROJECT
 from trainer.cluster import privileges, ssh
 from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
 from trainer.cluster.rank_assignment import AssignmentError
-from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
+from trainer.core.cgroup import Usage, measure
 
 # ssh
 
@@ -109,6 +109,8 @@ def network(directory: Path, text: str = NETWORK) -> Path:
         (VERSION_2, {"cpu.stat": "usage_usec 2500000\n"}, {"throttled_s": None}),  # without a quota
         (VERSION_1, {"cpuacct/cpuacct.usage": ""}, {"cpu_s": None}),
         (VERSION_1, {"cpu/cpu.stat": ""}, {"throttled_s": None}),
+        (VERSION_2, {"cpu.max": "max 100000\n"}, {"cpus": None}),
+        (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1\n"}, {"cpus": None}),
         (VERSION_1, {"memory/memory.max_usage_in_bytes": ""}, {"memory_peak_mb": None}),
     ],
 )
@@ -138,21 +140,6 @@ def test_usage_since_another() -> None:
     assert WHOLE.since(WHOLE).memory_peak_mb is None  # it has not risen
     assert Usage().since(WHOLE) == Usage()
     assert (WHOLE.since(Usage()).cpu_s, WHOLE.since(Usage()).sent_bytes) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({"cpu.max": "25000 100000\n"}, 0.25),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
-    assert quota(kernel(tmp_path, files)) == cpus
-    assert wait_for_quota(cpus or 1.0, 0.0, tmp_path) == (cpus is not None)
 
 
 # Privileges

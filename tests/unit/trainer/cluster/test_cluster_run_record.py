@@ -12,28 +12,21 @@ import pytest
 
 from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster.rank_assignment import AgentInfo
 from trainer.cluster.run_record import RunRecord
 from trainer.core.events import UNREPORTED, Event, EventReader
 
 Step = Event | Callable[[RunRecord], None]
 
 
-def recorded(
-    directory: Path, *steps: Step, topology: str = "ddp", nodes: int = 2, **fields: Any
-) -> RunRecord:
+def recorded(path: Path, *steps: Step, topology: str = "ddp", nodes: int = 2, **fields: Any) -> RunRecord:
     """The record of a run after these events and calls."""
-    record = RunRecord(directory / "live", assigned(topology, *range(1, nodes + 1), **fields))
+    record = RunRecord(path / "live", assigned(topology, *range(1, nodes + 1), **fields))
     for step in steps:
         if isinstance(step, Event):
             record.add_event(step)
         else:
             step(record)
     return record
-
-
-def agent(record: RunRecord, name: str) -> AgentInfo:
-    return next(each for each in record.assignment.agents if each.name == name)
 
 
 def starts(*ranks: int) -> list[Step]:
@@ -45,16 +38,18 @@ def trains(*ranks: int) -> list[Step]:
 
 
 def finishes(*ranks: int, **fields: Any) -> list[Step]:
-    return [
-        each
-        for rank in ranks
-        for each in (event("result", rank, **rank_fields(**fields)), event("done", rank))
-    ]
+    results = {rank: event("result", rank, **rank_fields(**fields)) for rank in ranks}
+    return [each for rank in ranks for each in (results[rank], event("done", rank))]
 
 
 def calls(method: str, name: str, *arguments: Any) -> Step:
     """Call a method of the record for the named agent."""
-    return lambda record: getattr(record, method)(agent(record, name), *arguments)
+
+    def call(record: RunRecord) -> None:
+        agents = {each.name: each for each in record.assignment.agents}
+        getattr(record, method)(agents[name], *arguments)
+
+    return call
 
 
 def shuts_down(record: RunRecord) -> None:
