@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,16 +44,8 @@ def weights_file(parameters: int) -> bytes:
 
 def trace_file(run: str, rank: int, records: int = 3) -> bytes:
     """What a rank writes as its trace."""
-    header = TraceHeader(
-        run=run,
-        rank=rank,
-        size=2,
-        transport="gloo",
-        mode="steps",
-        groups=[[0, 1]],
-        started_s=1.0,
-        count=records,
-    )
+    fields: dict[str, Any] = {"transport": "gloo", "mode": "steps", "groups": [[0, 1]], "started_s": 1.0}
+    header = TraceHeader(run=run, rank=rank, size=2, count=records, **fields)
     barrier = (Kind.BARRIER, 0, -1, 0, 0.0, 0.0, 1.0)
     return encode_trace(Trace(header, np.array([barrier] * records, RECORD)))
 
@@ -96,31 +88,24 @@ class FakeAgent:
 
     async def send_weights(self, *parts: bytes, complete: bool = True) -> None:
         """Send the weights in these parts."""
-        for number, part in enumerate(parts, start=1):
-            chunk = base64.b64encode(part).decode()
-            await self.connection.send("weights", chunk=chunk, last=complete and number == len(parts))
+        await self._send_file("weights", parts, complete)
 
     async def send_trace(self, rank: int, *parts: bytes, complete: bool = True) -> None:
         """Send the trace of a rank in these parts; none: a valid one in one part."""
         assert self.assignment
         parts = parts or (trace_file(self.assignment.spec.key, rank),)
-        for number, part in enumerate(parts, start=1):
-            last = complete and number == len(parts)
-            await self.connection.send("trace", rank=rank, chunk=base64.b64encode(part).decode(), last=last)
+        await self._send_file("trace", parts, complete, rank=rank)
 
-    async def exit(
-        self,
-        code: int = 0,
-        cause: str | None = None,
-        out_of_memory: int = 0,
-        lost: str | None = None,
-        mpirun: int = 0,
-    ) -> None:
+    async def _send_file(self, kind: str, parts: Sequence[bytes], complete: bool, **fields: int) -> None:
+        for number, part in enumerate(parts, start=1):
+            fields["last"] = complete and number == len(parts)
+            await self.connection.send(kind, chunk=base64.b64encode(part).decode(), **fields)
+
+    async def exit(self, code: int = 0, out_of_memory: int = 0, **fields: Any) -> None:
         """Send the exit message, with this code for each rank."""
         usage = {**USAGE, "out_of_memory": out_of_memory}
         codes = {str(rank): code for rank in self.ranks}
-        fields = {"codes": codes, "cause": cause, "usage": usage, "lost": lost, "mpirun": mpirun}
-        await self.connection.send("exit", **fields)
+        await self.connection.send("exit", **{"codes": codes, "cause": None, "usage": usage, **fields})
 
     async def wait_for_shutdown(self) -> None:
         """Wait for `shutdown`, then leave."""
@@ -137,35 +122,48 @@ class FakeAgent:
         await self.connection.close()
 
 
-Script = Callable[[FakeAgent], Awaitable[None]]
+Script = Callable[[FakeAgent], Awaitable[Any]]  # all that an agent does, or one step of it
+
+receive, wait_for_shutdown = FakeAgent.receive, FakeAgent.wait_for_shutdown
 
 
-async def succeeds(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks finish."""
-    await agent.receive_assignment()
-    await agent.report_success()
-    await agent.exit()
-    await agent.wait_for_shutdown()
+def plays(*steps: Script) -> Script:
+    """Script of an agent that takes these steps once it has ranks."""
+
+    async def script(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        for step in steps:
+            await step(agent)
+
+    return script
 
 
-async def succeeds_later(agent: FakeAgent) -> None:
-    """As `succeeds`, after other agents have had time to act."""
-    await agent.receive_assignment()
-    await asyncio.sleep(0.1)
-    await agent.report_success()
-    await agent.exit()
-    await agent.wait_for_shutdown()
+def sends(kind: str, *ranks: int, **fields: Any) -> Script:
+    """Step: send an event of each given rank, or of each rank of the agent."""
+    return lambda agent: agent.send_event(kind, *ranks, **fields)
 
 
-async def keeps_training(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks train until shutdown."""
-    await agent.receive_assignment()
-    await agent.send_event("start", pid=1)
-    await agent.wait_for_shutdown()
+def exits(code: int = 0, **fields: Any) -> Script:
+    """Step: see `FakeAgent.exit`."""
+    return lambda agent: agent.exit(code, **fields)
+
+
+def pauses(seconds: float = 0.05) -> Script:
+    """Step: give the others time."""
+    return lambda _: asyncio.sleep(seconds)
+
+
+disconnect: Script = lambda agent: agent.connection.close()  # noqa: E731
+STARTS = sends("start", pid=7)
+RESULT = sends("result", **rank_fields())
+FINISHES = (RESULT, sends("done"), exits(), wait_for_shutdown)
+succeeds = plays(STARTS, *FINISHES)
+succeeds_later = plays(pauses(0.1), STARTS, *FINISHES)
+keeps_training = plays(STARTS, wait_for_shutdown)
 
 
 async def is_surplus(agent: FakeAgent) -> None:
-    """Script of a warm agent that the run does not need."""
+    """Script of an agent that the run does not need, or whose run does not start."""
     assert await agent.receive() == {"kind": "shutdown"}
     await agent.leave()
 
@@ -184,37 +182,34 @@ class LoopbackCluster:
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         self.unreachable: set[str] = set()  # names of containers
-        shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
-        for name, value in shorter.items():
+        self.delays: dict[str, Callable[[], Awaitable[Any]]] = {}  # by address, before agents connect
+        self.hellos: dict[str, bytes] = {}  # by address, other first messages
+        for name, value in {"REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}.items():
             monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(module, "PORT", self.port)
         monkeypatch.setattr(module, "expected_agents", lambda topology: self.expected)
         monkeypatch.setattr(module, "is_reachable", self._is_reachable)
 
-    def run(
-        self,
-        scripts: Mapping[str, Script],
-        *unexpected: Script,
-        topology: str = "ddp",
-        scale: int | None = None,
-        **fields: Any,
-    ) -> int:
-        """Run the coordinator with these agents, `node-1` at 127.0.0.1 and so on. Returns its exit code.
+    def _expect(self, names: Iterable[str]) -> dict[str, str]:
+        """Let the coordinator expect these agents. Returns their addresses, 127.0.0.1 and so on."""
+        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(names, start=1)}
+        roles = {address: name.partition("-") for name, address in addresses.items()}
+        self.expected = {address: (role, int(n or 1)) for address, (role, _, n) in roles.items()}
+        return addresses
 
-        unexpected: scripts of agents that the coordinator does not expect. scale: as in `Coordinator`.
-        """
-        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
-        self.expected = {address: _role(name) for name, address in addresses.items()}
+    def run(
+        self, scripts: Mapping[str, Script], topology: str = "ddp", scale: int | None = None, **fields: Any
+    ) -> int:
+        """Run the coordinator with these agents. Returns its exit code. scale: see `Coordinator`."""
+        addresses, spec = self._expect(scripts), {**FIELDS[topology], **fields}
 
         async def play() -> int:
-            coordinator = Coordinator(
-                topology, {**FIELDS[topology], **fields}, self.directory, {}, scale=scale
-            )
+            coordinator = Coordinator(topology, spec, self.directory, {}, scale=scale)
             self.ended = asyncio.Event()
             running = asyncio.create_task(coordinator.run())
             running.add_done_callback(lambda _: self.ended.set())
-            agents = [self.run_agent(name, addresses[name], script) for name, script in scripts.items()]
-            others = [self.run_agent("", "127.0.0.99", script) for script in unexpected]
-            await asyncio.gather(*agents, *others)
+            agents = (self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
+            await asyncio.gather(*agents)
             code, self.summary = await running
             return code
 
@@ -228,20 +223,14 @@ class LoopbackCluster:
         before_run: Callable[[int], None] = lambda number: None,
         before_end: Callable[[], None] = lambda: None,
     ) -> list[Ending]:
-        """Let a warm coordinator take these runs, one after the other. Returns how they ended.
+        """Let a warm coordinator take runs with these fields, in `run-1` and so on. Returns their endings.
 
-        Args:
-            scripts: of every agent, one for each of its connections.
-            runs: fields of each run. The first is in the directory `run-1`, and so on.
-            topology: of the containers.
-            before_run: called before a run is handed over, with its number.
-            before_end: called before the coordinator ends.
+        scripts: of every agent, one for each of its connections. before_run: called with the run's number.
         """
-        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
-        self.expected = {address: _role(name) for name, address in addresses.items()}
+        addresses = self._expect(scripts)
         self.connections = {name: [] for name in scripts}
         self.directory.mkdir()
-        taken = 0
+        taken, nodes = 0, sum(role in ("node", "master") for role, _ in self.expected.values())
 
         def take_next(directory: Path) -> Path | None:
             nonlocal taken
@@ -251,7 +240,7 @@ class LoopbackCluster:
             before_run(taken + 1)
             run = self.run_directory(taken + 1)
             run.mkdir()
-            fields = {**FIELDS[topology], "nodes": self._nodes(), **runs[taken]}
+            fields = {**FIELDS[topology], "nodes": nodes, **runs[taken]}
             (run / SPEC).write_text(json.dumps(fields))
             taken += 1
             hand_over(directory, run.name)
@@ -290,15 +279,13 @@ class LoopbackCluster:
         """The directory of a warm coordinator's run, from 1."""
         return self.directory / f"run-{number}"
 
-    def _nodes(self) -> int:
-        """The nodes of the largest run."""
-        return sum(role in ("node", "master") for role, _ in self.expected.values())
-
     async def _is_reachable(self, address: str) -> bool:
         return container_name(*self.expected[address]) not in self.unreachable
 
     async def run_agent(self, name: str, address: str, script: Script) -> None:
-        agent = self.agents[name] = await self.connect(address)
+        if address in self.delays:
+            await self.delays[address]()
+        agent = self.agents[name] = await self.connect(address, self.hellos.get(address, HELLO))
         await script(agent)
         await agent.connection.close()
 
@@ -319,7 +306,7 @@ class LoopbackCluster:
     def causes(self) -> dict[str, str]:
         """Causes of a failed run, by agent."""
         assert self.summary[0].startswith("FAILED: ")
-        lines = [line.strip().partition(": ") for line in self.summary[1:]]
+        lines = (line.strip().partition(": ") for line in self.summary[1:])
         return {name: cause for name, _, cause in lines}
 
     def kinds(self, rank: int) -> list[str]:
@@ -334,11 +321,6 @@ def _free_port() -> int:
         port = random.randrange(10_000, 30_000)
         with suppress(OSError), socket.create_server(("", port)):
             return port
-
-
-def _role(name: str) -> tuple[str, int]:
-    role, _, number = name.partition("-")
-    return role, int(number or 1)
 
 
 def terminate_this_process() -> None:

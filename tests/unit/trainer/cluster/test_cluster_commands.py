@@ -1,4 +1,4 @@
-"""The processes that an agent starts: command lines and environment."""
+"""Mistakes in the processes that an agent starts: ranks, rendezvous, environment, command lines."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import assigned, index_of
+from trainer.cluster import commands as module
 from trainer.cluster import mpi_rank
-from trainer.cluster.commands import (
-    HOSTS,
-    INTERFACE,
-    MEMBERSHIP,
-    OUT,
-    PREFIX,
-    SPEC,
-    Command,
-    commands,
-    environment,
-    hosts,
-    launcher_of,
-    mpirun,
-    mpirun_environment,
-)
+from trainer.cluster.commands import TRAINER, Command, commands, environment, mpirun
 from trainer.cluster.rank_assignment import RankAssignment
 from trainer.launch.environment import read_context
 
-TRAINER = (sys.executable, "-m", "trainer")
 PID = 4711
 
 
@@ -41,183 +27,88 @@ def started(assignment: RankAssignment, name: str) -> list[Command]:
     return commands(at(assignment, name), PID)
 
 
-def test_ddp_starts_a_trainer_per_rank_with_rendezvous_at_rank_0() -> None:
-    assignment = assigned("ddp", 10, 2, 5)
-    for rank, name in enumerate(["node-2", "node-5", "node-10"]):
-        (command,) = started(assignment, name)
-        assert command.argv == TRAINER
-        assert command.ranks == (rank,)
-        assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.2:29500"  # rank 0's node
-        found = {key: command.environment[key] for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
-        assert found == {"WORLD_SIZE": "3", "RANK": str(rank), "LOCAL_RANK": "0"}
-
-
-@pytest.mark.parametrize("topology", ["ddp", "rpc", "single"])
-def test_warm_containers_start_ranks_by_another_command(topology: str) -> None:
-    assignment = at(assigned(topology, 1, 2), "node-1")
-    (cold,), (warm,) = commands(assignment, PID), commands(assignment, PID, ["client", "name"])
-    assert warm == replace(cold, argv=("client", "name"))
-
-
-def test_local_ranks() -> None:
-    found = started(assigned("ddp", 1, 2, processes_per_node=2), "node-2")
-    assert [command.ranks for command in found] == [(2,), (3,)]
-    assert [(c.environment["RANK"], c.environment["LOCAL_RANK"]) for c in found] == [("2", "0"), ("3", "1")]
-    assert {c.environment["WORLD_SIZE"] for c in found} == {"4"}
-
-
-def test_rpc_master_is_rank_0() -> None:
-    assignment = assigned("rpc", 1, 2)
-    for rank, name in enumerate(["master", "node-1", "node-2"]):
-        (command,) = started(assignment, name)
-        assert (command.argv, command.ranks) == (TRAINER, (rank,))
-        assert command.environment["RANK"] == str(rank)
-        assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.100:29500"
-
-
-def test_single_starts_one_process_for_all_ranks() -> None:
-    assignment = assigned("single", 1, 2, 3)
-    (command,) = started(assignment, "node-1")
-    assert (command.argv, command.ranks) == (TRAINER, (0, 1, 2))
-    assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & command.environment.keys()
-    assert started(assignment, "node-2") == started(assignment, "node-3") == []
-
-
-def test_only_the_launcher_starts_mpirun() -> None:
-    assignment = assigned("mpi", 1, 2)
-    assert started(assignment, "node-1") == started(assignment, "node-2") == []
-    (command,) = started(assignment, "launcher")
-    assert command.argv == mpirun(assignment)
-    assert command.ranks == ()
+def variables(topology: str, name: str, **fields: Any) -> dict[str, str]:
+    """The environment of the named node's ranks, of two nodes."""
+    return environment(at(assigned(topology, 1, 2, **fields), name), PID)
 
 
 @pytest.mark.parametrize(
-    ("topology", "name"), [("ddp", "node-2"), ("rpc", "master"), ("rpc", "node-1"), ("single", "node-1")]
+    ("topology", "each", "ranks", "rendezvous"),
+    [
+        ("ddp", 1, {"node-2": [(0,)], "node-10": [(1,)]}, "10.0.0.2:29500"),
+        ("ddp", 2, {"node-2": [(0,), (1,)], "node-10": [(2,), (3,)]}, "10.0.0.2:29500"),
+        ("rpc", 1, {"master": [(0,)], "node-2": [(1,)], "node-10": [(2,)]}, "10.0.0.100:29500"),
+        ("single", 1, {"node-2": [(0, 1)], "node-10": []}, None),
+        ("mpi", 1, {"launcher": [()], "node-2": [], "node-10": []}, None),
+    ],
 )
-def test_trainer_parses_its_environment(topology: str, name: str) -> None:
-    for command in started(assigned(topology, 1, 2), name):
-        assignment = assigned(topology, 1, 2)
-        context = read_context(assignment.spec, command.environment)
-        assert context.rank == command.ranks[0]
-        assert context.size == assignment.spec.world_size
-
-
-# The environment of every rank
+def test_every_node_starts_its_ranks(
+    topology: str, each: int, ranks: dict[str, list[tuple[int, ...]]], rendezvous: str | None
+) -> None:
+    assignment = assigned(topology, 10, 2, processes_per_node=each)
+    for name, expected in ranks.items():
+        found = started(assignment, name)
+        assert [command.ranks for command in found] == expected
+        for local, command in enumerate(found):
+            if topology == "mpi":
+                assert command.argv == mpirun(assignment)
+                continue
+            assert command.argv == TRAINER
+            context = read_context(assignment.spec, command.environment)
+            assert (context.rank, context.size) == (command.ranks[0], assignment.spec.world_size)
+            if rendezvous:
+                assert command.environment["SHARDYARD_RENDEZVOUS"] == f"tcp://{rendezvous}"
+                assert command.environment["LOCAL_RANK"] == str(local)
+            warm = commands(at(assignment, name), PID, ["client", "name"])
+            assert warm[local] == replace(command, argv=("client", "name"))
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
-def test_environment(topology: str) -> None:
-    assignment = assigned(topology, 1, 2, threads=3)
-    found = environment(at(assignment, "node-1"), PID)
-    assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
-    assert found["SHARDYARD_OUT"] == str(OUT)
-    assert found["SHARDYARD_DATA"] == "/data"
+def test_environment_of_every_rank(topology: str) -> None:
+    found = variables(topology, "node-1", threads=3)
+    assert found["SHARDYARD_SPEC"] == str(module.SPEC) == "/run/shardyard/spec.json"
+    assert (found["SHARDYARD_OUT"], found["SHARDYARD_DATA"]) == (str(module.OUT), "/data")
     assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its agent
-    assert found.items() >= assignment.spec.thread_environment().items()
-    assert set(assignment.spec.thread_environment().values()) == {"3"}
-    interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
-    libraries = ("GLOO", "NCCL", "TP")
-    assert interfaces == {f"{library}_SOCKET_IFNAME": INTERFACE for library in libraries}
-    assert all(isinstance(value, str) for value in found.values())
+    # Only ranks of mpirun write to the console of their node.
+    assert found.get("SHARDYARD_CONSOLE") == ("/proc/4711/fd/1" if topology == "mpi" else None)
+    # Compose writes the node's name before each line; ranks that share a node add their own.
+    assert found["SHARDYARD_PREFIX"] == ("rank {rank} | " if topology == "single" else "")
+    assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL")} == {"3"}
+    assert {found[f"{name}_SOCKET_IFNAME"] for name in ("GLOO", "NCCL", "TP")} == {module.INTERFACE}
+    assert not {f"SHARDYARD_{name}" for name in ("CHECKPOINTS", "MEMBERSHIP", "LINKED")} & found.keys()
+
+
+def test_variables_of_some_runs() -> None:
+    assignment = assigned("ddp", 1, 2, checkpoint_epochs=1, processes_per_node=2)
+    found = environment(assignment, PID)
+    assert found["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
+    assert found["SHARDYARD_PREFIX"] == "rank {rank} | "
+    linked = variables("rpc", "node-2", link={"bandwidth_mbit": 10})["SHARDYARD_LINKED"]
+    assert linked == "10.0.0.100,10.0.0.1"  # the others
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
 def test_ranks_of_a_slower_node_wait_for_its_cpu_quota(topology: str) -> None:
-    assignment = assigned(topology, 1, 2, cpus=2, node_speed={-1: 0.125})
-    first, last = (environment(at(assignment, name), PID) for name in ("node-1", "node-2"))
+    slow = {"cpus": 2, "node_speed": {-1: 0.125}}
+    first, last = (variables(topology, name, **slow) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_CPU_QUOTA"), last["SHARDYARD_CPU_QUOTA"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
-def test_each_run_has_its_own_checkpoint_directory() -> None:
-    assignment = assigned("ddp", 1, 2, checkpoint_epochs=1)
-    assert environment(assignment, PID)["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
-    assert "SHARDYARD_CHECKPOINTS" not in environment(assigned("ddp", 1, 2), PID)
-
-
-@pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
-def test_only_ranks_of_mpirun_write_to_the_console_of_their_node(topology: str) -> None:
-    console = environment(at(assigned(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")
-    assert console == ("/proc/4711/fd/1" if topology == "mpi" else None)
-
-
-@pytest.mark.parametrize(
-    ("topology", "fields", "prefix"),
-    [
-        ("ddp", {}, ""),  # compose writes the node's name before each line
-        ("rpc", {}, ""),
-        ("mpi", {}, ""),
-        ("mpi", {"processes_per_node": 2}, "rank {rank} | "),
-        ("ddp", {"processes_per_node": 2}, "rank {rank} | "),
-        ("single", {"nodes": 3}, "rank {rank} | "),
-        ("single", {"nodes": 2, "processes_per_node": 2}, "rank {rank} | "),
-    ],
-)
-def test_lines_of_ranks_that_share_a_node_have_a_prefix(
-    topology: str, fields: dict[str, Any], prefix: str
-) -> None:
-    count = () if topology == "single" else (2,)
-    assignment = at(assigned(topology, 1, *count, **fields), "node-1")
-    assert environment(assignment, PID)["SHARDYARD_PREFIX"] == prefix
-
-
 def test_ranks_of_a_continuing_run_read_who_is_alive() -> None:
-    fields = {"strategy": "gossip", "transport": "gloo"}
-    assignment = at(assigned("ddp", 1, 2, on_loss="continue", **fields), "node-2")
-    (command,) = commands(assignment, PID)
-    assert command.environment["SHARDYARD_MEMBERSHIP"] == str(MEMBERSHIP)
-    context = read_context(assignment.spec, command.environment)
-    assert (context.membership, context.incarnation) == (MEMBERSHIP, 0)
-    again = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
-    assert again.incarnation == 2
-    stopping = at(assigned("ddp", 1, 2, **fields), "node-2")
-    (command,) = commands(stopping, PID)
-    assert "SHARDYARD_MEMBERSHIP" not in command.environment
-    assert read_context(stopping.spec, command.environment).membership is None
+    assignment = assigned("ddp", 1, 2, strategy="gossip", transport="gloo", on_loss="continue")
+    (command,) = started(assignment, "node-2")
+    context = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
+    assert (context.membership, context.incarnation) == (module.MEMBERSHIP, 2)
 
 
-# Open MPI
-
-
-@pytest.mark.parametrize(("processes", "world"), [(1, "3"), (4, "12")])
-def test_mpirun(processes: int, world: str) -> None:
-    assignment = assigned("mpi", 1, 2, 3, processes_per_node=processes)
-    argv = mpirun(assignment)
-    options = dict(pairwise(argv))
-    assert argv[0] == f"{PREFIX}/bin/mpirun"
-    assert options["--prefix"] == sys.prefix
-    assert options["--hostfile"] == str(HOSTS)
-    assert options["-n"] == world
-    assert options["--map-by"] == f"ppr:{processes}:node"
-    assert options["--bind-to"] == "none"
-    assert options["btl_tcp_if_include"] == INTERFACE
-    assert argv[-4:] == (sys.executable, "-S", "-E", mpi_rank.__file__)
-    assert argv[-4].startswith("/")  # a shell that ssh starts has another PATH
-    assert argv[-1].startswith("/")
-
-
-def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:
-    found = mpirun_environment()
-    assert found["PRTE_MCA_plm_ssh_agent"] == "ssh -F /run/shardyard/ssh/config"
-    assert found["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
-    assert found["PRTE_MCA_prte_if_include"] == INTERFACE
-
-
-def test_hosts_follow_the_order_of_ranks_and_exclude_the_launcher() -> None:
-    assert hosts(assigned("mpi", 10, 2, 1)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
-    assert hosts(assigned("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"
-
-
-def test_launcher() -> None:
-    assert launcher_of(assigned("mpi", 1, 2)).address == "10.0.0.100"
-
-
-# GPUs
-
-
-def test_cuda_visible_devices_comes_from_the_node() -> None:
+def test_a_node_sees_its_own_gpus() -> None:
     gpus = assigned("ddp", 1, 2, transport="nccl", processes_per_node=2)
-    found = {command.environment["CUDA_VISIBLE_DEVICES"] for command in started(gpus, "node-2")}
-    assert found == {"2,3"}
-    (command,) = started(assigned("ddp", 1, 2), "node-2")
-    assert "CUDA_VISIBLE_DEVICES" not in command.environment
+    assert {each.environment["CUDA_VISIBLE_DEVICES"] for each in started(gpus, "node-2")} == {"2,3"}
+
+
+def test_mpirun_starts_several_ranks_on_each_node() -> None:
+    argv = mpirun(assigned("mpi", 1, 2, 3, processes_per_node=4))
+    options = dict(pairwise(argv))
+    assert (options["-n"], options["--map-by"]) == ("12", "ppr:4:node")
+    assert argv[-4:] == (sys.executable, "-S", "-E", mpi_rank.__file__)

@@ -1,39 +1,35 @@
-"""Heartbeats: an agent that is silent is named, and an agent without a coordinator ends."""
+"""Mistakes in heartbeats: who is named for a silence, which silences cost nothing, what counts as one."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit import loopback_cluster
-from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, Script, succeeds
+from tests.unit import loopback_cluster as loopback
+from tests.unit.conftest import FakeTime
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, pauses, plays, succeeds
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
 
 LIMIT_S = 0.6
-ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
+FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1]]
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
+def cluster(monkeypatch: pytest.MonkeyPatch, cluster: LoopbackCluster) -> LoopbackCluster:
     """A coordinator with a short limit."""
-    for name, value in {
-        "AGENT_SILENCE_S": LIMIT_S,
-        "BEAT_S": 0.05,
-        "LOOK_S": 0.02,
-        "SUSPECT_S": 0.2,
-    }.items():
+    limits = {"AGENT_SILENCE_S": LIMIT_S, "BEAT_S": 0.05, "LOOK_S": 0.02, "SUSPECT_S": 0.2}
+    for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
-    return LoopbackCluster(monkeypatch, tmp_path)
+    return cluster
 
 
-async def until_shutdown(agent: FakeAgent) -> None:
+async def beat(agent: FakeAgent) -> None:
     """Send heartbeats until `shutdown`."""
     ending = asyncio.create_task(agent.wait_for_shutdown())
     while not ending.done():
@@ -41,142 +37,67 @@ async def until_shutdown(agent: FakeAgent) -> None:
         await asyncio.wait({ending}, timeout=0.05)
 
 
-async def beats(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks train until shutdown, with heartbeats."""
-    await agent.receive_assignment()
-    await agent.send_event("start", pid=1)
-    await until_shutdown(agent)
+async def is_cut_off(agent: FakeAgent) -> None:
+    """Step: send nothing until the coordinator has disconnected."""
+    while await agent.receive():
+        pass
 
 
-async def trains(agent: FakeAgent) -> None:
-    """Script of an agent whose ranks train for longer than the limit."""
-    await agent.receive_assignment()
-    for _ in range(10):
-        await agent.connection.send("alive")
-        await asyncio.sleep(LIMIT_S / 5)
-    await agent.report_success()
-    await agent.exit()
-    await until_shutdown(agent)
+BEATS, SILENT = plays(loopback.STARTS, beat), plays(loopback.STARTS, is_cut_off)
+ALIVE_FOR_A_WHILE = [lambda agent: agent.connection.send("alive"), pauses(LIMIT_S / 4)] * 6
+TRAINS = plays(*ALIVE_FOR_A_WHILE, *FINISHES, beat)
+BLAMES_PEER = [loopback.sends("failed", cause="peer is gone", peer=True), loopback.exits(1)]
+BLAMES = plays(loopback.STARTS, pauses(LIMIT_S / 2), *BLAMES_PEER, beat)
 
 
-def is_silent(cluster: LoopbackCluster) -> Script:
-    """Script of an agent that is cut off the network while its ranks train."""
-
-    async def script(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.send_event("start", pid=1)
-        await cluster.ended.wait()
-
-    return script
-
-
-def test_silent_agent_is_named(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": beats, "node-2": is_silent(cluster), "node-3": beats}) == 1
-    assert cluster.causes.keys() == {"node-2"}
-    assert cluster.kinds(1) == ["start", "died"]
-    assert cluster.kinds(0) == cluster.kinds(2) == ["start"]
-    assert "alive" in cluster.agents["node-1"].received
-
-
-@pytest.mark.parametrize("role", ["launcher", "node-2"])
-def test_silent_agent_of_an_mpi_run_is_named(cluster: LoopbackCluster, role: str) -> None:
-    """The launcher has no rank, and a node has no process of its own."""
-    scripts = {"launcher": beats, "node-1": beats, "node-2": beats, role: is_silent(cluster)}
-    assert cluster.run(scripts, topology="mpi") == 1
-    assert cluster.causes.keys() == {role}
-
-
-def test_silent_agent_is_named_though_a_peer_reports_an_error_first(cluster: LoopbackCluster) -> None:
-    async def reports(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.send_event("start", pid=1)
-        await asyncio.sleep(LIMIT_S / 2)
-        await agent.send_event("failed", cause="peer is gone", peer=True)
-        await agent.exit(1)
-        await until_shutdown(agent)
-
-    assert cluster.run({"node-1": reports, "node-2": is_silent(cluster), "node-3": beats}) == 1
-    assert cluster.kinds(1) == ["start", "died"]
+@pytest.mark.parametrize(
+    ("topology", "scripts", "named", "died"),
+    [
+        ("ddp", {"node-1": BEATS, "node-2": SILENT, "node-3": BEATS}, {"node-2"}, [1]),
+        ("ddp", {"node-1": SILENT}, {"node-1"}, [0]),
+        ("ddp", {"node-1": SILENT, "node-2": SILENT, "node-3": SILENT}, {"coordinator"}, []),
+        ("ddp", {"node-1": BLAMES, "node-2": SILENT, "node-3": BEATS}, {"node-1", "node-2"}, [1]),
+        # The launcher has no rank, and a node has no process of its own.
+        ("mpi", {"launcher": SILENT, "node-1": BEATS, "node-2": BEATS}, {"launcher"}, []),
+        ("mpi", {"launcher": BEATS, "node-1": BEATS, "node-2": SILENT}, {"node-2"}, [1]),
+    ],
+    ids=["one", "only", "all", "a peer reports first", "launcher", "node of mpirun"],
+)
+def test_silent_agent_is_named(
+    cluster: LoopbackCluster, topology: str, scripts: dict[str, Any], named: set[str], died: list[int]
+) -> None:
+    assert cluster.run(scripts, topology=topology) == 1
+    assert cluster.causes.keys() == named
+    ranks = [rank for agent in cluster.agents.values() for rank in agent.ranks]
+    assert [rank for rank in ranks if "died" in cluster.kinds(rank)] == died
 
 
 def test_agent_that_is_silent_before_its_rank_starts_is_named(cluster: LoopbackCluster) -> None:
-    async def waits(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        assert await agent.receive() is None  # the coordinator disconnects
-
-    (ending,) = cluster.serve({"node-1": [beats], "node-2": [waits], "node-3": [beats]}, {})
+    scripts: dict[str, Any] = {"node-1": [BEATS], "node-2": [plays(is_cut_off)], "node-3": [BEATS]}
+    (ending,) = cluster.serve(scripts, {})
     assert ending.unreported.keys() == ending.failures.keys() == {"node-2"}
     assert "node 1" in str(ending.cut_off)
 
 
-def test_coordinator_that_hears_no_node_is_cut_off_itself(cluster: LoopbackCluster) -> None:
-    silent = is_silent(cluster)
-    assert cluster.run({"node-1": silent, "node-2": silent, "node-3": silent}) == 1
-    assert cluster.causes.keys() == {"coordinator"}
-    assert [cluster.kinds(rank) for rank in range(3)] == [["start"]] * 3
-
-
-def test_only_node_of_a_run_is_named(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": is_silent(cluster)}) == 1
-    assert cluster.causes.keys() == {"node-1"}
-
-
-def test_agent_that_is_silent_for_a_moment_costs_nothing(cluster: LoopbackCluster) -> None:
-    async def pauses(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await asyncio.sleep(LIMIT_S / 2)
-        await agent.report_success()
-        await agent.exit()
-        await until_shutdown(agent)
-
-    assert cluster.run({"node-1": trains, "node-2": pauses, "node-3": trains}) == 0
-
-
-def test_agent_without_ranks_may_be_silent(cluster: LoopbackCluster) -> None:
-    async def has_none(agent: FakeAgent) -> None:
-        assert (await agent.receive_assignment()).agent.ranks == ()
-        await agent.receive()
-        await agent.exit()
-
-    assert cluster.run({"node-1": trains, "node-2": has_none}, topology="single") == 0
-
-
-def test_heartbeats_do_not_delay_the_end(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHUTDOWN_S", 0.3)
-
-    async def stays(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.report_success()
-        await agent.exit()
-        while not cluster.ended.is_set():
-            await agent.connection.send("alive")
-            await asyncio.sleep(0.05)
-
-    assert cluster.run({"node-1": succeeds, "node-2": stays}) == 0
-
-
-def test_agents_that_are_idle_may_be_silent(cluster: LoopbackCluster) -> None:
-    async def is_idle(agent: FakeAgent) -> None:
-        assert await agent.receive() in ({"kind": "shutdown"}, None)
-
-    (ending,) = cluster.serve({"node-1": [trains], "node-2": [is_idle]}, {"nodes": 1})
+def test_short_silences_and_those_of_idle_agents_cost_nothing(cluster: LoopbackCluster) -> None:
+    """The first container runs all ranks; a warm one may have no part in the run."""
+    pauses_once = plays(pauses(LIMIT_S / 2), *FINISHES, beat)
+    idle = plays(loopback.receive, loopback.exits())
+    assert cluster.run({"node-1": TRAINS, "node-2": pauses_once}) == 0
+    assert cluster.run({"node-1": TRAINS, "node-2": idle}, topology="single") == 0
+    cluster.directory = cluster.directory / "warm"
+    (ending,) = cluster.serve({"node-1": [TRAINS], "node-2": [loopback.is_surplus]}, {"nodes": 1})
     assert (ending.exits["coordinator"], ending.cut_off) == (0, None)
 
 
 def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
-    """Where the orchestrator looks for it, from before ranks are assigned."""
+    """Where the orchestrator looks for it."""
     beats: set[int] = set()
 
-    async def looks(agent: FakeAgent) -> None:
+    async def look(_: FakeAgent) -> None:
         beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
-        await agent.receive_assignment()
-        await asyncio.sleep(0.2)
-        beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
-        await agent.report_success()
-        await agent.exit()
-        await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": looks, "node-2": trains}) == 0
+    assert cluster.run({"node-1": plays(look, pauses(0.2), look, *FINISHES, beat)}) == 0
     assert len(beats) == 2
     assert not (cluster.directory / ALIVE).exists()
 
@@ -186,112 +107,61 @@ def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> 
 
 @pytest.mark.parametrize(
     ("unreachable", "named"),
-    [({"node-2"}, "node 1"), ({"node-1", "node-2", "node-3"}, "coordinator")],
-    ids=["node", "all"],
+    [({"node-2"}, "node 1"), ({"node-1", "node-2", "node-3"}, "coordinator"), (set(), "node 1")],
+    ids=["node", "all", "does not register"],
 )
-def test_container_that_is_cut_off_between_two_runs_is_named(
-    cluster: LoopbackCluster, unreachable: set[str], named: str
+def test_container_that_takes_no_other_run_is_named(
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, unreachable: set[str], named: str
 ) -> None:
     """Its agent waits for a message of the run before, over a connection that is broken."""
+    if not unreachable:
+        monkeypatch.setattr(module, "REGISTRATION_S", 0.3)
 
     def cut(number: int) -> None:
         cluster.unreachable = unreachable if number == 2 else set()
 
-    scripts = {"node-1": [succeeds, is_shut_down], "node-2": [succeeds], "node-3": [succeeds, is_shut_down]}
+    others = [succeeds, loopback.is_surplus]
+    scripts = {"node-1": others, "node-2": [succeeds], "node-3": others}
     first, second = cluster.serve(scripts, {}, {}, before_run=cut)
     assert (first.exits["coordinator"], first.cut_off) == (0, None)
     assert second.exits["coordinator"] == 1
     assert named in str(second.cut_off)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "scale"), [(LIMIT_S / 2, None), (2 * LIMIT_S, 2)], ids=["compose", "swarm"]
-)
-def test_container_that_is_not_reachable_for_a_moment_registers(
-    cluster: LoopbackCluster, seconds: float, scale: int | None
-) -> None:
-    """On a swarm, the moment is longer than the silence after which a container is cut off."""
+def test_container_of_a_swarm_may_be_unreachable_for_a_moment(cluster: LoopbackCluster) -> None:
+    """The moment is longer than the silence after which a container is cut off."""
     cluster.unreachable = {"node-2"}
-    original = cluster.connect
-
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        if address == "127.0.0.2":
-            await asyncio.sleep(seconds)
-            cluster.unreachable = set()
-            await asyncio.sleep(LIMIT_S)
-        return await original(address, hello)
-
-    cluster.connect = connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": trains, "node-2": trains}, scale=scale) == 0
+    cluster.delays["127.0.0.2"] = lambda: asyncio.sleep(1.5 * LIMIT_S)
+    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, scale=2) == 0
 
 
-def test_container_that_does_not_register_takes_no_other_run(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REGISTRATION_S", 0.3)
-    _, second = cluster.serve({"node-1": [succeeds, is_shut_down], "node-2": [succeeds]}, {}, {})
-    assert "node 1" in str(second.cut_off)
-
-
-async def is_shut_down(agent: FakeAgent) -> None:
-    """Script of an agent whose run does not start."""
-    assert await agent.receive() == {"kind": "shutdown"}
-
-
-@pytest.mark.parametrize("listens", [False, True])
-def test_reachable_container_refuses_or_accepts_a_connection(
-    monkeypatch: pytest.MonkeyPatch, listens: bool
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
-        if not listens:
-            listener.close()
-        assert asyncio.run(module.is_reachable("127.0.0.1"))
-
-
-def test_container_without_a_route_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one that does not answer: a full backlog drops what arrives."""
-    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.2)
+    found = []
+    with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for client in (first, second):
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
         monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
-        monkeypatch.setattr(module, "BEAT_S", 0.2)
-        assert not asyncio.run(module.is_reachable("127.0.0.1"))
-    monkeypatch.setattr(module, "PORT", 9)
-    assert not asyncio.run(module.is_reachable("255.255.255.255"))
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # it refuses
+        listener.listen(0)
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))
+        client.setblocking(False)
+        client.connect_ex(listener.getsockname())
+        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # a full backlog drops what arrives
+    assert found == [True, True, False]
+    assert not asyncio.run(module.is_reachable("255.255.255.255"))  # no route
 
 
 # Silence
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets time pass."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    return sleep
-
-
-def test_silence_lasts_since_the_last_message(clock: Callable[[float], None]) -> None:
+def test_silence_lasts_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(time, "monotonic", clock)
     silence = Silence()
     for _ in range(4):
-        clock(LOOK_S)
+        clock.pass_(LOOK_S)
         silence.look()
     assert silence.seconds == 4 * LOOK_S
     silence.end()
-    assert silence.seconds == 0
-    clock(LOOK_S)
-    assert silence.look() == LOOK_S
-
-
-def test_time_in_which_this_process_is_suspended_does_not_count(clock: Callable[[float], None]) -> None:
-    silence = Silence()
-    clock(3600)
+    clock.pass_(3600)  # in which this process was suspended
     assert silence.look() == 2 * LOOK_S
