@@ -1,4 +1,4 @@
-"""Which runs share a cluster, which clusters are kept, and when they are deleted."""
+"""Mistakes in the clusters of a sweep: which runs share one, its size, when it is deleted or replaced."""
 
 from __future__ import annotations
 
@@ -68,15 +68,14 @@ class Pool:
         self.clusters = Clusters(self.runtime)
         self.replaced: str | None = None
 
-    def use(self, nodes: int = 2, **fields: Any) -> Nodes:
-        """The cluster of a run that has ended."""
-        with self.clusters.lease(self.plan(nodes, **fields)) as lease:
+    def use(self, nodes: int = 2, error: BaseException | None = None, **fields: Any) -> Nodes:
+        """The cluster of a run that has ended. error: of its deletion."""
+        plan = self.clusters.plan(run(nodes, **fields), RunPaths(Path("/x")), Path("/data"))
+        with self.clusters.lease(plan) as lease:
             self.replaced = lease.replaced
             assert isinstance(lease.cluster, Nodes)
+            lease.cluster.errors += [error] if error else []
             return lease.cluster
-
-    def plan(self, nodes: int = 2, **fields: Any) -> LaunchPlan:
-        return self.clusters.plan(run(nodes, **fields), RunPaths(Path("/x")), Path("/data"))
 
 
 def run(nodes: int = 2, **fields: Any) -> RunSpec:
@@ -89,29 +88,29 @@ def pool() -> Pool:
     return Pool()
 
 
-def test_runs_of_one_kind_share_a_cluster(pool: Pool) -> None:
+def deletions(*clusters: Nodes) -> list[int]:
+    return [each.deleted for each in clusters]
+
+
+def test_runs_of_one_kind_share_a_cluster_and_others_are_deleted_after_their_run(pool: Pool) -> None:
     first = pool.use(seed=1)
     assert pool.use(seed=2) is first
     assert pool.use(memory_mb=512) is not first
-    assert (len(pool.runtime.created), first.deleted) == (2, 0)
+    cold = [pool.use(restarts=1, seed=seed) for seed in (1, 2)]
+    assert cold[0] is not cold[1]
+    assert deletions(first, *cold) == [0, 1, 1]
 
 
-def test_cluster_is_large_enough_for_all_expected_runs(pool: Pool) -> None:
+def test_a_cluster_is_large_enough_for_all_expected_runs(pool: Pool) -> None:
     pool.clusters.expect([run(2), run(5), run(3), run(7, memory_mb=512), run(8, restarts=1)])
-    assert pool.use(2).size == 5
-    assert pool.use(5).size == 5
-    assert pool.use(3, restarts=1).size == 3
+    assert [pool.use(2).size, pool.use(5).size, pool.use(3, restarts=1).size] == [5, 5, 3]
     assert [each.size for each in pool.runtime.created] == [5, 3]
 
 
-def test_cluster_of_one_run_is_deleted_after_it(pool: Pool) -> None:
-    assert pool.use(restarts=1).deleted == 1
-    assert pool.use(restarts=1, seed=2) is not pool.runtime.created[0]
-
-
 @pytest.mark.parametrize("fields", [{}, {"restarts": 1}], ids=str)
-def test_cluster_of_a_run_that_ends_in_an_error_is_deleted(pool: Pool, fields: dict[str, Any]) -> None:
-    with pytest.raises(KeyboardInterrupt), pool.clusters.lease(pool.plan(**fields)):
+def test_the_cluster_of_a_run_that_ends_in_an_error_is_deleted(pool: Pool, fields: dict[str, Any]) -> None:
+    plan = pool.clusters.plan(run(**fields), RunPaths(Path("/x")), Path("/data"))
+    with pytest.raises(KeyboardInterrupt), pool.clusters.lease(plan):
         raise KeyboardInterrupt
     (nodes,) = pool.runtime.created
     assert nodes.deleted == 1
@@ -119,7 +118,7 @@ def test_cluster_of_a_run_that_ends_in_an_error_is_deleted(pool: Pool, fields: d
 
 
 @pytest.mark.parametrize("failure", ["node 1 was killed by SIGKILL", None])
-def test_cluster_that_takes_no_more_runs_is_replaced(pool: Pool, failure: str | None) -> None:
+def test_a_cluster_that_takes_no_more_runs_is_replaced(pool: Pool, failure: str | None) -> None:
     first = pool.use()
     assert pool.replaced is None
     first.usable, first.failure = False, failure
@@ -129,42 +128,30 @@ def test_cluster_that_takes_no_more_runs_is_replaced(pool: Pool, failure: str | 
     assert pool.replaced is None
 
 
-def test_clusters_used_longest_ago_make_room(pool: Pool) -> None:
+def test_the_clusters_used_longest_ago_make_room(pool: Pool) -> None:
     one = pool.use(LIMIT // 2)
     two = pool.use(LIMIT // 2, memory_mb=512)
     assert pool.use(LIMIT // 2, seed=2) is one
     three = pool.use(1, memory_mb=1024)
-    assert [each.deleted for each in (one, two, three)] == [0, 1, 0]
+    assert deletions(one, two, three) == [0, 1, 0]
     cold = pool.use(LIMIT, restarts=1)
-    assert [each.deleted for each in (one, three, cold)] == [0, 0, 1]
+    assert deletions(one, three, cold) == [0, 0, 1]
     large = pool.use(LIMIT + 1, memory_mb=4096)
-    assert [each.deleted for each in (one, three, large)] == [1, 1, 0]
+    assert deletions(one, three, large) == [1, 1, 0]
 
 
-def test_close_deletes_all_that_are_kept(pool: Pool) -> None:
-    kept = [pool.use(), pool.use(memory_mb=512)]
-    with pool.clusters:
-        pass
-    assert [each.deleted for each in kept] == [1, 1]
-    assert pool.runtime.closed == 1
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("refused")], ids=repr)
-def test_close_goes_on_after_an_exception_and_repeats_the_deletion(
-    pool: Pool, error: BaseException
-) -> None:
-    kept = [pool.use(), pool.use(memory_mb=512)]
-    kept[1].errors = [error]
-    with pytest.raises(type(error)):
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError("refused")], ids=repr)
+def test_closing_deletes_all_even_after_an_exception(pool: Pool, error: BaseException | None) -> None:
+    kept = [pool.use(), pool.use(memory_mb=512, error=error)]
+    with pytest.raises(type(error)) if error else pool.clusters:
         pool.clusters.close()
-    assert [each.deleted for each in kept] == [1, 1]
-    assert pool.runtime.closed == 1
+    assert deletions(*kept) == [1, 1]
+    assert pool.runtime.closed == (1 if error else 2)
 
 
-def test_deletion_that_was_interrupted_after_a_run_is_repeated(pool: Pool) -> None:
-    plan = pool.plan(restarts=1)
-    with pytest.raises(KeyboardInterrupt), pool.clusters.lease(plan) as lease:
-        lease.cluster.errors = [KeyboardInterrupt()]  # type: ignore[attr-defined]
+def test_a_deletion_that_was_interrupted_after_a_run_is_repeated(pool: Pool) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pool.use(restarts=1, error=KeyboardInterrupt())
     (nodes,) = pool.runtime.created
     assert nodes.deleted == 0
     pool.clusters.close()
