@@ -19,10 +19,11 @@ from orchestrator.execution import sweep_runner as module
 from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, read_result
+from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.support.runs import RecordingDisplay
 from tests.unit.conftest import FakeTime, run_result
@@ -129,8 +130,15 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 
 def test_runs_are_executed_seed_by_seed_and_rows_have_their_position(commands: Commands) -> None:
-    sweep = commands.sweep(repeat=6)
+    sweep = replace(commands.sweep(repeat=6), equal_cpus=EqualShare(cpus=0.4, cores=2, nodes=4))
     results = commands.run(sweep)
+    record = read_record(commands.paths)
+    assert (record.keys, record.order) == ([run.key for run in sweep.runs], [run.key for run in results])
+    assert (record.source, record.overrides, record.equal_cpus) == (
+        sweep.source,
+        ["--repeat 6"],
+        sweep.equal_cpus,
+    )
     assert [result.run.seed for result in results] == [seed for seed in range(6) for _ in range(2)]
     assert [result.order for result in results] == [*range(12)]
     strategies = [result.spec["strategy"]["name"] for result in results]
