@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.commands.labs import absent
 from orchestrator.errors import InputError
 from orchestrator.shipped import SWEEPS
 from orchestrator.sweeps.load import Sweep, load_sweep
+from tests.unit.conftest import PROJECT
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -194,7 +196,9 @@ def test_the_source_is_the_text_of_the_file(load: Load) -> None:
     assert load("[{base: {strategy: serial}}]  # why").source.endswith("# why\n")
 
 
-def test_shipped_sweeps_have_a_baseline_that_trains_and_labs_a_source_and_a_quick_form() -> None:
+def test_shipped_sweeps_have_a_baseline_that_trains_and_labs_a_source_and_a_quick_form(
+    tmp_path: Path,
+) -> None:
     for path in sorted(SWEEPS.rglob("*.yml")):
         sweep = load_sweep(path)
         assert (sweep.spec.name, bool(sweep.spec.description)) == (path.stem, True)
@@ -202,8 +206,11 @@ def test_shipped_sweeps_have_a_baseline_that_trains_and_labs_a_source_and_a_quic
         assert any(run.strategy.trains for run in serial), path
         if sweep.spec.lab:
             assert "# Source: " in sweep.source
+            quick = load_sweep(path, quick=True)
+            assert not absent(quick, tmp_path)  # needs no download
             trained = [
-                sum(run.epochs * run.dataset.train_samples for run in runs)
-                for runs in (load_sweep(path, quick=True).runs, sweep.runs)
+                sum(run.epochs * run.dataset.train_samples for run in each.runs) for each in (quick, sweep)
             ]
             assert trained[0] < trained[1]
+            page = (PROJECT / "docs" / "labs" / f"{path.stem}.md").read_text()
+            assert all(f"- {fact}\n" in page for fact in sweep.spec.lab.differences(sweep.runs))
