@@ -81,17 +81,33 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 
 class Screen:
-    """A plain display that writes to a 30-column file, on which the first of three runs has started."""
+    """A display of three runs on a terminal, or on a 30-column file."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, terminal: bool = False, staged: bool = False) -> None:
         self._file = io.StringIO()
-        self.display = progress_on(Console(file=self._file, width=30), total=3)
-        assert type(self.display) is PlainProgress
-        self.display.warm_up(RUN)
-        self.display.begin(1, 3, RUN.model_copy(update=fields))
+        width = 100 if terminal else 30
+        self.console = Console(file=self._file, force_terminal=terminal, width=width, color_system=None)
+        self.display = progress_on(self.console, 3, staged)
+        assert type(self.display) is (LiveProgress if terminal else PlainProgress)
+
+    def begin(self, number: int, **fields: Any) -> None:
+        self.display.begin(number, 3, RUN.model_copy(update=fields))
+
+    def end(self, number: int, skipped: bool = False, **fields: Any) -> None:
+        self.display.end(number, 3, run_result(**fields), skipped)
+
+    def events(self, *events: Event) -> list[str]:
+        """The lines that are written about events."""
+        self.lines()
+        self.display.events(events)
+        return self.lines()
 
     def lines(self) -> list[str]:
-        """Lines written since the last call."""
+        """Lines written since the last call; of a terminal those that it shows now."""
+        if isinstance(self.display, LiveProgress):
+            with self.console.capture() as capture:
+                self.console.print(self.display._view())
+            return capture.get().splitlines()
         text = self._file.getvalue()
         self._file.seek(0)
         self._file.truncate()
@@ -100,45 +116,35 @@ class Screen:
 
 def test_plain_lines_of_a_sweep_count_neither_warm_up_nor_skipped_runs(clock: FakeTime) -> None:
     screen = Screen()
-    warm_up, started = screen.lines()
-    assert warm_up == f"warm-up run, whose result is dropped: {RUN.key}"
-    assert started == f"[1/3] {RUN.key}: started"
-    screen.display.end(1, 3, run_result(wall_s=600.0), skipped=True)
-    screen.display.begin(2, 3, RUN)
-    assert screen.lines()[1:] == [f"[2/3] {RUN.key}: started"]
-    screen.display.end(2, 3, run_result(wall_s=60.0), skipped=False)
-    screen.display.begin(3, 3, RUN)
-    assert screen.lines()[1:] == [f"[3/3] {RUN.key}: started, about 1 min left"]
+    screen.display.warm_up(RUN)
+    for skipped, wall_s in ((True, 600.0), (False, 60.0)):
+        screen.begin(1)
+        screen.end(1, skipped, wall_s=wall_s)
+    screen.begin(2)
+    lines = screen.lines()
+    assert lines[0] == f"warm-up run, whose result is dropped: {RUN.key}"
+    assert [lines[1], lines[3]] == [f"[1/3] {RUN.key}: started"] * 2
+    assert lines[5] == f"[2/3] {RUN.key}: started, about 2 min left"
 
 
 def test_plain_lines_show_each_node_every_ten_seconds(clock: FakeTime) -> None:
     screen = Screen()
-    screen.lines()
+    screen.begin(1)
     clock.pass_(9.9)
-    screen.display.events([step(0)])
-    assert screen.lines() == []
+    assert screen.events(step(0)) == []
     clock.pass_(0.1)
-    screen.display.events([event("start", 0, pid=1)])
-    assert screen.lines() == []  # no line for a start event; the next step event is shown at once
-    screen.display.events([step(1), step(0, step=11), step(0), event("partition")])
-    assert screen.lines() == [
+    assert screen.events(event("start", 0, pid=1)) == []  # no line; the next step event is shown at once
+    assert screen.events(step(1), step(0, step=11), step(0), event("partition")) == [
         "  node 0: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
         "  node 1: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
     ]
     clock.pass_(9.9)
-    screen.display.events([epoch(1)])
-    assert screen.lines() == []
+    assert screen.events(epoch(1)) == []
     clock.pass_(0.2)
-    screen.display.events([epoch(1)])
-    assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
-
-
-def test_plain_lines_name_few_of_many_ranks_with_their_nodes(clock: FakeTime) -> None:
-    screen = Screen(processes_per_node=2)
-    screen.lines()
+    assert screen.events(epoch(1)) == ["  node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
+    screen.begin(1, processes_per_node=2)
     clock.pass_(10)
-    screen.display.events([epoch(rank) for rank in range(10)])
-    *shown, others = screen.lines()
+    *shown, others = screen.events(*map(epoch, range(10)))
     assert shown[3] == "  rank 3 of node 1: epoch 2/3 done, loss 0.100, acc 90.0%"
     assert (len(shown), others) == (8, "  and 2 other ranks")
 
@@ -146,67 +152,32 @@ def test_plain_lines_name_few_of_many_ranks_with_their_nodes(clock: FakeTime) ->
 def test_a_cause_is_shown_as_it_is() -> None:
     cause = "node 0: a:smile:b, list [bold]index[/bold] [/x] out of 'range' 1234 http://x, beyond the width"
     screen = Screen()
-    screen.display.end(1, 3, run_result("failed", cause=cause), skipped=False)
+    screen.end(1, status="failed", cause=cause)
     assert screen.lines()[-1].endswith(cause)
 
 
-# The live table
-
-
-class Live:
-    """A display on a terminal, on which the second of three runs has started."""
-
-    def __init__(self, staged: bool = False, **fields: Any) -> None:
-        self._console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-        shown = progress_on(self._console, 3, staged)
-        assert isinstance(shown, LiveProgress)
-        self.display = shown
-        self.display.begin(2, 3, RUN.model_copy(update=fields))
-
-    @property
-    def view(self) -> str:
-        with self._console.capture() as capture:
-            self._console.print(self.display._view())
-        return capture.get()
-
-    def rows(self, count: int) -> list[list[str]]:
-        return [row.split() for row in self.view.splitlines()[-count:]]
-
-
-def test_the_live_table_shows_the_run_node_by_node() -> None:
-    live = Live()
-    assert live.view.count("starting") == 2
-    assert f"run 2 of 3  {RUN.key}" in live.view
-    live.display.events([step(1), step(0, epoch=2), event("start", pid=1)])
-    assert live.rows(2) == [
+def test_the_live_table_shows_the_run_rank_by_rank() -> None:
+    screen = Screen(terminal=True)
+    screen.display.warm_up(RUN)
+    assert screen.lines()[0] == f"warm-up run  {RUN.key}"
+    screen.begin(2)
+    shown = screen.lines()
+    assert shown[0] == f"run 2 of 3  {RUN.key}"
+    assert [row.split() for row in shown[-2:]] == [["0", "starting"], ["1", "starting"]]
+    assert [
+        row.split() for row in screen.events(step(1), step(0, epoch=2), event("start", pid=1))[-2:]
+    ] == [
         ["0", "2/3", "step", "12/45", "0.231", "12,346"],
         ["1", "1/3", "step", "12/45", "0.231", "12,346"],
     ]
-    live.display.events([epoch(1)])
-    assert live.rows(1) == [["1", "2/3", "done", "0.100", "90.0%", "12,346"]]
-    live.display.events([step(1, epoch=3)])  # the accuracy stays until the next evaluation
-    assert live.rows(1) == [["1", "3/3", "step", "12/45", "0.231", "90.0%", "12,346"]]
-
-
-def test_the_live_table_shows_the_warm_up_run() -> None:
-    live, larger = Live(), RUN.model_copy(update={"nodes": 3})
-    live.display.warm_up(larger)
-    live.display.events([step(rank=2)])
-    assert f"warm-up run  {larger.key}" in live.view
-    assert live.view.count("starting") == 2
-    live.display.begin(1, 3, RUN)
-    assert "warm-up" not in live.view
-
-
-def test_the_live_table_has_a_line_for_every_rank_that_fits_the_screen() -> None:
-    live = Live(processes_per_node=3)
-    assert live.view.count("starting") == 6
-    assert live.rows(7)[0][0] == "rank"
-    live.display.events([step(5)])
-    assert live.rows(1)[0][:3] == ["5", "1/3", "step"]
-    many = Live(nodes=300).view
-    assert len(many.splitlines()) < 24
-    assert "and 284 more" in many
+    assert screen.events(epoch(1))[-1].split() == ["1", "2/3", "done", "0.100", "90.0%", "12,346"]
+    later = screen.events(step(1, epoch=3))[-1].split()  # the accuracy stays until the next evaluation
+    assert later == ["1", "3/3", "step", "12/45", "0.231", "90.0%", "12,346"]
+    screen.begin(3, processes_per_node=3)
+    assert [row.split()[0] for row in screen.lines()[-7:]] == ["rank", *"012345"]
+    screen.begin(3, nodes=300)
+    assert len(many := screen.lines()) < 24
+    assert "and 284 more" in many[-1]
 
 
 @pytest.mark.parametrize(
@@ -215,12 +186,13 @@ def test_the_live_table_has_a_line_for_every_rank_that_fits_the_screen() -> None
 def test_the_live_table_shows_the_time_since_the_start_and_the_time_left(
     clock: FakeTime, staged: bool, left: str
 ) -> None:
-    live = Live(staged)
-    assert "left" not in live.view
+    screen = Screen(terminal=True, staged=staged)
+    screen.begin(2)
+    assert "left" not in screen.lines()[1]
     clock.pass_(7.0)
-    assert "7 s" in live.view
-    with live.display as shown:
-        shown.end(2, 3, run_result(wall_s=30.0), skipped=False)
-    live.display.begin(2, 2 if staged else 3, RUN)
-    assert f"0 s, {'at most ' if staged else ''}" in live.view
-    assert left in live.view
+    assert screen.lines()[1].endswith("7 s")
+    with screen.display:
+        screen.end(2, wall_s=30.0)
+    screen.display.begin(2, 2 if staged else 3, RUN)
+    assert f"0 s, {'at most ' if staged else ''}about" in (line := screen.lines()[1])
+    assert line.endswith(left)

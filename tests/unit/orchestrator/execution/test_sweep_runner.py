@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -92,11 +92,10 @@ BLOCKS = "[{base: {strategy: serial}}, {base: {strategy: fault_injection, nodes:
 
 
 class Commands:
-    """A sweep of two configurations over some seeds, and commands that run it."""
+    """A sweep of two configurations over some seeds, and commands that run it. paths: of its results."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.paths = directory, SweepPaths(directory / "out")
-        self.runtime = FakeRuntime()
+        self.directory, self.paths, self.runtime = directory, SweepPaths(directory / "out"), FakeRuntime()
 
     def sweep(self, repeat: int, blocks: str = BLOCKS) -> Sweep:
         file = self.directory / "s.yml"
@@ -114,6 +113,13 @@ class Commands:
         runner.warm_up(sweep)
         return list(runner.results(sweep))
 
+    @property
+    def started(self) -> list[str]:
+        """The keys of the runs that were started since the last call; `warm-up` for the one before."""
+        plans, self.runtime.started = self.runtime.started, []
+        kept = [plan.paths != RunPaths(self.paths.warm_up_run) for plan in plans]
+        return [plan.spec.key if each else "warm-up" for plan, each in zip(plans, kept, strict=True)]
+
     def finish(self, sweep: Sweep) -> None:
         """Write what a sweep leaves that is killed after its runs and before it removes checkpoints."""
         for run in sweep.runs:
@@ -125,45 +131,36 @@ class Commands:
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    monkeypatch.setattr(module, "environment", dict)  # git is slow
+    read = count()  # the sources may change between commands; git is slow
+    monkeypatch.setattr(module, "environment", lambda: {"number": next(read)})
     return Commands(tmp_path)
 
 
-def test_runs_are_executed_seed_by_seed_and_rows_have_their_position(commands: Commands) -> None:
-    sweep = replace(commands.sweep(repeat=6), equal_cpus=EqualShare(cpus=0.4, cores=2, nodes=4))
-    results = commands.run(sweep)
-    record = read_record(commands.paths)
-    assert (record.keys, record.order) == ([run.key for run in sweep.runs], [run.key for run in results])
-    assert (record.source, record.overrides, record.equal_cpus) == (
-        sweep.source,
-        ["--repeat 6"],
-        sweep.equal_cpus,
-    )
-    assert [result.run.seed for result in results] == [seed for seed in range(6) for _ in range(2)]
-    assert [result.order for result in results] == [*range(12)]
-    strategies = [result.spec["strategy"]["name"] for result in results]
-    assert len({tuple(strategies[at : at + 2]) for at in range(0, 12, 2)}) == 2  # both orders
-    assert [read_result(commands.paths.run(result.key).result) for result in results] == results
-    warm_up, *started = commands.runtime.started
-    assert [plan.spec.key for plan in started] == [result.key for result in results]
-    assert (warm_up.spec.name_of("strategy"), warm_up.spec.epochs) == ("serial", 1)
-    assert not warm_up.paths.directory.exists()
-
-
-def test_a_repeated_command_executes_what_is_not_done_and_counts_it(commands: Commands) -> None:
+def test_a_command_executes_what_is_not_done_seed_by_seed_and_counts_it(commands: Commands) -> None:
     """Checkpoints of finished runs are removed, too."""
     done = commands.sweep(repeat=2)
     commands.finish(done)
     before = {run.key: commands.paths.run(run.key).result.read_bytes() for run in done.runs}
     assert [result.status for result in commands.run(done)] == ["ok"] * 4
-    assert commands.runtime.started == []  # no warm-up run either
-    again = commands.run(commands.sweep(repeat=4))
-    assert {result.key for result in again[:4]} == before.keys()
-    assert [result.order for result in again[4:]] == [0, 1, 2, 3]
-    assert len(commands.runtime.started) == 1 + 4
-    paths = [commands.paths.run(key) for key in before]
-    assert [each.result.read_bytes() for each in paths] == [*before.values()]
+    assert commands.started == []
+    sweep = replace(commands.sweep(repeat=6), equal_cpus=EqualShare(cpus=0.4, cores=2, nodes=4))
+    results = commands.run(sweep)
+    assert [result.run.seed for result in results] == [seed for seed in range(6) for _ in range(2)]
+    strategies = [result.run.name_of("strategy") for result in results]
+    assert len({tuple(strategies[at : at + 2]) for at in range(0, 12, 2)}) == 2  # both orders
+    new = results[4:]
+    assert commands.started == ["warm-up", *(result.key for result in new)]
+    assert [(result.order, result.environment) for result in new] == [
+        (at, {"number": 1}) for at in range(8)
+    ]
+    paths = [commands.paths.run(result.key) for result in results]
+    assert [read_result(each.result) for each in paths] == results
+    assert {key: commands.paths.run(key).result.read_bytes() for key in before} == before
     assert not any(each.checkpoints.exists() for each in paths)
+    record = read_record(commands.paths)
+    assert (record.keys, record.order) == ([run.key for run in sweep.runs], [run.key for run in results])
+    assert (record.source, record.overrides) == (sweep.source, ["--repeat 6"])
+    assert (record.equal_cpus, record.environment) == (sweep.equal_cpus, {"number": 1})
 
 
 @pytest.mark.parametrize("damage", [b"{", b"NaN"])
@@ -194,18 +191,6 @@ def test_another_sweep_is_refused_before_the_record_is_replaced(commands: Comman
     assert commands.paths.record.read_bytes() == before
 
 
-def test_the_environment_is_read_once_per_command(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sources may change between commands."""
-    read: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "environment", lambda: read.append({"number": len(read)}) or read[-1])
-    for number in range(2):
-        results = commands.run(commands.sweep(repeat=1))
-        assert [result.environment for result in results] == [{"number": number}] * 2
-        assert json.loads(commands.paths.record.read_text())["environment"] == {"number": number}
-
-
 @pytest.mark.parametrize(("cause", "expected"), [(errno.ENOSPC, StorageError), (errno.EACCES, InputError)])
 def test_data_without_room_is_no_bad_input(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, cause: int, expected: type[Exception]
@@ -227,7 +212,7 @@ def test_a_sweep_of_one_seed_needs_no_run_before_the_first(commands: Commands) -
     commands.paths.warm_up_run.mkdir(parents=True)  # by a command that was killed
     (commands.paths.warm_up_run / "spec.json").touch()
     results = commands.run(commands.sweep(repeat=1))
-    assert [plan.spec.key for plan in commands.runtime.started] == [result.key for result in results]
+    assert commands.started == [result.key for result in results]
     assert not commands.paths.warm_up_run.exists()
 
 
@@ -347,7 +332,7 @@ def test_a_run_that_loses_its_warm_nodes_is_repeated_once(
     assert commands.runner().run(RUN).cause == "node 1 was lost"
     reason = "node 1 was lost during the run, which was then repeated"
     assert commands.runner().run(RUN).nodes_replaced == reason
-    assert len(commands.runtime.started) == 4
+    assert len(commands.started) == 4
 
 
 def test_a_run_ends_at_once_when_its_results_are_removed(
