@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import Sweep, load_sweep
 from orchestrator.sweeps.stages import DECIDED, Stages, Standing
 from tests.support.runs import RecordingDisplay
-from tests.unit.report_support import a_comparison, a_run, around, repeated
+from tests.unit.conftest import run_result
+from tests.unit.report_support import a_comparison, around, repeated
 from trainer.spec.run_spec import RunSpec
 
 NAMES = ("serial", "all_reduce", "ddp")
@@ -32,14 +33,14 @@ OPEN = Standing(False, {}, ("open",))
 class Runner:
     """Executes nothing: a run of a strategy takes so many seconds, one if not given.
 
-    done: keys of runs that an earlier sweep finished.
+    finished: keys of runs that an earlier sweep finished. records: how many runs were recorded, and how.
     """
 
-    def __init__(self, done: Sequence[str] = (), **seconds: float) -> None:
+    def __init__(self, finished: Sequence[str] = (), **seconds: float) -> None:
         self.records: list[tuple[int, Stages]] = []
         self.executed: list[tuple[str, int]] = []
-        self._done, self._seconds = set(done), seconds
-        self.elapsed_s = 0.0
+        self._done, self._seconds = set(finished), seconds
+        self._elapsed_s = 0.0
 
     def record(self, sweep: Sweep, stages: Stages) -> None:
         self.records.append((len(sweep.runs), stages))
@@ -53,21 +54,17 @@ class Runner:
         for run in execution_order(sweep.spec.name, [sweep.runs]):
             name = run.name_of("strategy")
             took = self._seconds.get(name, 1.0)
+            if not self.is_done(run) and not may_start(run):
+                continue
             if not self.is_done(run):
-                if not may_start(run):
-                    continue
-                self.elapsed_s += took
+                self._elapsed_s += took
                 self.executed.append((name, run.seed))
                 self._done.add(run.key)
-            result = a_run(name, nodes=run.nodes, seed=run.seed)
-            yield result.model_copy(update={"wall_s": took, "key": run.key})
+            yield run_result(key=run.key, wall_s=took)
 
-    def start(self, sweep: Sweep, *standings: Standing) -> Iterator[RunResult]:
-        judged, started_s = iter(standings), self.elapsed_s
-
-        def left() -> float:
-            return (sweep.budget_s or inf) - (self.elapsed_s - started_s)
-
+    def start(self, sweep: Sweep, *standings: Standing) -> Generator[RunResult, None, None]:
+        judged, end_s = iter(standings), self._elapsed_s + (sweep.budget_s or inf)
+        left = lambda: end_s - self._elapsed_s  # noqa: E731
         return results_until_decided(self, sweep, RecordingDisplay(), lambda: next(judged), left)  # type: ignore[arg-type]
 
     def execute(self, sweep: Sweep, *standings: Standing) -> Runner:
@@ -149,7 +146,7 @@ def test_an_interrupted_sweep_records_what_was_executed(tmp_path: Path) -> None:
     runner = Runner()
     results = runner.start(a_sweep(tmp_path), OPEN)
     next(results)
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     count, stages = runner.records[-1]
     assert (count, stages.ended, stages.out_of_budget) == (1, "it was interrupted", False)
 
@@ -173,11 +170,8 @@ def test_what_cannot_be_decided_is_refused(
         a_sweep(tmp_path, *options.items(), **fields)
 
 
-# What the report says
-
-
 def a_race(seeds: int, **stages: Any) -> Any:
-    """All-reduce is the fastest; gossip, which is slower, has at most 3 seeds."""
+    """All-reduce is the fastest. Gossip, which is slower, has at most 3 seeds."""
     runs = [
         *repeated("serial", around(8, 0.05, seeds=seeds)),
         *repeated("all_reduce", around(4, 0.05, seeds=seeds), nodes=2),
@@ -186,36 +180,19 @@ def a_race(seeds: int, **stages: Any) -> Any:
     return a_comparison(*runs, stages=Stages(**{"ended": DECIDED, **stages}))
 
 
-def seeds_of(comparison: Any) -> Any:
-    """What the report says about the seeds."""
-    (line,) = [line for line in evidence(comparison, [], Claims()) if line.topic == "Seeds"]
-    return line
-
-
-def test_what_has_no_chance_gets_no_more_seeds_but_serial_does() -> None:
+def test_what_has_no_chance_gets_no_more_seeds_but_serial_does_until_it_is_decided() -> None:
     comparison = a_race(3)
     found = standing(comparison)
     hopeless = {row.run.name_of("strategy") for row in comparison.rows if row.run.key in found.hopeless}
     assert (found.decided, hopeless, len(found.lines)) == (False, {"gossip"}, 1)
+    assert [standing(a_race(seeds)).decided for seeds in (5, 8)] == [False, True]
 
 
-def test_it_is_decided_from_eight_seeds_on_and_the_report_says_so() -> None:
-    assert not standing(a_race(5)).decided
-    comparison = a_race(8)
-    assert standing(comparison).decided
-    (verdict,) = verdicts(comparison, Claims())
-    assert [option.chance for option in verdict.options] == ["over 99%", "under 1%", "under 1%"]
-    assert "added until the choice was decided" in seeds_of(comparison).text
-
-
-def test_the_report_says_that_the_budget_left_the_choice_undecided() -> None:
+def test_the_report_says_whether_the_budget_left_the_choice_undecided() -> None:
     ended = "its budget of 1 min left no time for another run"
-    texts = []
-    for seeds in (1, 5, 8):
+    for seeds, undecided in ((1, True), (5, True), (8, False)):
         comparison = a_race(seeds, ended=ended, out_of_budget=True)
         (verdict,) = verdicts(comparison, Claims())
-        texts.append(verdict.certainty)
-        assert ended in seeds_of(comparison).text
-        assert seeds_of(comparison).ok is False
-    assert ["stopped for its budget" in text for text in texts] == [True, True, False]
-    assert "--budget" in texts[0]
+        assert ("stopped for its budget" in verdict.certainty) is undecided
+        (line,) = [line for line in evidence(comparison, [], Claims()) if line.topic == "Seeds"]
+        assert (ended in line.text, line.ok) == (True, False)
