@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from orchestrator.execution.order import execution_order, warm_up_run
 from trainer.spec.run_spec import RunSpec
 
@@ -62,18 +60,10 @@ LONG = {"target_accuracy": 0.5, "patience": 2, "checkpoint_epochs": 2, "epochs":
 FAULTY = {"faults": [{"kill": {"node": 1}, "at": {"epoch": 2}}], "restarts": 1}
 
 
-@pytest.mark.parametrize(
-    ("repeated", "expected"),
-    [
-        ([*runs([1, 2]), *(spec(strategy="serial", seed=seed, **LONG) for seed in (3, 4))],
-         spec(strategy="serial", seed=3, epochs=1, trace="none")),
-        ([spec(nodes=4), spec(nodes=2, processes_per_node=3), spec(nodes=3, seed=1, **FAULTY)],
-         spec(nodes=3, seed=1, restarts=1, epochs=1, trace="none")),
-        (runs([1, 2], seeds=[0]), None),
-        ([spec(strategy="fault_injection", seed=seed) for seed in SEEDS], None),  # nothing to warm up
-    ],
-)  # fmt: skip
-def test_the_warm_up_run_is_the_serial_or_smallest_one_with_one_epoch(
-    repeated: list[RunSpec], expected: RunSpec | None
-) -> None:
-    assert warm_up_run(repeated) == expected
+def test_the_warm_up_run_is_the_serial_or_smallest_one_with_one_epoch() -> None:
+    serial = [spec(strategy="serial", seed=seed, **LONG) for seed in (3, 4)]
+    assert warm_up_run([*runs([1, 2]), *serial]) == spec(strategy="serial", seed=3, epochs=1, trace="none")
+    parallel = [spec(nodes=4), spec(nodes=2, processes_per_node=3), spec(nodes=3, seed=1, **FAULTY)]
+    assert warm_up_run(parallel) == spec(nodes=3, seed=1, restarts=1, epochs=1, trace="none")
+    assert warm_up_run(runs([1, 2], seeds=[0])) is None
+    assert warm_up_run([spec(strategy="fault_injection", seed=seed) for seed in SEEDS]) is None

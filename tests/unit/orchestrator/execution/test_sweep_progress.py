@@ -19,7 +19,6 @@ from trainer.spec.run_spec import RunSpec
 
 RUN = RunSpec.model_validate({"strategy": "ddp", "nodes": 2})
 SAMPLED = replace(VirtualRuntime.info, trains=False)
-FAILED = "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"
 
 
 def step(rank: int = 0, **changed: Any) -> Event:
@@ -31,9 +30,8 @@ def epoch(rank: int = 0) -> Event:
     return event("epoch", rank, epoch=2, epochs=3, train_s=1.0, loss=0.1, accuracy=0.9, test_loss=0.2)
 
 
-@pytest.mark.parametrize(
-    ("time_left", "now", "text"),
-    [
+def test_the_time_left_follows_from_ended_runs_and_moves_within_one() -> None:
+    for time_left, now, text in (
         (TimeLeft(4), {"number": 1}, ""),  # no run has ended yet
         (TimeLeft(4, [60.0]), {"number": 2}, "about 3 min left"),
         (TimeLeft(4, [60.0, 30.0, 30.0]), {"number": 4}, "about 40 s left"),
@@ -47,30 +45,23 @@ def epoch(rank: int = 0) -> Event:
         (TimeLeft(3, [20.0]), {"number": 2, "elapsed_s": 5.0}, "about 35 s left"),
         (TimeLeft(3, [20.0]), {"number": 2, "elapsed_s": 50.0}, "about 20 s left"),
         (TimeLeft(3, [20.0]), {"number": 2, "done": 0.5, "elapsed_s": 12.0}, "about 30 s left"),
-    ],
-)
-def test_the_time_left_follows_from_ended_runs_and_moves_within_one(
-    time_left: TimeLeft, now: dict[str, Any], text: str
-) -> None:
-    assert time_left.estimate(**now) == text
+    ):
+        assert time_left.estimate(**now) == text
 
 
-@pytest.mark.parametrize(
-    ("fields", "skipped", "line"),
-    [
-        ({}, False, "[2/9] KEY: ok in 4.0 s, trained 2.00 s, acc 90.0%"),
-        ({"ranks": []}, False, "[2/9] KEY: ok in 4.0 s, trained 0.00 s"),
-        ({"ranks": [], "runtime_info": SAMPLED}, False,
-         "[2/9] KEY: ok in 4.0 s, 0.00 s of simulated time, not trained"),
-        ({}, True, "[2/9] KEY: already done"),
-        ({"status": "failed"}, False, FAILED),
-        ({"status": "failed", "log": "node-0.log"}, False, f"{FAILED}; see node-0.log"),
-        ({"status": "timeout"}, False, FAILED.replace("FAILED", "TIMEOUT")),
-    ],
-)  # fmt: skip
-def test_a_run_that_has_ended_is_one_line(fields: dict[str, Any], skipped: bool, line: str) -> None:
-    result = run_result(**fields)
-    assert result_line(2, 9, result, skipped) == line.replace("KEY", result.key)
+def test_a_run_that_has_ended_is_one_line() -> None:
+    failed = "FAILED after 4.0 s: node 0: it broke"
+    for fields, text in (
+        ({}, "ok in 4.0 s, trained 2.00 s, acc 90.0%"),
+        ({"ranks": []}, "ok in 4.0 s, trained 0.00 s"),
+        ({"ranks": [], "runtime_info": SAMPLED}, "ok in 4.0 s, 0.00 s of simulated time, not trained"),
+        ({"status": "failed"}, failed),
+        ({"status": "failed", "log": "node-0.log"}, f"{failed}; see node-0.log"),
+        ({"status": "timeout"}, failed.replace("FAILED", "TIMEOUT")),
+    ):
+        result = run_result(**fields)
+        assert result_line(2, 9, result, skipped=False) == f"[2/9] {result.key}: {text}"
+        assert result_line(2, 9, result, skipped=True) == f"[2/9] {result.key}: already done"
 
 
 @pytest.fixture
@@ -180,19 +171,14 @@ def test_the_live_table_shows_the_run_rank_by_rank() -> None:
     assert "and 284 more" in many[-1]
 
 
-@pytest.mark.parametrize(
-    ("staged", "left"), [(False, "about 1 min left"), (True, "30 s left of this stage")]
-)
-def test_the_live_table_shows_the_time_since_the_start_and_the_time_left(
-    clock: FakeTime, staged: bool, left: str
-) -> None:
-    screen = Screen(terminal=True, staged=staged)
-    screen.begin(2)
-    assert "left" not in screen.lines()[1]
-    clock.pass_(7.0)
-    assert screen.lines()[1].endswith("7 s")
-    with screen.display:
-        screen.end(2, wall_s=30.0)
-    screen.display.begin(2, 2 if staged else 3, RUN)
-    assert f"0 s, {'at most ' if staged else ''}about" in (line := screen.lines()[1])
-    assert line.endswith(left)
+def test_the_live_table_shows_the_time_since_the_start_and_the_time_left(clock: FakeTime) -> None:
+    for total, left in ((3, "0 s, about 1 min left"), (2, "0 s, at most about 30 s left of this stage")):
+        screen = Screen(terminal=True, staged=total == 2)
+        screen.begin(2)
+        assert "left" not in screen.lines()[1]
+        clock.pass_(7.0)
+        assert screen.lines()[1].endswith("7 s")
+        with screen.display:
+            screen.end(2, wall_s=30.0)
+        screen.display.begin(2, total, RUN)
+        assert screen.lines()[1].endswith(left)

@@ -26,7 +26,6 @@ from tests.unit.report_support import a_comparison, around, repeated
 from trainer.spec.run_spec import RunSpec
 
 NAMES = ("serial", "all_reduce", "ddp")
-SLOW = {"ddp": 20.0, "serial": 9.0}
 OPEN = Standing(False, {}, ("open",))
 
 
@@ -108,20 +107,15 @@ def test_what_was_left_out_and_may_be_the_choice_gets_the_seeds_that_it_lacks(tm
     assert list(last.dropped.values()) == ["hopeless"]
 
 
-@pytest.mark.parametrize(
-    ("budget", "seconds", "runs"),
-    [("16s", {}, 16), ("1s", {}, 3), ("30s", SLOW, 3), ("31s", SLOW, 4)],
-)
-def test_a_sweep_ends_within_its_budget_but_for_one_seed_of_each(
-    tmp_path: Path, budget: str, seconds: dict[str, float], runs: int
-) -> None:
+def test_a_sweep_ends_within_its_budget_but_for_one_seed_of_each(tmp_path: Path) -> None:
     """No other run starts after one that does not fit: what fits would favour fast configurations."""
-    runner = Runner(**seconds).execute(a_sweep(tmp_path, ("budget", budget)), OPEN, OPEN)
-    assert min(runner.seeds) >= 1
-    assert len(runner.executed) == runs
-    count, stages = runner.records[-1]
-    assert (count, stages.out_of_budget) == (runs, True)
-    assert budget.replace("s", " s") in stages.ended
+    slow = {"ddp": 20.0, "serial": 9.0}
+    for budget, seconds, executed in (("16s", {}, 16), ("1s", {}, 3), ("30s", slow, 3), ("31s", slow, 4)):
+        runner = Runner(**seconds).execute(a_sweep(tmp_path, ("budget", budget)), OPEN, OPEN)
+        assert min(runner.seeds) >= 1
+        count, stages = runner.records[-1]
+        assert (len(runner.executed), count, stages.out_of_budget) == (executed, executed, True)
+        assert budget.replace("s", " s") in stages.ended
 
 
 def test_configurations_whose_first_seeds_differ_have_one_seed_each(tmp_path: Path) -> None:
@@ -151,9 +145,8 @@ def test_an_interrupted_sweep_records_what_was_executed(tmp_path: Path) -> None:
     assert (count, stages.ended, stages.out_of_budget) == (1, "it was interrupted", False)
 
 
-@pytest.mark.parametrize(
-    ("fields", "options", "message"),
-    [
+def test_what_cannot_be_decided_is_refused(tmp_path: Path) -> None:
+    for fields, options, message in (
         ({"budget": "10m"}, {}, "needs `until_decided: true`"),
         ({"until_decided": True, "budget": "10 minutes"}, {}, "budget: '10 minutes' is not a time such as"),
         ({}, {"budget": "0s"}, "--budget: '0s' is not a time"),
@@ -161,13 +154,9 @@ def test_an_interrupted_sweep_records_what_was_executed(tmp_path: Path) -> None:
         ({}, {"repeat": 2}, "needs at least 3 seeds"),
         ({"base": {"target_accuracy": 0.9}}, {}, "has target_accuracy"),
         ({"lab": {"title": "x", "source": "y"}}, {}, "a lab cannot be run until it is decided"),
-    ],
-)
-def test_what_cannot_be_decided_is_refused(
-    tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        a_sweep(tmp_path, *options.items(), **fields)
+    ):
+        with pytest.raises(InputError, match=message):
+            a_sweep(tmp_path, *options.items(), **fields)
 
 
 def a_race(seeds: int, **stages: Any) -> Any:

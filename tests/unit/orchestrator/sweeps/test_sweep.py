@@ -93,9 +93,9 @@ THREADS = "{cpus: [1, 2, 4.5], processes_per_node: [1, 2]}"
 TWO, SUM = "{strategy: ddp, nodes: 2}", "{strategy: all_reduce}"
 
 
-@pytest.mark.parametrize(
-    ("base", "axes", "entry", "left"),
-    [
+def test_skip_leaves_out_what_matches_in_every_form(load: Load) -> None:
+    another = "{base: {strategy: serial, nodes: 1, processes_per_node: 1, node_speed: null}}"
+    for base, axes, entry, left in (
         ("{}", STRATEGIES, "{strategy: ddp}", [0, 1]),
         ("{}", STRATEGIES, "{strategy: {name: ddp}}", [0, 1]),
         ("{}", STRATEGIES, "{nodes: 2}", [0, 2]),
@@ -117,15 +117,10 @@ TWO, SUM = "{strategy: ddp, nodes: 2}", "{strategy: all_reduce}"
         (TWO, SPEEDS, "{node_speed: [0.5, 1]}", [0, 2, 3]),
         (TWO, SPEEDS, "{node_speed: [{0: 0.5}, {1: 0.25}]}", [0, 3]),
         (TWO, SPEEDS, "{node_speed: [null, [1, 0.25]]}", [1, 3]),
-    ],
-)
-def test_skip_leaves_out_what_matches_in_every_form(
-    load: Load, base: str, axes: str, entry: str, left: list[int]
-) -> None:
-    all_runs = load(f"[{{axes: {axes}}}]", base).runs
-    another = "{base: {strategy: serial, nodes: 1, processes_per_node: 1, node_speed: null}}"
-    *runs, _ = load(f"[{{axes: {axes}, skip: [{entry}]}}, {another}]", base).runs
-    assert runs == [all_runs[number] for number in left]
+    ):
+        all_runs = load(f"[{{axes: {axes}}}]", base).runs
+        *runs, _ = load(f"[{{axes: {axes}, skip: [{entry}]}}, {another}]", base).runs
+        assert runs == [all_runs[number] for number in left], entry
 
 
 def test_a_skip_entry_that_matches_nothing_is_an_error(load: Load) -> None:

@@ -40,17 +40,13 @@ def load_error(path: Path, text: str, *sets: str, **options: Any) -> str:
         ("blocks: [{}]", ["name: is missing"]),
         ("name: s", ["blocks: is missing"]),
         ("name: s\nblocks: []", ["blocks: []: List should have at least 1 item after validation, not 0"]),
-        ("name: s\nblocks: {}", ["blocks: {} is not allowed; it must be a valid list"]),
-        ("name: s\nblocks: [3]", ["blocks[0]: 3 is not allowed; it must be"]),
         ("name: s\nblock: [{}]", [f"block: unknown key (did you mean 'blocks'?); allowed: {KEYS}"]),
         ("name: s\nblocks: [{}, {axis: {}}]",
          [f"blocks[1].axis: unknown key (did you mean 'axes'?); allowed: {BLOCK_KEYS}"]),
         ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed; it must be"]),
         ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed; it must"]),
-        ("name: s\nblocks: [{skip: {nodes: 1}}]", ["blocks[0].skip: {'nodes': 1} is not allowed; it must"]),
         ("name: s\nbase: {1: 2}\nblocks: [{}]", ["base[1].[key]: 1 is not allowed; it must be a valid"]),
         ("name: My Sweep\nblocks: [{}]", ["name: 'My Sweep' is not allowed; it must be 1 to 64 lower"]),
-        ("name: ../up\nblocks: [{}]", ["name: '../up' is not allowed"]),
         ('name: "s\\n"\nblocks: [{}]', [r"name: 's\n' is not allowed"]),
         ("name: s\nruntime: nomad\nblocks: [{}]", ["runtime: 'nomad' is not allowed; it must be docker"]),
         ("name: s\nslurm: {x: 1}\nblocks: [{}]", ["slurm.x: unknown key; allowed: "]),
@@ -130,30 +126,20 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
     [
         ("{}", ".strategy: is missing"),
         ("{base: {strategy.init: x}}", ".base.strategy.init: sets a parameter, but PATH: blocks[0] has "),
-        ("{base: {strategy: {init: x}}}", ".base.strategy: {'init': 'x'}: write the strategy as"),
         ("{base: {strategy: {name: one_shot, inti: x}}}",
          ".base.strategy.inti: unknown key (did you mean 'init'?); allowed: init"),
         ("{base: {strategy: {name: serial, x: 1}}}", ".base.strategy.x: unknown key; allowed: no "),
         ("{axes: {strategy: [ddp, {name: one_shot, init: x}]}}",
          ".axes.strategy[1].init: 'x' is not allowed; it must be 'broadcast' or 'independent'"),
-        ("{base: {strategy: {name: all_reduce, compression: {name: top_k, rate: 1}}}}",
-         ".base.strategy.compression.rate: unknown key; allowed: ratio"),
         (f"{{base: {{strategy: all_reduce}}, axes: {{{COMPRESSION}: [sign, {{name: sign, ratio: 1}}]}}}}",
          ".axes.strategy.compression[1].ratio: unknown key; allowed: no parameters"),
-        (f"{{base: {{strategy: all_reduce, {COMPRESSION}: {{name: top_k, ratio: 0}}}}}}",
-         ".base.strategy.compression.ratio: 0 is not allowed; it must be greater than 0"),
         ("{base: {strategy: {name: ddp, compression: top_k}}}",
          ".base.strategy.compression: 'top_k': unknown compression of ddp; known: none, fp16, power_sgd"),
-        ("{base: {strategy: ddp, model: {name: mlp, hidden: [4, 0]}}}", ".base.model.hidden[1]: 0 is not "),
         ("{base: {strategy: ddp, warm_up_epochs: 4}}",
          ".base.warm_up_epochs: 4 epochs of warm-up are more than epochs; allowed: 0 to 3"),
         ("{base: {strategy: serial}, axes: {nodes: [1, 2]}}", ".axes.nodes[1]: serial cannot run on 2"),
-        ("{base: {strategy: serial, processes_per_node: 4}}",
-         ".base.processes_per_node: serial cannot run on 4 ranks (1 × 4); allowed: 1"),
         (f"{{base: {{strategy: ddp, {SYNTHETIC}}}, axes: {{nodes: [4, 5], processes_per_node: [2]}}}}",
          ".axes.processes_per_node[0]: 10 ranks (5 × 2) are more than the 9 training samples"),
-        ("{base: {strategy: ddp, nodes: 4, partitioner: {name: classes, per_node: 2}}}",
-         ".base.partitioner: classes cannot partition digits among 4 nodes: with per_node 2"),
         ("{base: {strategy: ddp, nodes: 2}, axes: {node_speed: [null, {2: 0.5}]}}", ".axes.node_speed[1]"),
         ("{base: {strategy: ddp}, axes: {seed: []}}", ".axes.seed: is an empty list; at least one value"),
         ("{base: {strategy: ddp}, skip: [{strategy: dpp}]}", ".skip[0].strategy: 'dpp': unknown "),
@@ -161,13 +147,10 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
         # Repetitions
         ("{base: {strategy: ddp}, repeat: 0}", ".repeat: 0 is not allowed; it must be greater than or "),
         ("{base: {strategy: ddp}, repeat: 1001}", ".repeat: 1001 is not allowed; it must be less than or "),
-        ("{base: {strategy: ddp}, repeat: 2.0}", ".repeat: 2.0 is not allowed; it must be a valid integer"),
         ("{base: {strategy: ddp}, repeat: 3, axes: {seed: [0]}}",
          ".repeat: 3 cannot be combined with PATH: blocks[0].axes.seed, which is [0]; allowed: one"),
         ("{base: {repeat: 3}}", ".base: 'repeat' is not a field of a run; write it beside"),
-        ("{axes: {repeat: [3]}}", ".axes: 'repeat' is not a field of a run"),
         ("{base: {strategy: ddp, seed: x}, repeat: 2}", ".base.seed: 'x' is not allowed"),
-        ("{base: {strategy: ddp, seed: [0, 1]}, repeat: 2}", ".base.seed: [0, 1] is not allowed"),
         ("{base: {strategy: ddp, seed: 4294967295}, repeat: 2}",
          ".repeat (its seeds): 4294967296 is not allowed; it must be less than 4294967296"),
         # Forms in several parts
@@ -177,16 +160,12 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
          ".base.faults[0].kil: unknown key (did you mean 'kill'?); allowed: kill, pause, slow, cut_off, "),
         (f"{{base: {{{FAULT}: [{{kill: {{nod: 1}}, at: {{epoch: 1}}}}]}}}}",
          ".base.faults[0].kill.nod: unknown key (did you mean 'node'?); allowed: node, return_after"),
-        (f"{{base: {{{FAULT}: [{{kill: {{node: 1}}}}]}}}}", ".base.faults[0].at: is missing"),
         (f"{{base: {{{FAULT}: [{{kill: {{node: 1}}, at: {{random: {{stps: [1, 2]}}}}}}]}}}}",
          ".base.faults[0].at.random.stps: unknown key (did you mean 'steps'?); allowed: steps, seed"),
         (f"{{base: {{{MEDIAN}: {{nods: [0], attack: noise}}}}}}",
          ".base.byzantine.nods: unknown key (did you mean 'nodes'?); allowed: nodes, attack"),
         (f"{{base: {{{MEDIAN}: {{nodes: [0], attack: nois}}}}}}",
          ".base.byzantine.attack: 'nois': unknown attack (did you mean 'noise'?)"),
-        (f"{{base: {{{MEDIAN}: {{nodes: [0], attack: {{name: noise, st: 1}}}}}}}}",
-         ".base.byzantine.attack.st: unknown key"),
-        (f"{{base: {{{MEDIAN}: 3}}}}", ".base.byzantine: 3 is not allowed; it must be a mapping"),
         (f"{{base: {{{LINK}: {{nodes: {{? '{'1' * 5000}' : {{}}}}}}}}}}", ".base.link.nodes."),
         (f"{{base: {{{LINK}: {{pairs: {{? '0-1٣' : {{}}}}}}}}}}", ".base.link.pairs."),
         (f"{{}}, {{base: {{strategy: ddp}}, axes: {{{FIVE_AXES}}}}}", "100,001 combinations"),
@@ -246,17 +225,14 @@ def test_an_option_and_what_it_makes_invalid(
     assert found.startswith(message.replace("PATH", str(path)))
 
 
-@pytest.mark.parametrize(
-    ("against", "message"),
-    [
+def test_a_question_selects_two_configurations(path: Path) -> None:
+    block = "{base: {strategy: ddp}, axes: {nodes: [2, 4], seed: [0, 1]}}"
+    for against, message in (
         (", against: {node: 4}", "questions[0].against: unknown key 'node'"),
         (", against: {nodes: 8}", 'questions[0].against: no run matches {"nodes": 8}'),
         (", against: {strategy: ddp}", "differ in more than the seed"),
         (", against: {nodes: 2}", "select the same runs"),
         ("", "questions[0].against: is missing"),
-    ],
-)
-def test_a_question_selects_two_configurations(path: Path, against: str, message: str) -> None:
-    question = f"{{measure: accuracy, compare: {{nodes: 2}}{against}}}"
-    block = "{base: {strategy: ddp}, axes: {nodes: [2, 4], seed: [0, 1]}}"
-    assert message in load_error(path, f"name: s\nquestions: [{question}]\nblocks: [{block}]")
+    ):
+        question = f"{{measure: accuracy, compare: {{nodes: 2}}{against}}}"
+        assert message in load_error(path, f"name: s\nquestions: [{question}]\nblocks: [{block}]")
