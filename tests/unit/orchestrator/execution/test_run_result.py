@@ -152,14 +152,12 @@ TARGET = {"epochs": 3, "target_accuracy": 0.8}
          "the nodes have different training data"),
         (failing(), {}, "node 1: odd"),
         (without("coverage"), {}, "the nodes certified the samples of 0 of 1 epochs"),
-        (without("coverage", "partition"), {}, "the nodes certified the samples of 0 of 1 epochs"),
         (NOTHING, {"strategy": "fault_injection"}, None),
         (NOTHING, PLAYED, None),
         (NOTHING, {"runtime": "virtual"}, "the nodes certified the samples of 0 of 1 epochs"),
         (trained({}, {}), {"epochs": 2}, "the nodes certified the samples of 1 of 2 epochs"),
         (reached(True, True), TARGET, None),
         (reached(True, False), TARGET, "the nodes certified the samples of 1 of 3 epochs"),
-        (reached(False, False), TARGET, "the nodes certified the samples of 1 of 3 epochs"),
         (reached(True, True), {"epochs": 3}, "the nodes certified the samples of 1 of 3 epochs"),
         ([each for each in reached(True, True) if each.kind != "coverage"], TARGET, "the nodes certified"),
         (trained({}, {}), {"processes_per_node": 2}, "rank 2, 3 did not start"),
@@ -199,6 +197,8 @@ def test_a_certificate_is_sorted_by_epoch_and_rank() -> None:
 
 
 def test_parts_that_differ_from_the_split_are_not_verified() -> None:
+    plan = [{"samples": 5, "digest": digest(rank)} for rank in range(2)]
+    died = event("died", 1, cause="killed by SIGKILL")
     for events in (
         [split(2), part(0), part(1, digest="f" * 16)],  # other samples
         [split(2), part(0, digest=digest(1)), part(1, digest=digest(0))],  # parts swapped between ranks
@@ -206,7 +206,10 @@ def test_parts_that_differ_from_the_split_are_not_verified() -> None:
         [split(2), part(0), part(1), part(2)],  # one part too many
         [split(2), part(0), part(1), split(2, 2), part(0, 2), part(1, 1)],  # wrong only in epoch 2
         [split(2)],
-        [part(0), split(2), event("died", 1, cause="killed by SIGKILL")],  # no plan lists what was lost
+        [split(1), split(1, coverage=0.5), part(0)],  # two plans
+        [split(2), part(0), died],  # no plan lists what was lost
+        [split(2, parts=plan), part(0)],  # what is not reported is not lost
+        [split(2, parts=plan), part(0), part(1, digest="f" * 16), died],
     ):
         certificate = certify(events)
         assert certificate is not None
@@ -218,7 +221,7 @@ def test_parts_that_differ_from_the_split_are_not_verified() -> None:
 UNKNOWN = dict.fromkeys(("cpu_s", "throttled_s", "sent_bytes", "received_bytes"))
 KILLED = NodeUsage(name="node-1", ranks=[0], memory_peak_mb=2048, out_of_memory=1, **UNKNOWN)
 ONE: Sequence[dict[str, Any]] = [{}]
-TWO, FOUR = [*ONE, *ONE], [*ONE] * 4
+TWO = [*ONE, *ONE]
 SERVER = {"strategy": "parameter_server"}
 LOCAL_SGD = {"strategy": {"name": "local_sgd", "aggregation": "trimmed_mean"}}
 NORMS = ("batch", "sync_batch", "group")
@@ -226,21 +229,15 @@ BATCH, SYNC, GROUP = ({"model": {"name": "wide_resnet", "norm": norm}} for norm 
 EXPERTS = {"dataset": "copy", "model": {"name": "gpt", "experts": 4}}
 FREE = {**EXPERTS, "model": {"name": "gpt", "experts": 4, "capacity_factor": None, "balance": 0}}
 CONTEXT = {"strategy": "context_parallel", "dataset": {"name": "induction", "length": 7}}
-ONE_MICRO_BATCH = {"strategy": {"name": "pipeline", "micro_batches": 1}}
 HALF = {"batch_per": "run", "batch_size": 32}
 
 
 @pytest.mark.parametrize(
     ("ranks", "fields", "expected"),
     [
-        (TWO, {"cores": 2}, []),
         (TWO, {"cores": 1}, ["2 nodes × 1 thread shared 1 core: "]),
-        (FOUR, {"nodes": 2, "processes_per_node": 2, "cores": 2}, ["2 nodes × 2 ranks × 1 thread sh"]),
         (TWO, {"cores": 1, "transport": "nccl"}, []),
         (TWO, {"cpus": 0.4}, ["cpus 0.4 was not enforced"]),
-        (TWO, {"cpus": 2, "threads": 1, "memory_mb": 512, "pids": 64, "shm_mb": 64},
-         ["cpus 2, memory_mb 512, pids 64, shm_mb 64 were not enforced"]),
-        (ONE, {"runtime": "docker", "cores": 1, "memory_mb": 512, "shm_mb": 64, "pids": 99}, []),
         (TWO, {"runtime": "docker", "usage": [KILLED]}, ["node 0 needed more than 2,048 MiB"]),
         (TWO, {"transport": "memory"}, ["threads of one interpreter"]),
         (ONE, {"transport": "memory"}, []),
@@ -249,7 +246,6 @@ HALF = {"batch_per": "run", "batch_size": 32}
         (TWO, {"strategy": "hogwild", "transport": "memory"}, ["its ranks share memory"]),
         ([{}, {"aggregations_without_effect": 3}, {}],
          {**LOCAL_SGD, "byzantine": {"nodes": [2], "attack": "label_flip"}}, ["node 2: label_flip", ": 3"]),
-        ([{}, {}, {}], LOCAL_SGD, []),
         ([{}, {"weights_digest": "f" * 16}], {}, ["different weights"]),
         ([{"samples": 12_345}, {"samples": 100}], {}, ["between 100 and 12,345 samples per node"]),
         ([{"samples": 103}, {"samples": 100}], {"epochs": 3}, []),
@@ -257,7 +253,6 @@ HALF = {"batch_per": "run", "batch_size": 32}
         ([{"samples": 0}, {"samples": 100}, {"samples": 90}], SERVER, ["unequal work: between 90 and 100"]),
         (TWO, BATCH, []),
         (TWO, {**BATCH, "strategy": "pipeline"}, ["over micro-batches"]),
-        (TWO, {**BATCH, **ONE_MICRO_BATCH}, []),
         (TWO, {**BATCH, "accumulate": 2}, ["over micro-batches"]),
         (TWO, {**BATCH, **HALF}, ["over 16 samples, not the batch of 32"]),
         (TWO, {**SYNC, **HALF}, []),
@@ -289,9 +284,8 @@ LINK = {"link": {"bandwidth_mbit": 80, "latency_ms": 1}}
 HUNG = [*without("done"), event("done", 0), event("done", 1, forced=True)]
 
 
-@pytest.mark.parametrize(
-    ("events", "options", "expected"),
-    [
+def test_what_happened_in_a_run_is_flagged() -> None:
+    for events, options, expected in (
         (uneven("join", 9), TEN, []),
         (uneven("drop", 8), TEN, ["uneven=drop: 2 of 10 samples"]),
         (uneven("drop", 10), TEN, []),
@@ -303,14 +297,10 @@ HUNG = [*without("done"), event("done", 0), event("done", 1, forced=True)]
         (measured(9e3, 9e3) + trained({}, {}), LINK, ["link requested, not enforced"]),
         (measured(9.5, 9.0) + trained({}, {}), {**LINK, "runtime": "docker"}, []),
         (measured(9.5, 2.0) + trained({}, {}), {**LINK, "runtime": "docker"}, ["from node 1 to node 0, "]),
-    ],
-)  # fmt: skip
-def test_what_happened_in_a_run_is_flagged(
-    events: Events, options: dict[str, Any], expected: list[str]
-) -> None:
-    result = row(events, **options)
-    assert result.status == "ok"
-    assert [flag[: len(start)] for flag, start in zip(result.flags, expected, strict=True)] == expected
+    ):  # fmt: skip
+        result = row(events, **options)
+        assert result.status == "ok"
+        assert [flag[: len(start)] for flag, start in zip(result.flags, expected, strict=True)] == expected
 
 
 # Runs that continue without a lost rank
@@ -359,24 +349,6 @@ def test_samples_of_lost_ranks_are_counted(epochs: tuple[int, ...], samples_lost
     again = event("start", 1, time=20, pid=2, incarnation=1)
     returned = row([*ranks_until(*epochs), again], **CONTINUES)
     assert "node 1 was started again" in returned.flags
-
-
-def test_the_certificate_of_a_continuing_run_is_not_verified_by_other_samples_or_plans() -> None:
-    for kind, rank, epoch, changed in (
-        ("partition", 0, 2, None),  # a part of a rank that is left was not reported: it is not lost
-        ("partition", 1, 1, {"digest": "f" * 16}),  # the lost rank took other samples
-        ("coverage", 2, 1, {"coverage": 0.5}),
-    ):
-        events = []
-        for each in ranks_until(2, 1, 2):
-            wrong = (each.kind, each.rank, each.fields.get("epoch")) == (kind, rank, epoch)
-            if not wrong:
-                events.append(each)
-            elif changed:
-                events.append(replace(each, fields=each.fields | changed))
-        result = row(events, **CONTINUES)
-        assert result.certificate is not None
-        assert (result.certificate.verified, result.status) == (False, "failed")
 
 
 def test_the_log_of_a_failed_run_is_that_of_the_first_process_in_its_cause() -> None:

@@ -99,6 +99,7 @@ class FakeRun(Run):
 
 
 RUN = RunSpec.model_validate({"strategy": "fault_injection", "timeout_s": 8})
+RUNNING, ENDED = RunState({}, running=1), RunState({}, running=0)
 BLOCKS = "[{base: {strategy: serial}}, {base: {strategy: fault_injection, nodes: 2}}]"
 
 
@@ -210,9 +211,6 @@ def test_data_without_room_is_no_bad_input(commands: Commands) -> None:
         assert not commands.paths.directory.exists()
 
 
-# The run before the first
-
-
 def test_a_sweep_of_one_seed_needs_no_run_before_the_first(commands: Commands) -> None:
     commands.paths.warm_up_run.mkdir(parents=True)  # by a command that was killed
     (commands.paths.warm_up_run / "spec.json").touch()
@@ -238,22 +236,20 @@ def test_a_run_before_the_first_that_fails_leaves_nothing(commands: Commands, er
     assert {path.name for path in commands.paths.directory.iterdir()} == {"sweep.json"}
 
 
-# Results that cannot be written, and what cannot be removed
-
-
 @pytest.mark.parametrize("trouble", ["the disk is full", "it was removed"])
 def test_a_sweep_stops_when_results_cannot_be_written(commands: Commands, trouble: str) -> None:
-    """The run has a row, and what it was writing is removed."""
+    """The run has a row, and what it was writing is removed. It ends at once if its results are removed."""
 
     def collect(_: FakeRun, paths: RunPaths) -> None:
-        if trouble == "it was removed":
-            shutil.rmtree(paths.directory.parent)
         paths.live.mkdir(parents=True)
         (paths.live / "rank-0.jsonl").touch()
         if trouble == "the disk is full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.events))
 
     commands.patch(FakeRun, "collect", collect)
+    if trouble == "it was removed":
+        commands.patch(FakeRun, "wait", lambda *_: RUNNING)
+        commands.patch(FakeRun, "new_events", lambda *_: shutil.rmtree(commands.paths.directory) or [])
     sweep, runner = commands.sweep(2, "[{base: {strategy: fault_injection}}]"), commands.runner()
     runner.prepare(sweep)
     with pytest.raises(StorageError, match=trouble):
@@ -282,12 +278,6 @@ def test_checkpoints_that_cannot_be_removed_are_named_after_all_runs(commands: C
         assert f"{path}: cannot be removed ({path}: Permission denied)" in str(raised.value)
 
 
-# When a run ends
-
-
-RUNNING, ENDED = RunState({}, running=1), RunState({}, running=0)
-
-
 def test_a_run_ends_by_itself_by_an_error_or_by_its_time_limit(commands: Commands) -> None:
     def wait(*_: object) -> RunState:
         clock.pass_(0.5)
@@ -314,12 +304,3 @@ def test_a_run_that_loses_its_warm_nodes_is_repeated_once(commands: Commands) ->
     reason = "node 1 was lost during the run, which was then repeated"
     assert commands.runner().run(RUN).nodes_replaced == reason
     assert len(commands.started) == 4
-
-
-def test_a_run_ends_at_once_when_its_results_are_removed(commands: Commands) -> None:
-    directory = commands.paths.run(RUN.key).directory
-    commands.patch(FakeRun, "wait", lambda *_: RunState({}, running=1))
-    commands.patch(FakeRun, "new_events", lambda *_: shutil.rmtree(directory) or [])
-    commands.patch(FakeRun, "collect", lambda *_: None)
-    with pytest.raises(FileNotFoundError):
-        commands.runner().run(RUN)

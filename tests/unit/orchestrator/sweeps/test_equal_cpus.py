@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,15 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.equal_cpus import EqualShare, equal_share
 from orchestrator.sweeps.load import Sweep, load_sweep
 
-Load = Callable[..., Sweep]
 SERIAL = "{base: {strategy: serial}}"
 DATA_PARALLEL = "{base: {strategy: ddp}, axes: {nodes: [2, 4]}}"
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    def load(
-        *blocks: str, base: str = "{cpus: equal}", cores: Any = lambda _: 2, sets: tuple[str, ...] = ()
-    ) -> Sweep:
-        path = tmp_path / "s.yml"
-        path.write_text(f"name: s\nbase: {base}\nblocks: [{', '.join(blocks)}]\n")
-        return load_sweep(path, sets, cores=cores)
-
-    return load
+def load(
+    *blocks: str, base: str = "{cpus: equal}", cores: Any = lambda _: 2, sets: Sequence[str] = ()
+) -> Sweep:
+    text = f"name: s\nbase: {base}\nblocks: [{', '.join(blocks)}]\n"
+    return load_sweep(Path("s.yml"), sets, cores=cores, text=text)
 
 
 def test_quotas_of_the_largest_run_fit_in_four_fifths_of_the_cores() -> None:
@@ -35,7 +29,7 @@ def test_quotas_of_the_largest_run_fit_in_four_fifths_of_the_cores() -> None:
         assert nodes * cpus <= 0.8 * cores + 1e-9 < nodes * (cpus + 0.01)
 
 
-def test_every_run_has_the_share_of_the_largest_one_wherever_it_is_written(load: Load) -> None:
+def test_every_run_has_the_share_of_the_largest_one_wherever_it_is_written() -> None:
     sweep = load(SERIAL, DATA_PARALLEL)
     assert [(run.nodes, run.cpus) for run in sweep.runs] == [(1, 0.4), (2, 0.4), (4, 0.4)]
     assert sweep.equal_cpus == EqualShare(cpus=0.4, cores=2, nodes=4)
@@ -50,7 +44,7 @@ def test_every_run_has_the_share_of_the_largest_one_wherever_it_is_written(load:
     assert [slower.container_cpus(node) for node in range(4)] == [0.2, 0.4, 0.4, 0.4]
 
 
-def test_an_impossible_share_names_its_place(load: Load) -> None:
+def test_an_impossible_share_names_its_place() -> None:
     def refuses(_: object) -> float:
         raise InputError("not here")
 

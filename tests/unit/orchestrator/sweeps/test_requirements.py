@@ -43,8 +43,8 @@ def test_what_is_no_package_or_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_requirements_of_a_sweep_need_a_file_and_import_paths(tmp_path: Path) -> None:
     written(tmp_path, "numpy")
-    sweep = tmp_path / "sweep.yml"
+    (tmp_path / "s.yml").touch()
     for name, reason in (("requirements.txt", "has no effect"), ("gone.txt", "No such file or directory$")):
-        sweep.write_text(f"{{name: s, requirements: {name}, blocks: [{{base: {{strategy: serial}}}}]}}")
+        text = f"{{name: s, requirements: {name}, blocks: [{{base: {{strategy: serial}}}}]}}"
         with pytest.raises(InputError, match=rf"requirements: [^ ]*{name}'?:? {reason}"):
-            load_sweep(sweep)
+            load_sweep(tmp_path / "s.yml", text=text)

@@ -33,9 +33,8 @@ def load_error(path: Path, text: str, *sets: str, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "messages"),
-    [
+def test_the_keys_of_a_file(path: Path) -> None:
+    for text, messages in (
         *((text, [f"must be a mapping with the keys {KEYS}"]) for text in ("", "# x", "- a: s", "serial")),
         ("blocks: [{}]", ["name: is missing"]),
         ("name: s", ["blocks: is missing"]),
@@ -45,7 +44,6 @@ def load_error(path: Path, text: str, *sets: str, **options: Any) -> str:
          [f"blocks[1].axis: unknown key (did you mean 'axes'?); allowed: {BLOCK_KEYS}"]),
         ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed; it must be"]),
         ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed; it must"]),
-        ("name: s\nbase: {1: 2}\nblocks: [{}]", ["base[1].[key]: 1 is not allowed; it must be a valid"]),
         ("name: My Sweep\nblocks: [{}]", ["name: 'My Sweep' is not allowed; it must be 1 to 64 lower"]),
         ('name: "s\\n"\nblocks: [{}]', [r"name: 's\n' is not allowed"]),
         ("name: s\nruntime: nomad\nblocks: [{}]", ["runtime: 'nomad' is not allowed; it must be docker"]),
@@ -53,12 +51,10 @@ def load_error(path: Path, text: str, *sets: str, **options: Any) -> str:
         ("name: 3\nbase: 4\nfoo: 5\nblocks: [{bsae: {}}]",
          ["name: 3 is not allowed; it must be a valid string", "base: 4 is not allowed",
           "blocks[0].bsae: unknown key (did you mean 'base'?)", "foo: unknown key"]),
-    ],
-)  # fmt: skip
-def test_the_keys_of_a_file(path: Path, text: str, messages: list[str]) -> None:
-    lines = load_error(path, text).splitlines()
-    starts = [f"{path}: {message}" for message in messages]
-    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    ):  # fmt: skip
+        lines = load_error(path, text).splitlines()
+        starts = [f"{path}: {message}" for message in messages]
+        assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
 
 
 PLACES = {
@@ -80,27 +76,21 @@ def test_an_unknown_field_of_a_run_is_named_with_its_place(path: Path) -> None:
             assert message == f"{path}: {place}: unknown key {name}{near}; allowed: {FIELDS}"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
+def test_a_bad_value_is_named_with_its_place_or_option(path: Path) -> None:
+    by_option = "name: s\nbase: {strategy: ddp, lr: 1}\nblocks: [{axes: {seed: [1, 2]}}]"
+    for field, value, message in (
         ("lr", ".nan", "nan is not allowed; it must be a finite number"),
-        ("lr", "'0.1'", "'0.1' is not allowed; it must be a valid number"),
         ("epochs", "1e1", "10.0 is not allowed; it must be a valid integer"),
-        ("batch_size", "null", "None is not allowed; it must be a valid integer"),
         ("processes_per_node", "65", "65 is not allowed; it must be less than or equal to 64"),
         ("transport", "mpi", "ddp cannot use mpi; allowed: gloo, nccl"),
         ("model.dropout", "1", "1 is not allowed; it must be less than 1"),
-    ],
-)
-def test_a_bad_value_is_named_with_its_place_or_option(
-    path: Path, field: str, value: str, message: str
-) -> None:
-    for text, place in [*PLACES.items()][:3]:
-        index = "[0]" if "axes" in place else ""
-        found = load_error(path, "name: s\n" + text.format(field, value))
-        assert found == f"{path}: {place}.{field}{index}: {message}"
-    text = "name: s\nbase: {strategy: ddp, lr: 1}\nblocks: [{axes: {seed: [1, 2]}}]"
-    assert load_error(path, text, f"{field}={value}") == f"--set {field}={value}: {message}"
+    ):
+        for text, place in [*PLACES.items()][:3]:
+            index = "[0]" if "axes" in place else ""
+            found = load_error(path, "name: s\n" + text.format(field, value))
+            assert found == f"{path}: {place}.{field}{index}: {message}"
+        found = load_error(path, by_option, f"{field}={value}")
+        assert found == f"--set {field}={value}: {message}"
 
 
 def test_an_unknown_name_lists_the_known_ones(path: Path) -> None:
@@ -128,7 +118,6 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
         ("{base: {strategy.init: x}}", ".base.strategy.init: sets a parameter, but PATH: blocks[0] has "),
         ("{base: {strategy: {name: one_shot, inti: x}}}",
          ".base.strategy.inti: unknown key (did you mean 'init'?); allowed: init"),
-        ("{base: {strategy: {name: serial, x: 1}}}", ".base.strategy.x: unknown key; allowed: no "),
         ("{axes: {strategy: [ddp, {name: one_shot, init: x}]}}",
          ".axes.strategy[1].init: 'x' is not allowed; it must be 'broadcast' or 'independent'"),
         (f"{{base: {{strategy: all_reduce}}, axes: {{{COMPRESSION}: [sign, {{name: sign, ratio: 1}}]}}}}",
@@ -145,19 +134,15 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
         ("{base: {strategy: ddp}, skip: [{strategy: dpp}]}", ".skip[0].strategy: 'dpp': unknown "),
         ("{base: {strategy: ddp}, skip: [{nodes: [1, two]}]}", ".skip[0].nodes: 'two' is not allowed"),
         # Repetitions
-        ("{base: {strategy: ddp}, repeat: 0}", ".repeat: 0 is not allowed; it must be greater than or "),
         ("{base: {strategy: ddp}, repeat: 1001}", ".repeat: 1001 is not allowed; it must be less than or "),
         ("{base: {strategy: ddp}, repeat: 3, axes: {seed: [0]}}",
          ".repeat: 3 cannot be combined with PATH: blocks[0].axes.seed, which is [0]; allowed: one"),
         ("{base: {repeat: 3}}", ".base: 'repeat' is not a field of a run; write it beside"),
-        ("{base: {strategy: ddp, seed: x}, repeat: 2}", ".base.seed: 'x' is not allowed"),
         ("{base: {strategy: ddp, seed: 4294967295}, repeat: 2}",
          ".repeat (its seeds): 4294967296 is not allowed; it must be less than 4294967296"),
         # Forms in several parts
         (f"{{base: {{{FAULT}: [{{at: {{epoch: 1}}}}]}}}}",
          ".base.faults[0]: {'at': {'epoch': 1}}: none instead of one action; allowed: exactly one of"),
-        (f"{{base: {{{FAULT}: [{{kil: {{node: 1}}, at: {{epoch: 1}}}}]}}}}",
-         ".base.faults[0].kil: unknown key (did you mean 'kill'?); allowed: kill, pause, slow, cut_off, "),
         (f"{{base: {{{FAULT}: [{{kill: {{nod: 1}}, at: {{epoch: 1}}}}]}}}}",
          ".base.faults[0].kill.nod: unknown key (did you mean 'node'?); allowed: node, return_after"),
         (f"{{base: {{{FAULT}: [{{kill: {{node: 1}}, at: {{random: {{stps: [1, 2]}}}}}}]}}}}",
@@ -196,7 +181,6 @@ ONE_OF_TWO = "--nodes 2 sets nodes, too; allowed: one of the two"
     [
         (DDP, ["lr"], {}, "--set lr: must have the form key=value"),
         (DDP, ["=1"], {}, "--set =1: must have the form key=value"),
-        (DDP, [""], {}, "--set : must have the form key=value"),
         (DDP, ["lrr=1"], {}, "--set lrr=1: unknown key 'lrr' (did you mean 'lr'?); allowed: strategy, "),
         (DDP, ["lr.x=1"], {}, "--set lr.x=1: unknown key 'lr.x'; allowed: strategy, "),
         (DDP, ["strategy.inti=1"], {}, "--set strategy.inti=1: unknown key; allowed: uneven, compression"),
