@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
@@ -21,7 +21,7 @@ from orchestrator.execution.clusters import Clusters
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
-from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
+from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.equal_cpus import EqualShare
@@ -53,21 +53,10 @@ class FakeCluster(Cluster):
         self.deleted += 1
 
 
-class FakeRuntime(Runtime):
-    info: ClassVar = LocalRuntime.info
-
+class FakeRuntime(LocalRuntime):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cold=True, shared_network=True)
         self.created: list[FakeCluster] = []
-
-    def unavailable_reason(self) -> str | None:
-        return None
-
-    def node_kind(self) -> str:
-        return "nothing"
-
-    def unsupported_reason(self, spec: RunSpec) -> str | None:
-        return None
 
     def plan(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
@@ -77,9 +66,6 @@ class FakeRuntime(Runtime):
     def create(self, plan: LaunchPlan) -> FakeCluster:
         self.created.append(FakeCluster(plan))
         return self.created[-1]
-
-    def clean(self) -> int:
-        return 0
 
 
 class FakeRun(Run):
