@@ -154,10 +154,7 @@ CONTINUING = [
     ("events", "exits", "cause", "options"),
     [
         *((*each, {}) for each in FAILURES),
-        *(
-            (each, {"launcher": 1, "mpirun": code}, cause, {"launcher_log": log})
-            for log, each, code, cause in LOGS
-        ),
+        *((each, {"mpirun": code}, cause, {"launcher_log": log}) for log, each, code, cause in LOGS),
         *((*each, {"ranks": 4, "processes_per_node": 2}) for each in PAIRS),
         *((*each, {"ranks": 3, "continues": True}) for each in CONTINUING),
     ],
@@ -185,9 +182,8 @@ BARRIER = {"kind": "barrier", "ranks": 3}
 SUM = {"kind": "all_reduce", "ranks": 3, "elements": 650}
 
 
-@pytest.mark.parametrize(
-    ("events", "where"),
-    [
+def test_a_timeout_names_where_unfinished_nodes_were_last_seen() -> None:
+    for events, where in (
         ([], "nodes 0, 1, 2 last seen before it started"),
         ([*up(0, 1), *finished(1, 2)], "node 0 last seen starting"),
         ([*finished(0), event("train_start", 1), event("train_end", 2)],
@@ -201,15 +197,9 @@ SUM = {"kind": "all_reduce", "ranks": 3, "elements": 650}
          "nodes 0, 1 are in different exchanges"),
         ([*up(0, 1, 2), *finished(1, 2), stopped(0, 20), stopped(2, 31, SUM)],
          "node 0 last seen starting; node 0 in train at mine.py:20"),
-    ],
-)  # fmt: skip
-def test_a_timeout_names_where_unfinished_nodes_were_last_seen(events: list[Event], where: str) -> None:
-    assert outcome(events, {}, 3, 12.5) == ("timeout", f"stopped after 12.5 s; {where}")
-
-
-def test_a_timeout_names_few_positions() -> None:
-    events = [stopped(rank, rank + 1, SUM) for rank in range(20)]
-    cause = str(outcome(events, {}, 20, 9)[1])
+    ):  # fmt: skip
+        assert outcome(events, {}, 3, 12.5) == ("timeout", f"stopped after 12.5 s; {where}")
+    cause = str(outcome([stopped(rank, rank + 1, SUM) for rank in range(20)], {}, 20, 9)[1])
     assert cause.count("mine.py") == 8
     assert "and 12 other positions" in cause
 

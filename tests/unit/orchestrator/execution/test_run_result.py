@@ -200,8 +200,6 @@ def test_parts_that_differ_from_the_split_are_not_verified() -> None:
         assert (certificate.verified, certificate.samples_lost) == (False, 0)
 
 
-# Flags
-
 UNKNOWN = dict.fromkeys(("cpu_s", "throttled_s", "sent_bytes", "received_bytes"))
 KILLED = NodeUsage(name="node-1", ranks=[0], memory_peak_mb=2048, out_of_memory=1, **UNKNOWN)
 ONE: Sequence[dict[str, Any]] = [{}]
@@ -286,8 +284,6 @@ def test_what_happened_in_a_run_is_flagged() -> None:
         assert result.status == "ok"
         assert [flag[: len(start)] for flag, start in zip(result.flags, expected, strict=True)] == expected
 
-
-# Runs that continue without a lost rank
 
 CONTINUES: dict[str, Any] = {"strategy": "local_sgd", "nodes": 3, "epochs": 2, "on_loss": "continue"}
 

@@ -81,8 +81,8 @@ class Screen:
         self.display = progress_on(self.console, 3, staged)
         assert type(self.display) is (LiveProgress if terminal else PlainProgress)
 
-    def begin(self, number: int, **fields: Any) -> None:
-        self.display.begin(number, 3, RUN.model_copy(update=fields))
+    def begin(self, number: int, total: int = 3, **fields: Any) -> None:
+        self.display.begin(number, total, RUN.model_copy(update=fields))
 
     def end(self, number: int, skipped: bool = False, **fields: Any) -> None:
         self.display.end(number, 3, run_result(**fields), skipped)
@@ -180,5 +180,5 @@ def test_the_live_table_shows_the_time_since_the_start_and_the_time_left(clock: 
         assert screen.lines()[1].endswith("7 s")
         with screen.display:
             screen.end(2, wall_s=30.0)
-        screen.display.begin(2, total, RUN)
+        screen.begin(2, total)
         assert screen.lines()[1].endswith(left)

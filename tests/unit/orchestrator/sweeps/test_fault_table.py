@@ -20,9 +20,7 @@ def test_the_page_is_current() -> None:
 
 def test_every_case_has_a_name_a_sweep_of_two_runs_and_a_verdict(tmp_path: Path) -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    runs = {
-        document: load_sweep(tmp_path, text=document).runs for document in {*map(Scene.document, CASES)}
-    }
+    runs = {text: load_sweep(tmp_path, text=text).runs for text in {*map(Scene.document, CASES)}}
     for case in CASES:
         disturbed, healthy = runs[Scene.document(case)]
         assert disturbed.topology == healthy.topology, case.name

@@ -78,8 +78,6 @@ def test_a_file_expands_to_its_runs(load: Load) -> None:
         assert values(load(blocks, base), fields) == expected
 
 
-# Skip entries
-
 STRATEGIES = "{strategy: [{name: one_shot, init: independent}, ddp], nodes: [1, 2]}"
 COMPRESSIONS = "{strategy.compression: [none, {name: top_k, ratio: 0.1}, {name: top_k, ratio: 0.2}]}"
 SPEEDS = "{node_speed: [null, [0.5, 1], {1: 0.25}, {1: 0.5}]}"
@@ -126,9 +124,6 @@ def test_a_skip_entry_that_matches_nothing_is_an_error(load: Load) -> None:
         load("[{skip: [{strategy: ddp}]}]", DDP)
 
 
-# Options
-
-
 def test_options_replace_what_the_file_says(load: Load) -> None:
     for base, blocks, sets, options, fields, expected in (
         (DDP, "[{axes: {lr: [0.1, 0.2], seed: [0, 1]}}, {base: {lr: 0.3}}]", ["lr=1e-3"], {}, "lr seed",
@@ -165,9 +160,7 @@ def test_options_replace_what_the_file_says(load: Load) -> None:
         assert sweep.overrides == [f"--set {each}" for each in sets] + texts
 
 
-def test_shipped_sweeps_have_a_baseline_that_trains_and_labs_a_source_and_a_quick_form(
-    tmp_path: Path,
-) -> None:
+def test_shipped_sweeps_have_a_baseline_and_labs_a_source_and_a_quick_form(tmp_path: Path) -> None:
     for path in sorted(SWEEPS.rglob("*.yml")):
         sweep = load_sweep(path)
         assert sweep.source == path.read_text()
