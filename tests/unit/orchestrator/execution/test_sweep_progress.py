@@ -105,17 +105,22 @@ class Screen:
         return text.splitlines()
 
 
-def test_plain_lines_of_a_sweep_count_neither_warm_up_nor_skipped_runs(clock: FakeTime) -> None:
+def test_plain_lines_of_a_sweep_are_as_written_and_count_no_warm_up_or_skipped_runs(
+    clock: FakeTime,
+) -> None:
     screen = Screen()
     screen.display.warm_up(RUN)
     for skipped, wall_s in ((True, 600.0), (False, 60.0)):
         screen.begin(1)
         screen.end(1, skipped, wall_s=wall_s)
     screen.begin(2)
+    cause = "node 0: a:smile:b, list [bold]index[/bold] [/x] out of 'range' 1234 http://x, beyond the width"
+    screen.end(2, status="failed", cause=cause)
     lines = screen.lines()
     assert lines[0] == f"warm-up run, whose result is dropped: {RUN.key}"
     assert [lines[1], lines[3]] == [f"[1/3] {RUN.key}: started"] * 2
     assert lines[5] == f"[2/3] {RUN.key}: started, about 2 min left"
+    assert lines[6].endswith(cause)
 
 
 def test_plain_lines_show_each_node_every_ten_seconds(clock: FakeTime) -> None:
@@ -138,13 +143,6 @@ def test_plain_lines_show_each_node_every_ten_seconds(clock: FakeTime) -> None:
     *shown, others = screen.events(*map(epoch, range(10)))
     assert shown[3] == "  rank 3 of node 1: epoch 2/3 done, loss 0.100, acc 90.0%"
     assert (len(shown), others) == (8, "  and 2 other ranks")
-
-
-def test_a_cause_is_shown_as_it_is() -> None:
-    cause = "node 0: a:smile:b, list [bold]index[/bold] [/x] out of 'range' 1234 http://x, beyond the width"
-    screen = Screen()
-    screen.end(1, status="failed", cause=cause)
-    assert screen.lines()[-1].endswith(cause)
 
 
 def test_the_live_table_shows_the_run_rank_by_rank() -> None:
