@@ -144,6 +144,8 @@ TARGET = {"epochs": 3, "target_accuracy": 0.8}
         ([*without("partition"), *(part(rank, data=f"{rank}" * 16) for rank in (0, 1))], {},
          "the nodes have different training data"),
         (failing(), {}, "node 1: odd"),
+        (trained({}, {}) + rank_events(1)[5:], {}, "node 1's event result contradicts the run: a second"),
+        ([*trained({}, {}), evaluated(1, 2)], {}, "node 1's event epoch contradicts the run: epoch"),
         (without("coverage"), {}, "the nodes certified the samples of 0 of 1 epochs"),
         (NOTHING, {"strategy": "fault_injection"}, None),
         (NOTHING, PLAYED, None),

@@ -99,11 +99,11 @@ def test_seeds_are_added_in_stages_until_it_is_decided(tmp_path: Path) -> None:
 
 
 def test_what_was_left_out_and_may_be_the_choice_gets_the_seeds_that_it_lacks(tmp_path: Path) -> None:
-    sweep = a_sweep(tmp_path, ("repeat", 8))
+    sweep = a_sweep(tmp_path, ("repeat", 7))
     runner = Runner().execute(sweep, without(sweep, "ddp"), OPEN, without(sweep, "all_reduce"))
-    assert runner.seeds == [8, 8, 8]
+    assert runner.seeds == [7, 7, 7]
     last = runner.records[-1][1]
-    assert last.ended == "every configuration left has 8 seeds"
+    assert last.ended == "every configuration left has 7 seeds"
     assert list(last.dropped.values()) == ["hopeless"]
 
 
@@ -145,7 +145,9 @@ def test_an_interrupted_sweep_records_what_was_executed(tmp_path: Path) -> None:
     assert (count, stages.ended, stages.out_of_budget) == (1, "it was interrupted", False)
 
 
-def test_what_cannot_be_decided_is_refused(tmp_path: Path) -> None:
+def test_a_budget_is_a_time_and_what_cannot_be_decided_is_refused(tmp_path: Path) -> None:
+    budgets = [a_sweep(tmp_path, ("budget", budget)).budget_s for budget in ("90s", "10m", "2h")]
+    assert budgets == [90, 600, 7200]
     for fields, options, message in (
         ({"budget": "10m"}, {}, "needs `until_decided: true`"),
         ({"until_decided": True, "budget": "10 minutes"}, {}, "budget: '10 minutes' is not a time such as"),

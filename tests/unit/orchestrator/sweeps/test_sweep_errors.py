@@ -140,7 +140,6 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
         ("{base: {strategy: ddp}, skip: [{strategy: dpp}]}", ".skip[0].strategy: 'dpp': unknown "),
         ("{base: {strategy: ddp}, skip: [{nodes: [1, two]}]}", ".skip[0].nodes: 'two' is not allowed"),
         # Repetitions
-        ("{base: {strategy: ddp}, repeat: 1001}", ".repeat: 1001 is not allowed; it must be less than or "),
         ("{base: {strategy: ddp}, repeat: 3, axes: {seed: [0]}}",
          ".repeat: 3 cannot be combined with PATH: blocks[0].axes.seed, which is [0]; allowed: one"),
         ("{base: {repeat: 3}}", ".base: 'repeat' is not a field of a run; write it beside"),
@@ -178,7 +177,6 @@ ONE_OF_TWO = "--nodes 2 sets nodes, too; allowed: one of the two"
 def test_an_option_and_what_it_makes_invalid(path: Path) -> None:
     for blocks, sets, options, message in (
         (DDP, ["lr"], {}, "--set lr: must have the form key=value"),
-        (DDP, ["=1"], {}, "--set =1: must have the form key=value"),
         (DDP, ["lrr=1"], {}, "--set lrr=1: unknown key 'lrr' (did you mean 'lr'?); allowed: strategy, "),
         (DDP, ["lr.x=1"], {}, "--set lr.x=1: unknown key 'lr.x'; allowed: strategy, "),
         (DDP, ["strategy.inti=1"], {}, "--set strategy.inti=1: unknown key; allowed: uneven, compression"),
