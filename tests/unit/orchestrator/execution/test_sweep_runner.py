@@ -233,7 +233,9 @@ def test_a_sweep_stops_when_results_cannot_be_written(commands: Commands, troubl
     commands.patch(FakeRun, "collect", collect)
     if trouble == "it was removed":
         commands.patch(FakeRun, "wait", lambda *_: RUNNING)
-        commands.patch(FakeRun, "new_events", lambda *_: shutil.rmtree(commands.paths.directory) or [])
+        out = commands.paths.directory
+        remove = lambda *_: (shutil.rmtree(out) if out.exists() else pytest.fail("it goes on")) or []  # noqa: E731
+        commands.patch(FakeRun, "new_events", remove)
     sweep, runner = commands.sweep(2, "[{base: {strategy: fault_injection}}]"), commands.runner()
     runner.prepare(sweep)
     with pytest.raises(StorageError, match=trouble):

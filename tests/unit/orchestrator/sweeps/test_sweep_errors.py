@@ -178,7 +178,6 @@ def test_an_option_and_what_it_makes_invalid(path: Path) -> None:
     for blocks, sets, options, message in (
         (DDP, ["lr"], {}, "--set lr: must have the form key=value"),
         (DDP, ["lrr=1"], {}, "--set lrr=1: unknown key 'lrr' (did you mean 'lr'?); allowed: strategy, "),
-        (DDP, ["lr.x=1"], {}, "--set lr.x=1: unknown key 'lr.x'; allowed: strategy, "),
         (DDP, ["strategy.inti=1"], {}, "--set strategy.inti=1: unknown key; allowed: uneven, compression"),
         (DDP, ["lr=[1"], {}, "--set lr=[1"),
         (AXIS, ["lr=1", "nodes=3"], {"nodes": "2"}, f"--set nodes=3: {ONE_OF_TWO}"),
@@ -188,7 +187,6 @@ def test_an_option_and_what_it_makes_invalid(path: Path) -> None:
         (f"{AXIS}, {{base: {{strategy: serial, nodes: 2}}}}", [], {"nodes": "1"},
          "PATH: blocks[1].base.nodes: serial cannot run on 2"),  # not an error of the option
         (DDP, [], {"repeat": 0}, "--repeat 0: must be 1 to 1000"),
-        (DDP, [], {"repeat": 1001}, "--repeat 1001: must be 1 to 1000"),
         ("{base: {strategy: ddp}, axes: {seed: [0, x]}}", [], {"repeat": 2}, "PATH: blocks[0].axes.seed"),
         ("{base: {strategy: ddp}, axes: {seed: [true]}}", [], {"repeat": 2}, "PATH: blocks[0].axes.seed"),
         (DDP, [], {"quick": True}, "PATH: has no `quick` values"),
