@@ -1,9 +1,8 @@
-"""Progress of a sweep, on a terminal and elsewhere."""
+"""Mistakes in what a sweep displays: the time left, which ranks are shown and when, text read as markup."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,13 @@ from rich.console import Console
 from orchestrator.execution import progress as display
 from orchestrator.execution.position import TimeLeft
 from orchestrator.execution.progress import LiveProgress, PlainProgress, progress_on, result_line
-from orchestrator.results.times import duration
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 RUN = RunSpec.model_validate({"strategy": "ddp", "nodes": 2})
+SAMPLED = replace(VirtualRuntime.info, trains=False)
 
 
 def step(rank: int = 0, **changed: Any) -> Event:
@@ -31,259 +30,153 @@ def epoch(rank: int = 0) -> Event:
     return event("epoch", rank, epoch=2, epochs=3, train_s=1.0, loss=0.1, accuracy=0.9, test_loss=0.2)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (0.6, "1 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min"),
-        (75, "1 min 15 s"),
-        (3599.7, "1 h"),
-        (7322, "2 h 2 min"),
-    ],
-)
-def test_durations_have_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_time_left_is_estimated_from_finished_runs() -> None:
-    time_left = TimeLeft(total=4)
-    assert time_left.estimate(1) == ""  # no run has ended yet
-    time_left.seconds.append(60.0)
-    assert time_left.estimate(2) == "about 3 min left"
-    time_left.seconds += [30.0, 30.0]
-    assert time_left.estimate(4) == "about 40 s left"
-
-
-def test_the_time_left_of_a_stage_is_not_that_of_the_sweep() -> None:
-    assert TimeLeft(2, [30.0], staged=True).estimate(2) == "at most about 30 s left of this stage"
-
-
-def test_a_live_table_counts_the_runs_of_a_stage() -> None:
-    shown = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=120), 60, staged=True)
-    shown.end(1, 2, run_result(wall_s=30.0), False)
-    shown.begin(2, 2, RUN)
-    console = Console(file=io.StringIO(), width=120)
-    console.print(shown._view())
-    assert "about 30 s left of this stage" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_time_left_moves_within_a_run() -> None:
-    time_left = TimeLeft(total=3)
-    assert time_left.estimate(1, elapsed_s=5.0) == ""
-    assert (
-        time_left.estimate(1, done=0.25, elapsed_s=10.0) == "about 1 min 50 s left"
-    )  # 30 s, and two of 40 s
-    time_left.seconds.append(20.0)
-    assert time_left.estimate(2, elapsed_s=5.0) == "about 35 s left"
-    assert time_left.estimate(2, elapsed_s=50.0) == "about 20 s left"
-    assert time_left.estimate(2, done=0.5, elapsed_s=12.0) == "about 30 s left"
-
-
-@pytest.mark.parametrize(
-    ("result", "skipped", "line"),
-    [
-        (run_result(), False, "[2/9] KEY: ok in 4.0 s, trained 2.00 s, acc 90.0%"),
-        (run_result(ranks=[]), False, "[2/9] KEY: ok in 4.0 s, trained 0.00 s"),
+def test_the_time_left_follows_from_ended_runs_and_moves_within_one() -> None:
+    for time_left, now, text in (
+        (TimeLeft(4), {"number": 1}, ""),  # no run has ended yet
+        (TimeLeft(4, [60.0]), {"number": 2}, "about 3 min left"),
+        (TimeLeft(4, [60.0, 30.0, 30.0]), {"number": 4}, "about 40 s left"),
+        (TimeLeft(2, [30.0], staged=True), {"number": 2}, "at most about 30 s left of this stage"),
+        (TimeLeft(3), {"number": 1, "elapsed_s": 5.0}, ""),
         (
-            run_result(ranks=[], runtime_info=replace(VirtualRuntime.info, trains=False)),
-            False,
-            "[2/9] KEY: ok in 4.0 s, 0.00 s of simulated time, not trained",
-        ),
-        (run_result(), True, "[2/9] KEY: already done"),
-        (run_result("failed"), False, "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"),
-        (run_result("timeout"), False, "[2/9] KEY: TIMEOUT after 4.0 s: node 0: it broke"),
-        (
-            run_result("failed", log="node-0.log"),
-            False,
-            "[2/9] KEY: FAILED after 4.0 s: node 0: it broke; see node-0.log",
-        ),
-    ],
-)
-def test_result_line(result: Any, skipped: bool, line: str) -> None:
-    assert result_line(2, 9, result, skipped) == line.replace("KEY", result.key)
+            TimeLeft(3),
+            {"number": 1, "done": 0.25, "elapsed_s": 10.0},
+            "about 1 min 50 s left",
+        ),  # 30 + 2 · 40
+        (TimeLeft(3, [20.0]), {"number": 2, "elapsed_s": 5.0}, "about 35 s left"),
+        (TimeLeft(3, [20.0]), {"number": 2, "elapsed_s": 50.0}, "about 20 s left"),
+        (TimeLeft(3, [20.0]), {"number": 2, "done": 0.5, "elapsed_s": 12.0}, "about 30 s left"),
+    ):
+        assert time_left.estimate(**now) == text
 
 
-# Plain lines
+def test_a_run_that_has_ended_is_one_line() -> None:
+    failed = "FAILED after 4.0 s: node 0: it broke"
+    for fields, text in (
+        ({}, "ok in 4.0 s, trained 2.00 s, acc 90.0%"),
+        ({"ranks": []}, "ok in 4.0 s, trained 0.00 s"),
+        ({"ranks": [], "runtime_info": SAMPLED}, "ok in 4.0 s, 0.00 s of simulated time, not trained"),
+        ({"status": "failed"}, failed),
+        ({"status": "failed", "log": "node-0.log"}, f"{failed}; see node-0.log"),
+        ({"status": "timeout"}, failed.replace("FAILED", "TIMEOUT")),
+    ):
+        result = run_result(**fields)
+        assert result_line(2, 9, result, skipped=False) == f"[2/9] {result.key}: {text}"
+        assert result_line(2, 9, result, skipped=True) == f"[2/9] {result.key}: already done"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    time = FakeTime()
+    monkeypatch.setattr(display.time, "monotonic", time)
+    return time
 
 
 class Screen:
-    """A plain display that writes to a 30-column file and uses a fake clock."""
+    """A display of three runs on a terminal, or on a 30-column file."""
 
-    def __init__(self, time: FakeTime) -> None:
-        self.time = time
+    def __init__(self, terminal: bool = False, staged: bool = False) -> None:
         self._file = io.StringIO()
-        console = Console(file=self._file, width=30)
-        shown = progress_on(console, total=3)
-        assert type(shown) is PlainProgress
-        self.display = shown
+        width = 100 if terminal else 30
+        self.console = Console(file=self._file, force_terminal=terminal, width=width, color_system=None)
+        self.display = progress_on(self.console, 3, staged)
+        assert type(self.display) is (LiveProgress if terminal else PlainProgress)
+
+    def begin(self, number: int, total: int = 3, **fields: Any) -> None:
+        self.display.begin(number, total, RUN.model_copy(update=fields))
+
+    def end(self, number: int, skipped: bool = False, **fields: Any) -> None:
+        self.display.end(number, 3, run_result(**fields), skipped)
+
+    def events(self, *events: Event) -> list[str]:
+        """The lines that are written about events."""
+        self.lines()
+        self.display.events(events)
+        return self.lines()
 
     def lines(self) -> list[str]:
-        """Lines written since the last call."""
+        """Lines written since the last call; of a terminal those that it shows now."""
+        if isinstance(self.display, LiveProgress):
+            with self.console.capture() as capture:
+                self.console.print(self.display._view())
+            return capture.get().splitlines()
         text = self._file.getvalue()
         self._file.seek(0)
         self._file.truncate()
         return text.splitlines()
 
 
-@pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    time = FakeTime()
-    monkeypatch.setattr(display.time, "monotonic", time)
-    return Screen(time)
+def test_plain_lines_of_a_sweep_are_as_written_and_count_no_warm_up_or_skipped_runs(
+    clock: FakeTime,
+) -> None:
+    screen = Screen()
+    screen.display.warm_up(RUN)
+    for skipped, wall_s in ((True, 600.0), (False, 60.0)):
+        screen.begin(1)
+        screen.end(1, skipped, wall_s=wall_s)
+    screen.begin(2)
+    cause = "node 0: a:smile:b, list [bold]index[/bold] [/x] out of 'range' 1234 http://x, beyond the width"
+    screen.end(2, status="failed", cause=cause)
+    lines = screen.lines()
+    assert lines[0] == f"warm-up run, whose result is dropped: {RUN.key}"
+    assert [lines[1], lines[3]] == [f"[1/3] {RUN.key}: started"] * 2
+    assert lines[5] == f"[2/3] {RUN.key}: started, about 2 min left"
+    assert lines[6].endswith(cause)
 
 
-def test_plain_lines_of_a_sweep(screen: Screen) -> None:
-    with screen.display as shown:
-        shown.begin(1, 3, RUN)
-        assert screen.lines() == [f"[1/3] {RUN.key}: started"]
-        shown.end(1, 3, run_result(wall_s=60.0), skipped=False)
-        assert len(screen.lines()) == 1
-        shown.begin(2, 3, RUN)
-        assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2 min left"]
-
-
-def test_time_left_ignores_skipped_runs(screen: Screen) -> None:
-    screen.display.end(1, 3, run_result(wall_s=600.0), skipped=True)
-    screen.display.begin(2, 3, RUN)
-    assert screen.lines()[-1] == f"[2/3] {RUN.key}: started"
-
-
-def test_training_is_shown_every_ten_seconds_per_node(screen: Screen) -> None:
-    screen.display.begin(1, 3, RUN)
-    screen.lines()
-    screen.time.pass_(9.9)
-    screen.display.events([step(0)])
-    assert screen.lines() == []
-    screen.time.pass_(0.1)
-    screen.display.events([event("start", 0, pid=1)])
-    assert screen.lines() == []  # no line for a start event; the next step event is shown at once
-    screen.display.events([step(1), step(0, step=11), step(0), event("partition")])
-    assert screen.lines() == [
+def test_plain_lines_show_each_node_every_ten_seconds(clock: FakeTime) -> None:
+    screen = Screen()
+    screen.begin(1)
+    clock.pass_(9.9)
+    assert screen.events(step(0)) == []
+    clock.pass_(0.1)
+    assert screen.events(event("start", 0, pid=1)) == []  # no line; the next step event is shown at once
+    assert screen.events(step(1), step(0, step=11), step(0), event("partition")) == [
         "  node 0: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
         "  node 1: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
     ]
-    screen.time.pass_(9.9)
-    screen.display.events([epoch(1)])
-    assert screen.lines() == []
-    screen.time.pass_(0.2)
-    screen.display.events([epoch(1)])
-    assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
+    clock.pass_(9.9)
+    assert screen.events(epoch(1)) == []
+    clock.pass_(0.2)
+    assert screen.events(epoch(1)) == ["  node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
+    screen.begin(1, processes_per_node=2)
+    clock.pass_(10)
+    *shown, others = screen.events(*map(epoch, range(10)))
+    assert shown[3] == "  rank 3 of node 1: epoch 2/3 done, loss 0.100, acc 90.0%"
+    assert (len(shown), others) == (8, "  and 2 other ranks")
 
 
-def test_lines_name_rank_and_node_with_several_ranks_per_node(screen: Screen) -> None:
-    screen.display.begin(1, 3, RUN.model_copy(update={"processes_per_node": 2}))
-    screen.lines()
-    screen.time.pass_(10)
-    screen.display.events([epoch(3)])
-    assert screen.lines() == ["  rank 3 of node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
-
-
-@pytest.mark.parametrize(
-    "cause",
-    [
-        "node 0: list [bold]index[/bold] [/x] out of 'range' 1234 http://x, and much more than the width",
-        pytest.param("node 0: no module a:smile:b"),
-    ],
-)
-def test_cause_is_shown_without_markup(screen: Screen, cause: str) -> None:
-    screen.display.end(1, 3, run_result("failed", cause=cause), skipped=False)
-    (line,) = screen.lines()
-    assert line.endswith(cause)
-
-
-# The live table
-
-
-def live(
-    total: int = 3, nodes: int = 2, processes_per_node: int = 1
-) -> tuple[LiveProgress, Callable[[], str]]:
-    """A display on a terminal, and a function that returns its current text."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    shown = progress_on(console, total)
-    assert isinstance(shown, LiveProgress)
-    shown.begin(2, total, RUN.model_copy(update={"nodes": nodes, "processes_per_node": processes_per_node}))
-
-    def view() -> str:
-        with console.capture() as capture:
-            console.print(shown._view())
-        return capture.get()
-
-    return shown, view
-
-
-def test_warm_up_run_is_not_counted(screen: Screen) -> None:
+def test_the_live_table_shows_the_run_rank_by_rank() -> None:
+    screen = Screen(terminal=True)
     screen.display.warm_up(RUN)
-    (line,) = screen.lines()
-    assert line.startswith("warm-up run")
-    assert RUN.key in line
-    screen.display.begin(1, 3, RUN)
-    assert screen.lines() == [f"[1/3] {RUN.key}: started"]
-
-
-def test_live_table_shows_the_warm_up_run() -> None:
-    shown, view = live()
-    larger = RUN.model_copy(update={"nodes": 3})
-    shown.warm_up(larger)
-    shown.events([step(rank=2)])
-    assert f"warm-up run  {larger.key}" in view()
-    assert view().count("starting") == 2
-    shown.begin(1, 3, RUN)
-    assert "warm-up" not in view()
-
-
-def test_live_table_shows_the_run_node_by_node() -> None:
-    shown, view = live()
-    assert view().count("starting") == 2
-    assert f"run 2 of 3  {RUN.key}" in view()
-    shown.events([step(1), step(0, epoch=2), event("start", pid=1)])
-    rows = view().splitlines()[-2:]
-    assert [row.split() for row in rows] == [
+    assert screen.lines()[0] == f"warm-up run  {RUN.key}"
+    screen.begin(2)
+    shown = screen.lines()
+    assert shown[0] == f"run 2 of 3  {RUN.key}"
+    assert [row.split() for row in shown[-2:]] == [["0", "starting"], ["1", "starting"]]
+    assert [
+        row.split() for row in screen.events(step(1), step(0, epoch=2), event("start", pid=1))[-2:]
+    ] == [
         ["0", "2/3", "step", "12/45", "0.231", "12,346"],
         ["1", "1/3", "step", "12/45", "0.231", "12,346"],
     ]
-    shown.events([epoch(1)])
-    assert view().splitlines()[-1].split() == ["1", "2/3", "done", "0.100", "90.0%", "12,346"]
-    shown.events([step(1, epoch=3)])  # the accuracy stays until the next evaluation
-    assert view().splitlines()[-1].split() == ["1", "3/3", "step", "12/45", "0.231", "90.0%", "12,346"]
+    assert screen.events(epoch(1))[-1].split() == ["1", "2/3", "done", "0.100", "90.0%", "12,346"]
+    later = screen.events(step(1, epoch=3))[-1].split()  # the accuracy stays until the next evaluation
+    assert later == ["1", "3/3", "step", "12/45", "0.231", "90.0%", "12,346"]
+    screen.begin(3, processes_per_node=3)
+    assert [row.split()[0] for row in screen.lines()[-7:]] == ["rank", *"012345"]
+    screen.begin(3, nodes=300)
+    assert len(many := screen.lines()) < 24
+    assert "and 284 more" in many[-1]
 
 
-def test_live_table_has_a_line_for_every_rank() -> None:
-    shown, view = live(processes_per_node=3)
-    assert view().count("starting") == 6
-    assert view().splitlines()[-7].split()[0] == "rank"
-    shown.events([step(5)])
-    assert view().splitlines()[-1].split()[:3] == ["5", "1/3", "step"]
-
-
-def test_live_table_fits_the_screen_with_many_nodes() -> None:
-    _, view = live(nodes=300)
-    assert len(view().splitlines()) < 24
-    assert "and 284 more" in view()
-
-
-def test_live_table_shows_the_time_left() -> None:
-    shown, view = live()
-    assert "left" not in view()
-    shown.end(1, 3, run_result(wall_s=30.0), skipped=False)
-    assert "about 1 min left" in view()
-
-
-def test_live_table_shows_the_time_since_nodes_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeTime()
-    monkeypatch.setattr(display.time, "monotonic", clock)
-    shown, view = live()
-    assert "0 s" in view()
-    clock.pass_(7.0)
-    assert "7 s" in view()
-    assert "starting" in view()
-    shown.begin(3, 3, RUN)
-    assert "0 s" in view()
-
-
-def test_live_display_is_a_context_manager() -> None:
-    shown, _ = live()
-    with shown as entered:
-        assert entered is shown
-        shown.end(1, 3, run_result(), skipped=False)
+def test_the_live_table_shows_the_time_since_the_start_and_the_time_left(clock: FakeTime) -> None:
+    for total, left in ((3, "0 s, about 1 min left"), (2, "0 s, at most about 30 s left of this stage")):
+        screen = Screen(terminal=True, staged=total == 2)
+        screen.begin(2)
+        assert "left" not in screen.lines()[1]
+        clock.pass_(7.0)
+        assert screen.lines()[1].endswith("7 s")
+        with screen.display:
+            screen.end(2, wall_s=30.0)
+        screen.begin(2, total)
+        assert screen.lines()[1].endswith(left)

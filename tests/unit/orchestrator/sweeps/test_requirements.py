@@ -1,4 +1,4 @@
-"""The `requirements` of a sweep."""
+"""Mistakes in the `requirements` of a sweep: what is met, lines that are no packages, no import paths."""
 
 from __future__ import annotations
 
@@ -26,33 +26,25 @@ def test_packages_are_met_by_name_version_and_marker(tmp_path: Path) -> None:
     assert missing(read_requirements(written(tmp_path, "\n".join(lines)))) == []
     absent = missing(read_requirements(written(tmp_path, "numpy==0.1\nno-such-package>=2")))
     assert absent == [f"numpy==0.1 (installed: {numpy})", "no-such-package>=2"]
-
-
-@pytest.mark.parametrize("line", ["-r other.txt", "--index-url https://example.org", "numpy = 3", "./dir"])
-def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> None:
-    path = written(tmp_path, f"numpy\n{line}\n")
-    with pytest.raises(InputError, match=rf"{path}:2: "):
-        read_requirements(path)
-
-
-def test_missing_packages_are_named_before_anything_starts(tmp_path: Path) -> None:
     inspection = Inspection([tmp_path], tmp_path, tmp_path, 512, written(tmp_path, "no-such-package"))
     with pytest.raises(InputError, match=r"no-such-package; pip install -r .*requirements.txt"):
         local_sandbox(inspection)
 
 
-def test_requirements_without_import_paths_are_refused(tmp_path: Path) -> None:
+def test_what_is_no_package_or_no_file_is_refused(tmp_path: Path) -> None:
+    for line in ("-r other.txt", "--index-url https://example.org", "numpy = 3", "./dir"):
+        path = written(tmp_path, f"numpy\n{line}\n")
+        with pytest.raises(InputError, match=rf"{path}:2: "):
+            read_requirements(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"pipe: is a pipe"):
+        read_requirements(tmp_path / "pipe")
+
+
+def test_requirements_of_a_sweep_need_a_file_and_import_paths(tmp_path: Path) -> None:
     written(tmp_path, "numpy")
-    sweep = tmp_path / "sweep.yml"
-    sweep.write_text("{name: s, requirements: requirements.txt, blocks: [{base: {strategy: serial}}]}")
-    with pytest.raises(InputError, match=r"requirements: 'requirements.txt' has no effect"):
-        load_sweep(sweep)
-    sweep.write_text("{name: s, requirements: gone.txt, blocks: [{base: {strategy: serial}}]}")
-    with pytest.raises(InputError, match=r"requirements: [^ ]*gone\.txt: No such file or directory$"):
-        load_sweep(sweep)
-
-
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "requirements.txt")
-    with pytest.raises(InputError, match=r"requirements\.txt: is a pipe"):
-        read_requirements(tmp_path / "requirements.txt")
+    (tmp_path / "s.yml").touch()
+    for name, reason in (("requirements.txt", "has no effect"), ("gone.txt", "No such file or directory$")):
+        text = f"{{name: s, requirements: {name}, blocks: [{{base: {{strategy: serial}}}}]}}"
+        with pytest.raises(InputError, match=rf"requirements: [^ ]*{name}'?:? {reason}"):
+            load_sweep(tmp_path / "s.yml", text=text)
