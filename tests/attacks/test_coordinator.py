@@ -1,4 +1,4 @@
-"""Hostile agents on loopback attack the coordinator.
+"""Hostile agents on loopback: what the coordinator accepts, how much, from whom, and whom it names.
 
 The promises of docs/security.md: invalid data from a node fails only the run in which the node sends it,
 and the row names the node and the field. The coordinator accepts connections only from the containers of
@@ -9,11 +9,15 @@ escapes. Warm containers that have sent invalid data are replaced before the nex
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import time
 import tracemalloc
+from collections.abc import Iterator
+from itertools import count, product
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -38,7 +42,7 @@ from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ENDED
 from trainer.cluster.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, Connection
 from trainer.cluster.run_record import RunRecord
-from trainer.core.record import printable
+from trainer.core.record import one_line
 from trainer.core.trace import CHECKSUM_BYTES, RECORD, Kind, TraceHeader
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -46,11 +50,21 @@ from trainer.spec.run_spec import RunSpec
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 HOSTILE = "127.0.0.2"  # node-2
 WHOLE_RUN_S = 3.0  # less than REGISTRATION_S on loopback
+SAVES: dict[str, Any] = {"trace": "steps", "save_weights": True, "epochs": 1}
+RUN = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2, **SAVES})
+LIMITS = OutputLimits.of(RUN)
+Sent = dict[str, Any] | bytes
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
-    return LoopbackCluster(monkeypatch, tmp_path)
+def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackCluster]:
+    """One after the other, each with a directory of its own."""
+    return (LoopbackCluster(monkeypatch, Path(mkdtemp(dir=tmp_path))) for _ in count())
+
+
+@pytest.fixture
+def cluster(clusters: Iterator[LoopbackCluster]) -> LoopbackCluster:
+    return next(clusters)
 
 
 async def waits(agent: FakeAgent) -> None:
@@ -60,163 +74,7 @@ async def waits(agent: FakeAgent) -> None:
     await agent.leave()
 
 
-def says_hello(cluster: LoopbackCluster, hello: bytes) -> None:
-    """Let node-2 send this first."""
-    original = cluster.connect
-
-    async def connect(address: str, first: bytes = HELLO) -> FakeAgent:
-        return await original(address, hello if address == HOSTILE else first)
-
-    cluster.connect = connect  # type: ignore[method-assign]
-
-
-def hello(**changed: Any) -> bytes:
-    return json.dumps({"kind": "hello", "public_keys": KEYS, **changed}).encode() + b"\n"
-
-
-def keys(**changed: Any) -> bytes:
-    return hello(public_keys={**KEYS, **changed})
-
-
-# Heartbeats
-
-
-@pytest.mark.parametrize("suspended", [[0], [1, 7], ["1"], {"1": 1}])
-def test_heartbeat_with_ranks_of_others_fails_the_run(cluster: LoopbackCluster, suspended: Any) -> None:
-    async def lies(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await agent.connection.send("alive", suspended=suspended)
-        await waits(agent)
-
-    assert cluster.run({"node-1": keeps_training, "node-2": lies}) == 1
-    assert cluster.causes.keys() == {"node-2"}
-    assert "suspended" in cluster.causes["node-2"]
-
-
-# Registration
-
-
-@pytest.mark.parametrize(
-    ("first", "named"),
-    [
-        (b"GET / HTTP/1.1\r\n", "not JSON"),
-        (b"[" * 3000 + b"\n", "message: n"),
-        (b"[]\n", "not a JSON object"),
-        (b'{"hello": {}}\n', "kind"),
-        (b'{"kind": ["hello"]}\n', "kind"),
-        (b'{"kind": "shutdown"}\n', "kind"),
-        (b'{"kind": "event", "line": ""}\n', "event"),
-        (hello(public_keys=[]), "public_keys"),
-        (hello(public_keys=None), "public_keys"),
-        (keys(key=7), "public_keys.key"),
-        (keys(host_key=KEYS["host_key"] + "\n* ssh-ed25519 AAAA"), "public_keys.host_key"),
-        (keys(host_key=KEYS["host_key"] + "\n"), "public_keys.host_key"),
-        (keys(host_key='command="reboot" ' + KEYS["host_key"]), "public_keys.host_key"),
-        (keys(host_key="x" * 3000), "public_keys.host_key"),
-        (keys(more=KEYS["key"]), "public_keys.more"),
-        (hello(replaced=[]), "replaced"),
-        (hello(replaced="x" * MAX_HELLO_BYTES), "bytes"),
-        (hello(more=1), "more"),
-        (b"x" * 2**20, "without an end"),
-    ],
-)
-def test_poisoned_hello_fails_the_run_at_once(cluster: LoopbackCluster, first: bytes, named: str) -> None:
-    says_hello(cluster, first)
-    began = time.monotonic()
-    assert cluster.run({"node-1": waits, "node-2": waits}) == 1
-    assert time.monotonic() - began < WHOLE_RUN_S
-    (line,) = cluster.summary
-    assert line.startswith("FAILED: node 1 ")
-    assert named in line
-    assert cluster.agents["node-1"].received == ["shutdown"]
-    assert cluster.agents["node-2"].received == ["rejected"]
-
-
-@pytest.mark.parametrize(("name", "needed"), [("launcher", "key"), ("node-1", "host_key")])
-def test_missing_key_fails_the_run_at_once(cluster: LoopbackCluster, name: str, needed: str) -> None:
-    """Other agents would look it up in vain."""
-    names = ["node-1", "launcher"]
-    names.remove(name)
-    scripts: dict[str, Script] = {names[0]: waits, name: waits}  # the second has address HOSTILE
-    says_hello(cluster, hello(public_keys={k: v for k, v in KEYS.items() if k != needed}))
-    assert cluster.run(scripts, topology="mpi") == 1
-    (line,) = cluster.summary
-    assert line.startswith(f"FAILED: {'node 0' if name == 'node-1' else name} ")
-    assert needed in line
-
-
-def test_missing_hello_fails_the_run(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELLO_S", 0.2)
-    says_hello(cluster, b'{"kind"')
-    began = time.monotonic()
-    assert cluster.run({"node-1": waits, "node-2": waits}) == 1
-    assert time.monotonic() - began < WHOLE_RUN_S
-    assert cluster.summary[0].startswith("FAILED: node 1 ")
-
-
-async def floods(cluster: LoopbackCluster, address: str, connections: int) -> int:
-    """Send a long line without an end over each connection. Returns the bytes that could be sent."""
-    sent = 0
-
-    async def one() -> None:
-        nonlocal sent
-        agent = await cluster.connect(address, b"")
-        writer = agent.connection._writer
-        try:
-            for _ in range(64):
-                writer.write(b"x" * 2**14)
-                await asyncio.wait_for(writer.drain(), 0.5)
-                sent += 2**14
-        except (OSError, TimeoutError):
-            pass
-        writer.transport.abort()
-
-    await asyncio.gather(*(one() for _ in range(connections)))
-    return sent
-
-
-@pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
-def test_coordinator_does_not_read_from_strangers(cluster: LoopbackCluster, address: str) -> None:
-    """Second connections of a node count as such, too."""
-    number = module.MAX_CONNECTIONS - 2
-    peak = 0
-
-    async def attacks(agent: FakeAgent) -> None:
-        nonlocal peak
-        await agent.receive_assignment()
-        tracemalloc.start()
-        await floods(cluster, address, number)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        await agent.report_success()
-        await agent.exit()
-        await agent.wait_for_shutdown()
-
-    assert cluster.run({"node-1": succeeds, "node-2": attacks}) == 0
-    assert peak < 20 * 2**20  # without limits, 240 connections take 277 MiB
-
-
-def test_too_many_connections_fail_the_run(cluster: LoopbackCluster) -> None:
-    async def attacks(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await floods(cluster, HOSTILE, 3 * module.MAX_CONNECTIONS)
-        await agent.wait_for_shutdown()
-
-    assert cluster.run({"node-1": keeps_training, "node-2": attacks}) == 1
-    assert list(cluster.causes) == ["node-2"]
-    assert str(module.MAX_CONNECTIONS) in cluster.causes["node-2"]
-    assert cluster.kinds(1) == ["damaged", "died"] or cluster.kinds(1) == ["damaged"]
-
-
-# During the run
-
-
-def raw_event(kind: str, rank: int = 1, /, **fields: Any) -> str:
-    head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
-    return json.dumps(head | fields)
-
-
-def sends(*messages: dict[str, Any] | bytes) -> Script:
+def sends(*messages: Sent) -> Script:
     """Script of an agent that sends this as soon as it has ranks."""
 
     async def script(agent: FakeAgent) -> None:
@@ -231,140 +89,21 @@ def sends(*messages: dict[str, Any] | bytes) -> Script:
     return script
 
 
-def sent_event(kind: str, rank: int = 1, /, **fields: Any) -> dict[str, Any]:
+def raw_event(kind: str, rank: Any = 0, /, **fields: Any) -> str:
+    head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
+    return json.dumps({**head, **fields}, ensure_ascii=False)
+
+
+def event(kind: str, rank: Any = 0, /, **fields: Any) -> dict[str, Any]:
     return {"kind": "event", "line": raw_event(kind, rank, **fields)}
 
 
-EXIT = {"kind": "exit", "codes": {}, "cause": None, "usage": USAGE}
+def exit_of(**changed: Any) -> dict[str, Any]:
+    return {"kind": "exit", "codes": {}, "cause": None, "usage": USAGE, **changed}
 
 
-@pytest.mark.parametrize(
-    ("message", "named"),
-    [
-        (sent_event("start"), "event start: pid"),
-        (sent_event("epoch", epoch=1), "event epoch: epochs"),
-        (sent_event("result", steps=1), "event result: samples"),
-        (sent_event("odd\x1b[2J"), "event: kind"),
-        (sent_event("done", 0), "rank: 0"),
-        (sent_event("start", pid=1, attempt=1), "attempt: 1"),
-        (sent_event("done", True), "rank"),
-        (sent_event("done", -1), "rank"),
-        (sent_event("step", loss=float("nan")), "NaN"),
-        ({"kind": "event", "line": "[" * 8000}, "event: n"),
-        ({"kind": "event", "line": "x" * 60_000}, "60000"),
-        ({"kind": "event", "line": 7}, "message event: line"),
-        ({"kind": "event"}, "message event: line"),
-        ({"kind": "weights", "chunk": "", "last": True}, "message weights"),
-        ({"kind": "odd\x1b[2J"}, "message: kind"),
-        ({"kind": "hello"}, "message hello"),
-        ({**EXIT, "codes": []}, "message exit: codes"),
-        ({**EXIT, "codes": {"x": 1}}, "message exit: codes.x"),
-        ({**EXIT, "codes": {"1": True}}, "message exit: codes.1"),
-        ({**EXIT, "codes": {"1": 10**400}}, "message exit: codes.1"),
-        ({**EXIT, "codes": {"0": 0}}, "message exit: codes"),
-        ({**EXIT, "usage": {"junk": "x"}}, "message exit: usage.junk"),
-        ({**EXIT, "usage": {"cpu_s": "x"}}, "message exit: usage.cpu_s"),
-        ({**EXIT, "usage": {"sent_bytes": -1}}, "message exit: usage.sent_bytes"),
-        ({**EXIT, "usage": []}, "message exit: usage"),
-        ({**EXIT, "cause": ["x"]}, "message exit: cause"),
-        ({**EXIT, "lost": 1}, "message exit: lost"),
-        ({**EXIT, "name": "node-1"}, "message exit: name"),
-        ({"kind": "alive", "mpirun": 7}, "message alive: mpirun"),
-        ({"kind": "clean", "left": None}, "message clean"),
-        (b"[" * 60_000 + b"\n", "message: nested"),
-        (b'{"kind": "exit", "codes": ' + b"[" * 30_000 + b"\n", "message: n"),
-        (b"1" * 60_000 + b"\n", "message: not JSON"),
-        (b"\xff\xfe\n", "message: not JSON"),
-        (b"\n", "message: not JSON"),
-        (b"x" * 3 * MAX_LINE_BYTES, "without an end"),
-    ],
-)
-def test_invalid_message_fails_the_run(
-    cluster: LoopbackCluster, message: dict[str, Any] | bytes, named: str
-) -> None:
-    assert cluster.run({"node-1": keeps_training, "node-2": sends(message)}, timeout_s=10) == 1
-    assert list(cluster.causes) == ["node-2"]
-    assert named in cluster.causes["node-2"]
-    assert all(line == printable(line) for line in cluster.summary)
-    # The orchestrator learns of it from the events.
-    damaged = [each for each in LiveRecord(cluster.directory).new_events() if each.kind == "damaged"]
-    assert [each.rank for each in damaged] == [1]
-    assert named in damaged[0].fields["reason"]
-
-
-def test_second_exit_fails_the_run(cluster: LoopbackCluster) -> None:
-    assert cluster.run({"node-1": keeps_training, "node-2": sends(EXIT, EXIT)}) == 1
-    assert "message exit" in cluster.causes["node-2"]
-    assert len((cluster.directory / "usage.jsonl").read_text().splitlines()) == 1
-
-
-def test_control_characters_do_not_reach_the_summary(cluster: LoopbackCluster) -> None:
-    fails = sends({**EXIT, "cause": "red \x1b[31m\u202e\x85"})
-    assert cluster.run({"node-1": keeps_training, "node-2": fails}) == 1
-    assert cluster.causes["node-2"] == "red \\x1b[31m\\u202e\\x85"
-
-
-def test_host_name_is_escaped_where_it_is_recorded(cluster: LoopbackCluster) -> None:
-    line = json.dumps({**json.loads(raw_event("start", pid=1)), "host": "a\x1b]0;b\x07"})
-    starts = sends({"kind": "event", "line": line}, {**EXIT, "cause": "odd"})
-    assert cluster.run({"node-1": keeps_training, "node-2": starts}) == 1
-    assert {each.host for each in LiveRecord(cluster.directory).new_events()} >= {"a\\x1b]0;b\\x07"}
-
-
-@pytest.mark.parametrize("text", ["x" * 7000, "漢" * 1000], ids=["ASCII", "longer as written"])
-def test_events_are_limited(cluster: LoopbackCluster, text: str) -> None:
-    fields = json.loads(raw_event("checkpoint_skipped", epoch=1, step=1, cause=text))
-    line = json.dumps(fields, ensure_ascii=False)
-
-    async def floods(agent: FakeAgent) -> None:
-        spec = (await agent.receive_assignment()).spec
-        limits.append(OutputLimits.of(spec).event_bytes)
-        for _ in range(2 * limits[0] // 6000):
-            await agent.connection.send("event", line=line)
-        await waits(agent)
-
-    limits: list[int] = []
-    assert cluster.run({"node-1": keeps_training, "node-2": floods}) == 1
-    assert str(limits[0]) in cluster.causes["node-2"]
-    assert (cluster.directory / "rank-1.jsonl").stat().st_size < limits[0] + 10_000
-
-
-def junk(size: int) -> bytes:
-    return random.Random(0).randbytes(size)
-
-
-@pytest.mark.parametrize(
-    ("parts", "fields"),
-    [
-        ([junk(200)], {}),
-        ([weights_file(10)[:-1] + b"xy"], {}),
-        ([weights_file(10)[:-1]], {}),
-        ([weights_file(10), b""], {}),
-        ([b"x" * 10], {}),
-        ([weights_file(10).replace(b"(10,), } ", b"(10000000000,), }")[:200]], {}),
-        ([weights_file(10).replace(b"<f4", b"|O8")], {}),
-        ([weights_file(10)], {"save_weights": False}),
-    ],
-    ids=["junk", "too much", "too little", "more", "no header", "huge", "objects", "not asked for"],
-)
-def test_weights_that_are_none_fail_the_run(
-    cluster: LoopbackCluster, parts: list[bytes], fields: dict[str, Any]
-) -> None:
-    async def writes(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        for number, part in enumerate(parts):
-            await agent.send_weights(part, complete=number == 0)
-        await waits(agent)
-
-    fields = {"save_weights": True, **fields}
-    assert cluster.run({"node-1": writes, "node-2": keeps_training}, **fields) == 1
-    assert list(cluster.causes) == ["node-1"]
-    assert "weights" in cluster.causes["node-1"]
-
-
-TRACE = TraceHeader(
-    run="RUN", rank=1, size=2, transport="gloo", mode="steps", groups=[[0, 1]], started_s=0.0, count=1
-)
+def chunk(data: bytes, last: bool = True, kind: str = "weights", **rank: int) -> dict[str, Any]:
+    return {"kind": kind, "chunk": base64.b64encode(data).decode(), "last": last, **rank}
 
 
 def record(**changed: float) -> bytes:
@@ -373,157 +112,289 @@ def record(**changed: float) -> bytes:
     return np.array([tuple({**fields, **changed}.values())], RECORD).tobytes()
 
 
-WORK = record()
-END = bytes(CHECKSUM_BYTES)
+def header(**changed: Any) -> bytes:
+    fields = {
+        "run": RUN.key,
+        "rank": 0,
+        "size": 2,
+        "transport": "gloo",
+        "mode": "steps",
+        "groups": [[0, 1]],
+    }
+    made = TraceHeader.model_validate({**fields, "started_s": 0.0, "count": 1}).model_copy(update=changed)
+    return made.model_dump_json().encode() + b"\n"
+
+
+def trace(*parts: bytes, last: bool = True, rank: int = 0) -> list[dict[str, Any]]:
+    """The messages with these parts of a trace."""
+    ends = [*[False] * (len(parts) - 1), last]
+    return [chunk(part, end, "trace", rank=rank) for part, end in zip(parts, ends, strict=True)]
+
+
+# Registration
+
+
+def hello(**changed: Any) -> bytes:
+    return json.dumps({"kind": "hello", "public_keys": KEYS, **changed}).encode() + b"\n"
+
+
+def keys(**changed: Any) -> bytes:
+    return hello(public_keys={**KEYS, **changed})
+
+
+def says_hello(cluster: LoopbackCluster, hello: bytes) -> None:
+    """Let node-2 send this first."""
+    original = cluster.connect
+
+    async def connect(address: str, first: bytes = HELLO) -> FakeAgent:
+        return await original(address, hello if address == HOSTILE else first)
+
+    cluster.connect = connect  # type: ignore[method-assign]
+
+
+UNFINISHED = b'{"kind"'
+POISONED = [
+    (b"GET / HTTP/1.1\r\n", "not JSON"),
+    (b"[" * 3000 + b"\n", "message: n"),
+    (b'{"kind": ["hello"]}\n', "kind"),
+    (b'{"kind": "shutdown"}\n', "kind"),
+    (hello(public_keys=None), "public_keys"),
+    (keys(host_key=KEYS["host_key"] + "\n* ssh-ed25519 AAAA"), "public_keys.host_key"),
+    (keys(host_key='command="reboot" ' + KEYS["host_key"]), "public_keys.host_key"),
+    (keys(host_key="x" * 3000), "public_keys.host_key"),
+    (keys(more=KEYS["key"]), "public_keys.more"),
+    (hello(replaced="x" * MAX_HELLO_BYTES), "bytes"),
+    (b"x" * 2**20, "without an end"),
+    (UNFINISHED, ""),
+]
+
+
+def test_poisoned_hello_fails_the_run_at_once(
+    clusters: Iterator[LoopbackCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first, named in POISONED:
+        cluster = next(clusters)
+        says_hello(cluster, first)
+        monkeypatch.setattr(module, "HELLO_S", 0.2 if first is UNFINISHED else 20.0)
+        began = time.monotonic()
+        assert cluster.run({"node-1": waits, "node-2": waits}) == 1
+        assert time.monotonic() - began < WHOLE_RUN_S, first
+        (line,) = cluster.summary
+        assert line.startswith("FAILED: node 1 ")
+        assert named in line
+        assert cluster.agents["node-1"].received == ["shutdown"]
+        assert cluster.agents["node-2"].received == ["rejected"]
 
 
 @pytest.mark.parametrize(
-    ("rank", "parts", "named"),
-    [
-        (0, [b""], "message trace"),
-        (1, [b"junk\n"], "trace: not JSON"),
-        (1, [b""], "header states"),
-        (1, [TRACE.model_copy(update={"run": "another"})], "another rank or run"),
-        (1, [TRACE.model_copy(update={"rank": 0})], "another rank or run"),
-        (1, [TRACE, b"x" * (RECORD.itemsize + CHECKSUM_BYTES + 1)], "not as many"),
-        (1, [TRACE, b"x"], "not as many"),
-        (1, [TRACE, WORK + END, b""], "more after its end"),
-        (1, [TRACE, record(cpu_s=1e16) + END], "record 0: cpu_s"),
-        (1, [TRACE, record(left_s=float("inf")) + END], "record 0: left_s"),
-        (1, [TRACE, record(entered_s=float("nan")) + END], "record 0: entered_s"),
-        (1, [TRACE, record(bytes=2**60) + END], "record 0: bytes"),
-        (1, [TRACE, record(kind=99) + END], "record 0: kind"),
-        (1, [TRACE, record(group=1) + END], "record 0: group"),
-        (1, [TRACE, record(kind=Kind.EPOCH, peer=10**6) + END], "record 0: peer"),
-        (1, [TRACE.model_copy(update={"count": 2}), WORK, record(cpu_s=-1.0) + END], "record 1: cpu_s"),
-        (1, [TRACE.model_copy(update={"count": 2}), (WORK + WORK)[:50], b"\xff" * 32], "record 1: "),
-        (1, [TRACE.model_copy(update={"started_s": 1e300})], "started_s"),
-        (1, [TRACE.model_copy(update={"count": 10**6 + 1})], "count"),
-        (1, [TRACE.model_copy(update={"groups": [[-1]]})], "groups"),
-        (1, [b"x" * 40_000] * 200, "trace: "),
-    ],
+    ("names", "needed"), [(["node-1", "launcher"], "key"), (["launcher", "node-1"], "host_key")]
 )
-def test_traces_that_are_none_fail_the_run(
-    cluster: LoopbackCluster, rank: int, parts: list[Any], named: str
-) -> None:
-    async def writes(agent: FakeAgent) -> None:
-        assignment = await agent.receive_assignment()
-        for number, part in enumerate(parts, start=1):
-            data = part if isinstance(part, bytes) else part.model_dump_json().encode() + b"\n"
-            data = data.replace(b"RUN", assignment.spec.key.encode())
-            # The parts before a second end are complete.
-            complete = number == len(parts) or parts[number] == b""
-            await agent.send_trace(rank, data, complete=complete)
-        await waits(agent)
-
-    assert cluster.run({"node-1": keeps_training, "node-2": writes}, trace="steps") == 1
-    assert list(cluster.causes) == ["node-2"]
-    assert named in cluster.causes["node-2"]
+def test_missing_key_fails_the_run_at_once(cluster: LoopbackCluster, names: list[str], needed: str) -> None:
+    """Other agents would look it up in vain. The second has address HOSTILE."""
+    says_hello(cluster, hello(public_keys={name: key for name, key in KEYS.items() if name != needed}))
+    assert cluster.run(dict.fromkeys(names, waits), topology="mpi") == 1
+    (line,) = cluster.summary
+    assert line.startswith("FAILED: launcher " if needed == "key" else "FAILED: node 0 ")
+    assert needed in line
 
 
-def test_a_trace_that_was_not_asked_for_fails_the_run(cluster: LoopbackCluster) -> None:
-    async def writes(agent: FakeAgent) -> None:
+async def floods(cluster: LoopbackCluster, address: str, connections: int) -> None:
+    """Send a long line without an end over each connection."""
+
+    async def one() -> None:
+        writer = (await cluster.connect(address, b"")).connection._writer
+        try:
+            for _ in range(64):
+                writer.write(b"x" * 2**14)
+                await asyncio.wait_for(writer.drain(), 0.5)
+        except (OSError, TimeoutError):
+            pass
+        writer.transport.abort()
+
+    await asyncio.gather(*(one() for _ in range(connections)))
+
+
+@pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
+def test_coordinator_does_not_read_from_strangers(cluster: LoopbackCluster, address: str) -> None:
+    """Second connections of a node count as such, too."""
+    peaks = []
+
+    async def attacks(agent: FakeAgent) -> None:
         await agent.receive_assignment()
-        await agent.send_trace(1)
-        await waits(agent)
+        tracemalloc.start()
+        await floods(cluster, address, module.MAX_CONNECTIONS - 2)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        await agent.report_success()
+        await agent.exit()
+        await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": keeps_training, "node-2": writes}, trace="none") == 1
-    assert list(cluster.causes) == ["node-2"]
-
-
-def test_endless_trace_stops_at_its_limit(cluster: LoopbackCluster) -> None:
-    async def floods(agent: FakeAgent) -> None:
-        assignment = await agent.receive_assignment()
-        header = TRACE.model_copy(update={"run": assignment.spec.key, "count": 10**6})
-        await agent.send_trace(1, header.model_dump_json().encode() + b"\n", complete=False)
-        for _ in range(500):
-            await agent.send_trace(1, WORK * 600, complete=False)
-        await waits(agent)
-
-    fields = {"trace": "steps", "epochs": 1}
-    run = {"node-1": keeps_training, "node-2": floods}
-    assert cluster.run(run, **fields) == 1
-    assert "trace: more than" in cluster.causes["node-2"]
-    most = OutputLimits.of(RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2, **fields})).trace_bytes
-    assert (cluster.directory / "trace-1.bin.part").stat().st_size <= most < 10 * 2**20
+    assert cluster.run({"node-1": succeeds, "node-2": attacks}) == 0
+    assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
 
 
-@pytest.mark.parametrize("chunk", ["not base64!", "QUJ", "\u00e9"])
-def test_chunk_of_weights_is_base64(cluster: LoopbackCluster, chunk: str) -> None:
-    writes = sends({"kind": "weights", "chunk": chunk, "last": False})
-    assert cluster.run({"node-1": writes, "node-2": keeps_training}, save_weights=True) == 1
-    assert "message weights: chunk" in cluster.causes["node-1"]
-
-
-def test_endless_weights_stop_at_their_stated_size(cluster: LoopbackCluster) -> None:
-    async def floods(agent: FakeAgent) -> None:
+def test_too_many_connections_fail_the_run(cluster: LoopbackCluster) -> None:
+    async def attacks(agent: FakeAgent) -> None:
         await agent.receive_assignment()
-        await agent.send_weights(weights_file(1000), complete=False)
-        for _ in range(500):
-            await agent.send_weights(b"x" * 24_000, complete=False)
-        await waits(agent)
+        await floods(cluster, HOSTILE, 3 * module.MAX_CONNECTIONS)
+        await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": floods, "node-2": keeps_training}, save_weights=True) == 1
-    assert "weights" in cluster.causes["node-1"]
-    assert (cluster.directory / "weights.npy.part").stat().st_size <= len(weights_file(1000))
+    assert cluster.run({"node-1": keeps_training, "node-2": attacks}) == 1
+    assert list(cluster.causes) == ["node-2"]
+    assert str(module.MAX_CONNECTIONS) in cluster.causes["node-2"]
 
 
-VALID: list[dict[str, Any]] = [
-    sent_event("start", pid=1),
-    sent_event("failed", cause="x"),
-    {"kind": "hello", "public_keys": KEYS, "replaced": None},
-    {"kind": "weights", "chunk": "QUJD", "last": False},
-    {"kind": "trace", "rank": 1, "chunk": "QUJD", "last": False},
-    {**EXIT, "codes": {"1": 0}, "lost": None},
-]
+# During the run
+
+WEIGHTS, WORK, END = weights_file(10), record(), bytes(CHECKSUM_BYTES)
+# What is named, and the messages.
+INVALID: dict[str, list[tuple[Any, ...]]] = {
+    "lines": [
+        ("message: nested", b"[" * 60_000 + b"\n"),
+        ("message: not JSON", b"1" * 60_000 + b"\n"),
+        ("message: not JSON", b"\xff\xfe\n"),
+        ("without an end", b"x" * 3 * MAX_LINE_BYTES),
+        ("message: kind", {"kind": "odd\x1b[2J"}),
+        ("message hello", {"kind": "hello"}),
+        ("message clean", {"kind": "clean", "left": None}),
+        ("message alive: mpirun", {"kind": "alive", "mpirun": 7}),
+        ("suspended", {"kind": "alive", "suspended": [1]}),
+        ("suspended", {"kind": "alive", "suspended": [0, 7]}),
+        ("suspended", {"kind": "alive", "suspended": ["0"]}),
+    ],
+    "events": [
+        ("event start: pid", event("start")),
+        ("event: kind", event("odd\x1b[2J")),
+        ("rank: 1", event("done", 1)),
+        ("attempt: 1", event("start", pid=1, attempt=1)),
+        ("NaN", event("step", loss=float("nan"))),
+        ("60000", {"kind": "event", "line": "x" * 60_000}),
+        ("message event: line", {"kind": "event", "line": 7}),
+    ],
+    "exits": [
+        ("message exit", exit_of(), exit_of()),
+        ("message exit: codes.0", exit_of(codes={"0": True})),
+        ("message exit: codes.0", exit_of(codes={"0": 10**400})),
+        ("message exit: codes", exit_of(codes={"1": 0})),
+        ("message exit: usage.junk", exit_of(usage={"junk": "x"})),
+        ("message exit: usage.sent_bytes", exit_of(usage={"sent_bytes": -1})),
+        ("message exit: name", exit_of(name="node-1")),
+    ],
+    "weights": [
+        ("weights: chunk", {"kind": "weights", "chunk": "not base64!", "last": False}),
+        ("weights: chunk", {"kind": "weights", "chunk": "\u00e9", "last": False}),
+        ("not a vector", chunk(random.Random(0).randbytes(200))),
+        ("not as many", chunk(WEIGHTS[:-1] + b"xy")),
+        ("not as many", chunk(WEIGHTS[:-1])),
+        ("more after their end", chunk(WEIGHTS), chunk(b"", last=False)),
+        ("at most", chunk(WEIGHTS.replace(b"(10,), }" + b" " * 9, b"(10000000000,), }"))),
+        ("not a vector", chunk(WEIGHTS.replace(b"<f4", b"|O8"))),
+    ],
+    "traces": [
+        ("message trace", *trace(b"", rank=1)),
+        ("header states", *trace(b"")),
+        ("another rank or run", *trace(header(run="another"))),
+        ("another rank or run", *trace(header(rank=1))),
+        ("not as many", *trace(header(), b"x" * (RECORD.itemsize + CHECKSUM_BYTES + 1))),
+        ("more after its end", *trace(header(), WORK + END), *trace(b"", last=False)),
+        ("record 0: left_s", *trace(header(), record(left_s=float("inf")) + END)),
+        ("record 1: cpu_s", *trace(header(count=2), WORK, record(cpu_s=-1.0) + END)),
+        ("record 1: ", *trace(header(count=2), (WORK + WORK)[:50], b"\xff" * 32)),
+        ("count", *trace(header(count=10**6 + 1))),
+        ("trace: ", *trace(*[b"x" * 40_000] * 200)),
+    ],
+    "what was not asked for": [
+        ("weights", chunk(WEIGHTS)),
+        ("trace: more than 0 bytes", *trace(header(), WORK + END)),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_invalid_message_fails_the_run(clusters: Iterator[LoopbackCluster], kind: str) -> None:
+    fields = {"epochs": 1} if kind == "what was not asked for" else SAVES
+    for named, *messages in INVALID[kind]:
+        cluster = next(clusters)
+        assert cluster.run({"node-1": sends(*messages), "node-2": keeps_training}, **fields) == 1
+        assert list(cluster.causes) == ["node-1"], messages
+        assert named in cluster.causes["node-1"]
+        assert all(line == one_line(line) for line in cluster.summary)
+        # The orchestrator learns of it from the events.
+        damaged = [each for each in LiveRecord(cluster.directory).new_events() if each.kind == "damaged"]
+        assert [each.rank for each in damaged] == [0]
+        assert named in damaged[0].fields["reason"]
+
+
+def test_texts_are_escaped_where_they_are_recorded(cluster: LoopbackCluster) -> None:
+    starts, fails = event("start", 1, pid=1, host="a\x1b]0;b\x07"), exit_of(cause="red \x1b[31m\u202e\x85")
+    assert cluster.run({"node-1": keeps_training, "node-2": sends(starts, fails)}) == 1
+    assert cluster.causes["node-2"] == "red \\x1b[31m\\u202e\\x85"
+    assert {each.host for each in LiveRecord(cluster.directory).new_events()} >= {"a\\x1b]0;b\\x07"}
+
+
+def skipped(text: str) -> dict[str, Any]:
+    return event("checkpoint_skipped", epoch=1, step=1, cause=text)
+
+
+# What is sent first, and then without end; the file, its largest size, and what is named.
+EVENT_BYTES = LIMITS.event_bytes + 10_000
+ENDLESS: dict[str, tuple[list[Sent], Sent, str, int, str]] = {
+    "events": ([], skipped("x" * 7000), "rank-0.jsonl", EVENT_BYTES, f"{LIMITS.event_bytes}"),
+    "longer as written": ([], skipped("漢" * 1000), "rank-0.jsonl", EVENT_BYTES, "bytes"),
+    "weights": (
+        [chunk(WEIGHTS, last=False)],
+        chunk(b"x" * 24_000, last=False),
+        *("weights.npy.part", len(WEIGHTS), "weights"),
+    ),
+    "trace": (
+        trace(header(count=10**6), last=False),
+        trace(WORK * 600, last=False)[0],
+        *("trace-0.bin.part", LIMITS.trace_bytes, "trace: more than"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None:
+    first, more, name, most, named = ENDLESS[kind]
+    assert cluster.run({"node-1": sends(*first, *[more] * 500), "node-2": keeps_training}, **SAVES) == 1
+    assert named in cluster.causes["node-1"]
+    assert (cluster.directory / name).stat().st_size <= most < 10 * 2**20
+
+
 JUNK: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "\udcff", "\x1b", [], [[]], {}, {"x": 1}]
 
 
-def mutated(rng: random.Random) -> bytes:
-    """A message with a change."""
-    message = dict(rng.choice(VALID))
-    match rng.randrange(5):
-        case 0:
-            message.pop(rng.choice([*message]))
-        case 1 | 2:
-            message[rng.choice([*message, "more"])] = rng.choice(JUNK)
-        case 3 if message["kind"] == "event":
-            fields = json.loads(message["line"])
-            fields[rng.choice([*fields, "more"])] = rng.choice(JUNK)
-            message["line"] = json.dumps(fields)
-    text = json.dumps(message).encode()
-    if rng.random() < 0.2:
-        at = rng.randrange(len(text))
-        text = text[:at] + rng.randbytes(rng.randint(0, 3)) + text[at + 1 :]
-    return text + b"\n"
+def mutated() -> Iterator[bytes]:
+    """Messages of which a field has junk, or is one more."""
+    valid = [json.loads(hello()), chunk(b"", last=False), *trace(b"", last=False), exit_of()]
+    for message in (*valid, event("start", pid=1)):
+        for field, junk in product([*message, "more"], JUNK):
+            yield json.dumps({**message, field: junk}).encode() + b"\n"
 
 
-def test_random_messages_do_no_more_than_fail_their_run(cluster: LoopbackCluster) -> None:
-    """A few thousand of them, each handled by a coordinator of its own."""
-    rng, accepted, rejected = random.Random(0), 0, 0
+def test_mutated_messages_do_no_more_than_fail_their_run(cluster: LoopbackCluster) -> None:
+    """Each is handled by a coordinator of its own."""
+    refused = []
 
     async def play() -> None:
-        nonlocal accepted, rejected
-        for number in range(3000):
+        run = RunRecord(cluster.directory, assigned("ddp", 1, 2, **SAVES))
+        agent = run.assignment.agents[0]
+        for line in mutated():
             reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-            reader.feed_data(mutated(rng))
+            reader.feed_data(line)
             reader.feed_eof()
             connection = Connection(reader, None, FROM_AGENT)  # type: ignore[arg-type]
             coordinator = module.Coordinator("ddp", {}, cluster.directory, {})
-            if number % 100 == 0:
-                record = RunRecord(cluster.directory / str(number), assigned("ddp", 1, 2))
-            coordinator._run_record = record
-            agent = record.assignment.agents[1]
-            coordinator._expected = {agent.address: ("node", 2)}
+            coordinator._run_record = run
+            coordinator._expected = {agent.address: ("node", 1)}
             coordinator._agents[agent.address] = (agent, connection)
             await coordinator._listen_to(agent.address, connection)
-            rejected += coordinator.untrusted is not None
-            accepted += coordinator.untrusted is None
-            LiveRecord(cluster.directory / str(number - number % 100)).new_events()
+            refused.append(coordinator.untrusted or "")
 
     asyncio.run(play())
-    assert accepted > 200
-    assert rejected > 1500
+    assert all(each.isprintable() for each in refused)
+    assert 4 < refused.count("") < len(refused) // 4
 
 
 # Warm containers
@@ -531,7 +402,7 @@ def test_random_messages_do_no_more_than_fail_their_run(cluster: LoopbackCluster
 
 def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     async def hostile(agent: FakeAgent) -> None:
-        await sends(sent_event("start"))(agent)
+        await sends(event("start", 1))(agent)
         while not (cluster.run_directory(1) / ENDED).exists():  # until then it would be rejected
             await asyncio.sleep(0.005)
 
@@ -563,10 +434,7 @@ def test_connections_of_a_run_are_not_blamed_on_the_next(
             each.connection.abort()
         await agent.leave()
 
-    scripts: dict[str, list[Script]] = {
-        "node-1": [succeeds_later, succeeds],
-        "node-2": [floods, succeeds],
-    }
+    scripts: dict[str, list[Script]] = {"node-1": [succeeds_later, succeeds], "node-2": [floods, succeeds]}
     flooded, after = cluster.serve(scripts, {}, {})
     assert (after.exits["coordinator"], after.untrusted, after.failures) == (0, None, {})
     assert (flooded.untrusted is not None) == (connections > module.MAX_CONNECTIONS)
