@@ -6,7 +6,8 @@ The promise: its code runs in a process of its own, and what that process sends 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,181 +19,139 @@ from orchestrator.commands.model import sections
 from orchestrator.commands.partitions import preview, runs_of, tables
 from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import Imports
-from tests.attacks.test_inspection import Scripted
+from tests.attacks.scripted import Scripted
 from trainer.core.frames import frame
 from trainer.models.mlp import Mlp
 from trainer.spec.run_spec import RunSpec
 
-# Notes each process that runs it.
-NOTES = """
-import os
+# Notes each process that runs it. The models fail when they are profiled, after the trial that loads them.
+CODE = """
 import math
+import os
+import traceback
 from pathlib import Path
+import numpy as np
 from torch import nn
 def note():
     with open(Path(__file__).parent / "pids", "a") as file:
         file.write(f"{os.getpid()}\\n")
 note()
-"""
-MODEL = """
 class Net(nn.Sequential):
-    def __init__(self, shape, classes):
+    def __init__(self, shape, classes, fails=""):
         note()
-        super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), classes), nn.LogSoftmax(1))
-"""
-SPLIT = """
-import numpy as np
+        super().__init__(Flat(fails), nn.Linear(math.prod(shape), classes), nn.LogSoftmax(1))
+class Flat(nn.Flatten):
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+    def forward(self, x):
+        if self.fails and "profile_blocks" in str(traceback.extract_stack()):
+            exec(self.fails)
+        return super().forward(x)
 def split(labels, parts):
     note()
     return np.array_split(np.arange(len(labels)), parts)
-"""
-DATA = """
 def data():
     note()
-    rng = np.random.default_rng(0)
-    return rng.standard_normal((60, 4)), np.arange(60) % 3
+    return np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 3
 """
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Writes the file with the components, in the current directory."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(code: str = "") -> Path:
-        (tmp_path / "mine.py").write_text(NOTES + MODEL + SPLIT + code)
-        return tmp_path
-
-    return write
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imports]:
+    directory = tmp_path_factory.mktemp("mine")
+    (directory / "mine.py").write_text(CODE)
+    with closing(Imports(directory, directory)) as imports:
+        yield imports
 
 
-def model(directory: Path, mesh: str | None = None) -> str:
-    imports = Imports(directory, directory)
-    return "\n".join(sections("./mine.py:Net", "digits", 8, None, 80, imports, mesh=mesh))
+def model(imports: Imports, fails: str = "", mesh: str | None = None) -> str:
+    name = f"{{name: {imports.directory}/mine.py:Net, fails: {fails!r}}}"
+    return "\n".join(sections(name, "digits", 8, None, 80, imports, mesh=mesh))
 
 
-def partitions(directory: Path, dataset: str = "digits") -> str:
-    imports = Imports(directory, Path("data"))
-    return tables(
-        [*preview(runs_of(dataset, 4, ["./mine.py:split"], 0, imports), Path("data"), imports)], 80
-    )
+def partitions(imports: Imports, dataset: str) -> str:
+    runs = runs_of(dataset, 4, [f"{imports.directory}/mine.py:split"], 0, imports)
+    return tables([*preview(runs, Path("data"), imports)], 80)
 
 
-def pids(directory: Path) -> set[int]:
-    return {int(line) for line in (directory / "pids").read_text().split()}
-
-
-@pytest.mark.parametrize(
-    ("shown", "holds"),
-    [
-        (model, "slowest"),
-        (lambda directory: model(directory, "data=2,pipeline=2"), "split points"),
-        (partitions, "split"),
-        (lambda directory: partitions(directory, "./mine.py:data"), "48 training samples"),
-    ],
-    ids=["model", "mesh", "partitions", "dataset"],
-)
-def test_no_code_of_users_runs_in_the_command(
-    shown: Callable[[Path], str], holds: str, mine: Callable[..., Path]
-) -> None:
-    directory = mine(DATA)
-    assert holds in shown(directory)
-    assert os.getpid() not in pids(directory)
-    assert pids(directory)
+def test_no_code_of_users_runs_in_the_command(imports: Imports) -> None:
+    assert "slowest" in model(imports)
+    assert "split points" in model(imports, mesh="data=2,pipeline=2")
+    assert "split" in partitions(imports, "digits")
+    assert "48 training samples" in partitions(imports, f"{imports.directory}/mine.py:data")
+    pids = {int(line) for line in (imports.directory / "pids").read_text().split()}
+    assert len(pids) > 3
+    assert os.getpid() not in pids
 
 
 @pytest.mark.parametrize(
-    "code",
-    ["os._exit(3)", "raise SystemExit(0)", "raise KeyError('\\x1b[2J\\n[3/3] x: ok')", "[] + 'x' * 10**6"],
+    "fails", ["os._exit(3)", "raise SystemExit(0)", "raise KeyError(chr(27)*10**6+chr(10))"]
 )
-def test_code_that_fails_later_is_an_error_in_one_line(code: str, mine: Callable[..., Path]) -> None:
-    """After the trial that loads it has passed."""
-    profiled = f"""
-import traceback
-class Flat(nn.Flatten):
-    def forward(self, x):
-        if "profile_blocks" in str(traceback.extract_stack()):
-            {code}
-        return super().forward(x)
-class Net(nn.Sequential):
-    def __init__(self, shape, classes):
-        super().__init__(Flat(), nn.Linear(math.prod(shape), classes), nn.LogSoftmax(1))
-"""
+def test_code_that_fails_later_is_an_error_in_one_line(fails: str, imports: Imports) -> None:
     with pytest.raises(InputError) as raised:
-        model(mine(profiled))
+        model(imports, fails)
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 5000
 
 
-BLOCK = {
-    "name": "layer",
-    "parameters": 1,
-    "output_shape": [1],
-    "flops": 1.0,
-    "output_bytes": 1.0,
-    "saved_bytes": 1.0,
-    "forward_s": 1.0,
-    "backward_s": 1.0,
-}
-PARTITION = {
-    "labels": [[1, 1]] * 2,
-    "coverage": 1.0,
-    "overlap": 0.0,
-    "js_divergence": [0.0] * 2,
-    "earth_movers_distance": [0.0] * 2,
-}
+BLOCK = {"name": "layer", "parameters": 1, "output_shape": [1], "flops": 1.0, "output_bytes": 1.0}
+BLOCK |= {"saved_bytes": 1.0, "forward_s": 1.0, "backward_s": 1.0}
+PROFILES: list[Any] = [
+    {"name": "other"},
+    {"name": "\x1b[2J"},
+    {"forward_s": 0.0},
+    {"forward_s": float("nan")},
+    {"backward_s": -1.0},
+    {"flops": 1e300},
+    {"parameters": 1.5},
+    {"output_shape": [1] * 1000},
+    {"more": 1},
+    None,
+]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"name": "other"},
-        {"name": "\x1b[2J"},
-        {"forward_s": 0.0},
-        {"forward_s": float("nan")},
-        {"backward_s": -1.0},
-        {"flops": 1e300},
-        {"parameters": 1.5},
-        {"output_shape": [1] * 1000},
-        {"more": 1},
-        None,
-    ],
-    ids=str,
-)
-def test_a_profile_that_is_none_is_refused(
-    changed: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_command, "has_users", lambda run: True)
     monkeypatch.setattr(Mlp, "names", ["layer"])
-    blocks = [] if changed is None else [{**BLOCK, **changed}]
-    sent = Imports(tmp_path, make_sandbox=lambda _: Scripted(frame({"blocks": blocks})))
-    with pytest.raises(InputError) as raised:
-        model_command.profile_blocks(RunSpec(model="mlp", strategy="serial"), sent)
-    assert str(raised.value).isprintable()
+
+    def profile(blocks: list[Any]) -> Any:
+        sent = Imports(tmp_path, make_sandbox=lambda _: Scripted(frame({"blocks": blocks})))
+        return model_command.profile_blocks(RunSpec(model="mlp", strategy="serial"), sent)
+
+    assert profile([BLOCK])
+    for changed in PROFILES:
+        with pytest.raises(InputError) as raised:
+            profile([] if changed is None else [{**BLOCK, **changed}])
+        assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"labels": [[1, 1]]},
-        {"labels": [[1, 1], [1]]},
-        {"labels": [[1, -1], [1, 1]]},
-        {"labels": [[1, "x"], [1, 1]]},
-        {"js_divergence": []},
-        {"earth_movers_distance": [0.0, float("inf")]},
-        {"coverage": 2.0},
-        {"more": 1},
-        None,
-    ],
-    ids=str,
-)
-def test_a_partition_that_is_none_is_its_row(
-    changed: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PARTITION = {"labels": [[1, 1]] * 2, "coverage": 1.0, "overlap": 0.0}
+PARTITION |= {"js_divergence": [0.0] * 2, "earth_movers_distance": [0.0] * 2}
+PARTITIONS: list[Any] = [
+    {"labels": [[1, 1]]},
+    {"labels": [[1, 1], [1]]},
+    {"labels": [[1, -1], [1, 1]]},
+    {"labels": [[1, "x"], [1, 1]]},
+    {"js_divergence": []},
+    {"earth_movers_distance": [0.0, float("inf")]},
+    {"coverage": 2.0},
+    {"more": 1},
+    None,
+]
+
+
+def test_a_partition_that_is_none_is_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_command, "has_users", lambda run: True)
-    answer = {} if changed is None else {"partition": {**PARTITION, **changed}}
-    sent = Imports(tmp_path, make_sandbox=lambda _: Scripted(frame(answer)))
     dataset = "{name: synthetic, samples: 200, classes: 2, height: 3, width: 3}"
-    (found,) = preview(runs_of(dataset, 2, ["shards"], 0, sent), tmp_path, sent)
-    assert found.summary is None
-    assert found.reason.isprintable()
+
+    def shown(answer: dict[str, Any]) -> Any:
+        sent = Imports(tmp_path, make_sandbox=lambda _: Scripted(frame(answer)))
+        (found,) = preview(runs_of(dataset, 2, ["shards"], 0, sent), tmp_path, sent)
+        return found
+
+    assert shown({"partition": PARTITION}).summary
+    for changed in PARTITIONS:
+        found = shown({} if changed is None else {"partition": {**PARTITION, **changed}})
+        assert found.summary is None, changed
+        assert found.reason.isprintable()

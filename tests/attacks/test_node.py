@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,77 +23,80 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.load import load_sweep
 from tests.support.runs import RecordingDisplay
 from tests.unit.conftest import event, rank_fields
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
-HOSTILE, HONEST = 1, 2  # seeds of the runs
+BASE: dict[str, Any] = {"strategy": "fault_injection", "transport": "gloo", "nodes": 2, "timeout_s": 20}
+LIMITS = OutputLimits.of(RunSpec.model_validate(BASE))
 EPOCH = {"epochs": 2, "train_s": 1.0, "loss": 0.5, "accuracy": 0.5, "test_loss": 0.5}
 PARTITION = {"epoch": 1, "samples": 1, "labels": [1], "js_divergence": 0.0, "js_divergence_so_far": 0.0}
+SLEEPS = "sleep 15"  # a run must end before
 
 
 def honest_lines(rank: int, **changed: Any) -> list[str]:
     """What a rank that does not train writes."""
-    now, fields = time.time(), rank_fields(samples=0, accuracy=None, **changed)
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        ("start", {"pid": 1}),
-        ("train_start", {"parameters": 0}),
-        ("train_end", {}),
-        ("result", fields),
-        ("done", {}),
-    ]
-    return [event(kind, rank, now, **fields).to_line() for kind, fields in kinds]
+    kinds: dict[str, dict[str, Any]] = {
+        "start": {"pid": 1},
+        "train_start": {"parameters": 0},
+        "train_end": {},
+        "result": rank_fields(samples=0, accuracy=None, **changed),
+        "done": {},
+    }
+    now = time.time()
+    return [event(kind, rank, now, **fields).to_line() for kind, fields in kinds.items()]
 
 
-def raw(kind: str, rank: int = 1, /, **fields: Any) -> str:
+def raw(kind: str, rank: Any = 1, /, **fields: Any) -> str:
     """A line that `Event` would not write."""
     head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
     return json.dumps(head | fields)
 
 
 class CopyingRuntime(LocalRuntime):
-    """A local runtime with a single process, which copies files to where ranks write."""
+    """A local runtime with a single process, which copies files to where ranks write, and does more."""
 
-    def __init__(self, files: Path, then: str = "") -> None:
+    def __init__(self, files: Path, then: Sequence[str]) -> None:
         super().__init__(cold=True)
         self._files, self._then = files, then
 
     def plan(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
     ) -> LaunchPlan:
-        script = f'cp -r "$0"/. "$1"; {self._then if spec.seed == HOSTILE else ""}'
+        script = f'cp -r "$0"/. "$1"; {self._then[spec.seed]}'
         argv = ["sh", "-c", script, str(self._files / str(spec.seed)), str(paths.directory / "live")]
         return LaunchPlan(spec, paths, data_dir, processes=[Process("nodes", argv, {}, "node-0")])
 
 
 class Attack:
-    """A sweep of a hostile run and an honest one, each on two nodes."""
+    """A sweep of hostile runs and then an honest one, each on two nodes."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        file = directory / "s.yml"
-        base = {"strategy": "fault_injection", "transport": "gloo", "nodes": 2}
-        blocks = [{"base": {**base, "timeout_s": 20, "seed": seed}} for seed in (HOSTILE, HONEST)]
+        self.directory, self.paths = directory, SweepPaths(directory / "out")
+
+    def results(self, *attacks: tuple[dict[str, Sequence[str]], str]) -> list[RunResult]:
+        """The rows of hostile runs, each with files in place of honest ones, and what is done then."""
+        file, runs = self.directory / "s.yml", [*attacks, ({}, "")]
+        blocks = [{"base": {**BASE, "seed": seed}} for seed in range(len(runs))]
         file.write_text(json.dumps({"name": "s", "blocks": blocks}))
-        self.sweep: Sweep = load_sweep(file)
-        self.paths = SweepPaths(directory / "out")
-        for seed in (HOSTILE, HONEST):
-            for rank in (0, 1):
-                self.write(f"rank-{rank}.jsonl", *honest_lines(rank), seed=seed)
-
-    def write(self, name: str, *lines: str, seed: int = HOSTILE) -> Path:
-        path = self.directory / "files" / str(seed) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in lines))
-        return path
-
-    def result(self, then: str = "") -> RunResult:
-        """The row of the hostile run, after the sweep."""
-        runtime = CopyingRuntime(self.directory / "files", then)
+        for seed, (changed, _) in enumerate(runs):
+            written = self.directory / "files" / str(seed)
+            written.mkdir(parents=True)
+            for name, lines in {
+                "rank-0.jsonl": honest_lines(0),
+                "rank-1.jsonl": honest_lines(1),
+                **changed,
+            }.items():
+                (written / name).write_text("".join(f"{line}\n" for line in lines))
+        runtime = CopyingRuntime(self.directory / "files", [then for _, then in runs])
         runner = SweepRunner(Clusters(runtime), "local", self.paths, self.directory, RecordingDisplay())
-        hostile, honest = runner.results(self.sweep)
+        code = SimpleNamespace(code=True, copy_to=lambda directory, runs: directory.mkdir())
+        sweep = replace(load_sweep(file), imports=code)  # type: ignore[arg-type]
+        self.paths.directory.mkdir()
+        runner.prepare(sweep)
+        *hostile, honest = runner.results(sweep)
         assert (honest.status, honest.cause) == ("ok", None)
         return hostile
 
@@ -101,118 +106,91 @@ def attack(tmp_path: Path) -> Attack:
     return Attack(tmp_path)
 
 
-def test_honest_run_is_ok(attack: Attack) -> None:
-    assert attack.result().status == "ok"
+def test_directories_of_runs_and_of_copied_code_are_private(attack: Attack) -> None:
+    attack.results()
+    directories = [path for path in attack.paths.directory.iterdir() if path.is_dir()]
+    assert len(directories) == 2
+    assert {path.stat().st_mode & 0o777 for path in directories} == {0o700}
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        (raw("start"), "event start: pid"),
-        (raw("epoch", epoch=1, epochs=1), "event epoch: train_s"),
-        (raw("result", steps=1), "event result: samples"),
-        (raw("result", **rank_fields(dropped_choices=1)), "event result: dropped_choices"),
-        (raw("start", pid=1, more=2), "event start: more"),
-        (raw("start", pid=1, attempt=1), "event start: attempt"),
-        (raw("done", 7), "event done: rank"),
-        (raw("done", True), "event: rank"),
-        (raw("step", loss=float("nan")), "NaN"),
-        ("[" * 8000, "event: n"),
-        ("[" * 500_000, "one line"),
-        (raw("odd\x1b[2J"), "event: kind"),
-        ("\x1b[2Jnot JSON", "not JSON"),
-    ],
-)
-def test_invalid_event_fails_its_run(attack: Attack, line: str, named: str) -> None:
-    attack.write("rank-1.jsonl", *honest_lines(1), line)
-    result = attack.result()
-    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
-    assert named in str(result.cause)
-    assert "\x1b" not in str(result.cause)
+INVALID = {
+    raw("start"): "event start: pid",
+    raw("result", **rank_fields(dropped_choices=1)): "event result: dropped_choices",
+    raw("start", pid=1, attempt=1): "event start: attempt",
+    raw("done", 7): "event done: rank",
+    raw("done", True): "event: rank",
+    raw("step", loss=float("nan")): "NaN",
+    "[" * 8000: "event: n",
+    "[" * 500_000: "one line",
+    raw("odd\x1b[2J"): "event: kind",
+    "\x1b[2Jnot JSON": "not JSON",
+}
+FIELDS = ("bytes_to", "wait_s_by_rank")  # of the only result of the rank, before its end
+CONTRADICTING = {
+    event("result", 1, **rank_fields()).to_line(): "result",
+    raw("partition", **PARTITION, digest="0"): "labels",
+    raw("checkpoint_skipped", epoch=10**9, step=1, cause="x"): "epoch",
+    raw("epoch", epoch=2, **EPOCH): "epoch",
+    "\n".join(honest_lines(1, bytes_to=[1, 2, 3])[3:]): "bytes_to",
+    "\n".join(honest_lines(1, wait_s_by_rank=[])[3:]): "wait_s_by_rank",
+}
 
 
-@pytest.mark.parametrize(
-    ("lines", "named"),
-    [
-        ([event("result", 1, **rank_fields()).to_line()], "result"),
-        (honest_lines(1, bytes_to=[1, 2, 3])[3:], "bytes_to"),
-        (honest_lines(1, wait_s_by_rank=[])[3:], "wait_s_by_rank"),
-        ([raw("partition", **PARTITION, digest="0")], "labels"),
-        ([raw("checkpoint_skipped", epoch=10**9, step=1, cause="x")], "epoch"),
-        ([raw("epoch", epoch=2, **EPOCH)], "epoch"),
-    ],
-)
-def test_event_that_contradicts_the_spec_fails_its_run(
-    attack: Attack, lines: list[str], named: str
-) -> None:
-    repeats_result = named == "result"
-    attack.write("rank-1.jsonl", *honest_lines(1)[: 5 if repeats_result or len(lines) == 1 else 3], *lines)
-    result = attack.result()
-    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
-    assert named in str(result.cause)
-    assert (result.ranks, result.epochs, result.certificate) == ([], [], None)
+def test_an_invalid_event_fails_its_run(attack: Attack) -> None:
+    lines = {**INVALID, **CONTRADICTING}
+    files = [
+        {"rank-1.jsonl": [*honest_lines(1)[: 3 if named in FIELDS else 5], line]}
+        for line, named in lines.items()
+    ]
+    found = attack.results(*((each, "") for each in files))
+    for (line, named), result in zip(lines.items(), found, strict=True):
+        assert result.status == "failed"
+        assert str(result.cause).startswith("node 1")
+        assert named in str(result.cause)
+        assert str(result.cause).isprintable()
+        if line in CONTRADICTING:
+            assert (result.ranks, result.epochs, result.certificate) == ([], [], None)
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", "[" * 500_000, '{"name": "node-1", "ranks": [true]}', "\x00", "x" * 2**21]
-)
-def test_junk_usage_fails_its_run(attack: Attack, text: str) -> None:
-    attack.write("usage.jsonl", text)
-    result = attack.result()
-    assert result.status == "failed"
-    assert "usage.jsonl" in str(result.cause)
+def test_junk_usage_fails_its_run(attack: Attack) -> None:
+    junk = ["{}", "[" * 500_000, '{"name": "node-1", "ranks": [true]}', "\x00", "x" * 2**21]
+    for result in attack.results(*(({"usage.jsonl": [text]}, "") for text in junk)):
+        assert result.status == "failed"
+        assert "usage.jsonl" in str(result.cause)
 
 
-def test_too_many_events_end_the_run_at_once(attack: Attack) -> None:
-    limit = OutputLimits.of(attack.sweep.runs[0]).event_bytes
-    lines = [raw("ready")] * (limit // 50)
-    attack.write("rank-1.jsonl", *lines)
+def test_too_much_output_ends_its_run_at_once_and_is_not_kept(attack: Attack) -> None:
+    weights = f'truncate -s {LIMITS.weight_bytes + 1} "$1/weights.npy"'  # a sparse file
+    trace = f'truncate -s {LIMITS.trace_bytes + 1} "$1/trace-1.bin"'
+    starts = {f"rank-{rank}.jsonl": honest_lines(rank)[:1] for rank in (0, 1)}
+    attacks: list[tuple[str, dict[str, Sequence[str]], str]] = [
+        (
+            f"node 1 {LIMITS.event_bytes} bytes",
+            {"rank-1.jsonl": [raw("ready")] * (LIMITS.event_bytes // 50)},
+            SLEEPS,
+        ),
+        ("node 1 one line", {"rank-1.jsonl": ["x" * 2**20]}, SLEEPS),
+        ("node 0 weights", {}, weights),
+        ("node 0 weights", starts, f"{weights}; {SLEEPS}"),
+        ("node 1 trace", {}, trace),
+        ("node 1 trace", starts, f"{trace}; {SLEEPS}"),
+    ]
     began = time.monotonic()
-    result = attack.result("sleep 15")
-    assert time.monotonic() - began < 12
-    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
-    assert f"{limit} bytes" in str(result.cause)
-    assert attack.paths.run(result.key).events.stat().st_size < 2 * limit
+    found = attack.results(*((files, then) for _, files, then in attacks))
+    assert time.monotonic() - began < 4 * 12  # four sleep
+    for (named, *_), result in zip(attacks, found, strict=True):
+        paths = attack.paths.run(result.key)
+        assert (result.status, str(result.cause)[:6]) == ("failed", named[:6])
+        assert named[7:] in str(result.cause)
+        assert not paths.weights.exists()
+        assert not paths.trace(1).exists()
+        assert paths.events.stat().st_size < 2 * LIMITS.event_bytes
 
 
-def test_endless_line_ends_the_run_at_once(attack: Attack) -> None:
-    attack.write("rank-1.jsonl").write_text("x" * 2**20)
-    began = time.monotonic()
-    result = attack.result("sleep 15")
-    assert time.monotonic() - began < 12
-    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
-
-
-@pytest.mark.parametrize("then", ["", "sleep 15"], ids=["ends", "runs"])
-def test_too_large_weights_are_not_kept(attack: Attack, then: str) -> None:
-    run = attack.sweep.runs[0]
-    most = OutputLimits.of(run).weight_bytes
-    attack.write("rank-1.jsonl", *honest_lines(1)[: None if not then else 1])
-    began = time.monotonic()
-    result = attack.result(f'truncate -s {most + 1} "$1/weights.npy"; {then}')  # a sparse file
-    assert time.monotonic() - began < 12
-    assert (result.status, str(result.cause).startswith("node 0")) == ("failed", True)
-    assert "weights" in str(result.cause)
-    assert not attack.paths.run(result.key).weights.exists()
-
-
-@pytest.mark.parametrize("then", ["", "sleep 15"], ids=["ends", "runs"])
-def test_too_large_traces_are_not_kept(attack: Attack, then: str) -> None:
-    run = attack.sweep.runs[0]
-    most = OutputLimits.of(run).trace_bytes
-    attack.write("rank-0.jsonl", *honest_lines(0)[: None if not then else 1])
-    began = time.monotonic()
-    result = attack.result(f'truncate -s {most + 1} "$1/trace-1.bin"; {then}')  # a sparse file
-    assert time.monotonic() - began < 12
-    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
-    assert "trace" in str(result.cause)
-    assert not attack.paths.run(result.key).trace(1).exists()
-
-
-@pytest.mark.parametrize("then", ["rm $1/rank-1.jsonl", "mv $1/rank-1.jsonl $1/x", "rm -r $1/*"])
-def test_events_that_are_removed_at_once_are_named(attack: Attack, then: str) -> None:
+def test_events_that_are_removed_at_once_are_named(attack: Attack) -> None:
     """Before the orchestrator has read any of them."""
-    result = attack.result(then)
-    assert result.status == "failed"
-    assert ".jsonl was removed" in str(result.cause)
-    assert "start" not in str(result.cause)
+    removals = ["rm $1/rank-1.jsonl", "mv $1/rank-1.jsonl $1/x", "rm -r $1/*"]
+    for result in attack.results(*(({}, then) for then in removals)):
+        assert result.status == "failed"
+        assert ".jsonl was removed" in str(result.cause)
+        assert "start" not in str(result.cause)
