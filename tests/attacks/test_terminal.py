@@ -22,13 +22,8 @@ from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
 from trainer.conformance.report import Finding, Report
 from trainer.core.events import Event
-from trainer.core.record import cut
 
 FORGED = "bad\n[3/3] x: ok\r[3/3] x: ok\u2028[3/3] x: ok\x85[3/3] x: ok\x0b[3/3] x: ok\x1b[2J\t\u202e"
-
-
-def forges(text: str) -> bool:
-    return any(line.lstrip().startswith("[3/3]") for line in text.splitlines())
 
 
 def event_of(kind: str, **fields: Any) -> Event:
@@ -47,42 +42,32 @@ def printed(*objects: Any) -> str:
 @pytest.mark.parametrize("kind", ["failed", "died"])
 def test_an_exception_of_a_rank_is_one_line_of_progress(kind: str) -> None:
     events = [event_of("start", pid=1), event_of(kind, cause=FORGED)]
-    cause = outcome(events, {}, 1, None)[1]
-    line = result_line(1, 3, run_result("failed", cause=cause), skipped=False)
+    line = result_line(1, 3, run_result("failed", cause=outcome(events, {}, 1, None)[1]), skipped=False)
     assert line.isprintable()
     assert "bad" in line
 
 
-@pytest.mark.parametrize("field", ["key", "cause", "log", "node_kind", "nodes_replaced"])
-def test_a_result_that_another_has_written_holds_lines(field: str) -> None:
-    assert getattr(run_result("failed", **{field: FORGED}), field).isprintable()
+def test_a_result_that_another_has_written_holds_lines() -> None:
+    for field in ("key", "cause", "log", "node_kind", "nodes_replaced"):
+        assert getattr(run_result("failed", **{field: FORGED}), field).isprintable(), field
 
 
 def test_a_law_that_a_component_breaks_is_shown_in_its_rows() -> None:
     texts = dict.fromkeys(("law", "statement", "input", "expected", "got", "reason"), FORGED)
     report = Report(component=FORGED, findings=[Finding(**texts, status="failed")])  # type: ignore[arg-type]
     shown = printed(*lines(report, 500))
-    assert not forges(shown)
+    assert not any(line.lstrip().startswith("[3/3]") for line in shown.splitlines())
     assert {each for each in shown if not each.isprintable()} == {"\n"}
 
 
 def test_whatever_prints_text_it_controls_no_terminal() -> None:
-    table = Table()
-    table.add_column(FORGED)
+    table = Table(FORGED)
     table.add_row(Text(FORGED))
     for text in (printed(FORGED), printed(Text(FORGED, style="red")), printed(table)):
         assert {each for each in text if not each.isprintable()} <= {"\n", "\t"}
 
 
 def test_a_message_has_no_more_lines_than_newlines() -> None:
-    assert shortened(FORGED.replace("\n", " ")).splitlines() == [shortened(FORGED.replace("\n", " "))]
+    assert len(shortened(FORGED.replace("\n", " ")).splitlines()) == 1
     assert len(shortened("a\r" * 100).splitlines()) == 1
     assert shortened("a\nb\n") == "a\nb"
-
-
-def test_a_long_text_keeps_both_ends() -> None:
-    text = "mine.py:3: " + "\\x1b" * 5000 + "the reason"
-    assert len(cut(text, 100)) <= 100
-    assert cut(text, 100).startswith("mine.py:3: ")
-    assert cut(text, 100).endswith("the reason")
-    assert cut("short", 100) == "short"
