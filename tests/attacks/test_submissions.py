@@ -96,7 +96,9 @@ def test_links_are_rows_of_their_own_and_are_not_followed(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     found = graded(*tmp_path.iterdir())
     assert {name: (each.points, each.error is None) for name, each in found.items()} == {
-        "right": (1, True), "borrowed": (0, True), "pipe": (0, True),
+        "right": (1, True),
+        "borrowed": (0, True),
+        "pipe": (0, True),
         **dict.fromkeys(("eve", "nowhere", "file"), (0, False)),
     }
 
