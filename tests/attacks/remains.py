@@ -24,7 +24,6 @@ NEW = 0o1600  # IPC_CREAT, for this user
 
 
 def parent() -> int:
-    """The warm parent, which forks all ranks of this node."""
     return os.getppid()
 
 

@@ -15,17 +15,16 @@ import random
 import time
 import tracemalloc
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
-from tests.unit.cluster_support import FIELDS, assigned
+from tests.unit.cluster_support import FIELDS
 from tests.unit.loopback_cluster import (
     HELLO,
     KEYS,
@@ -36,14 +35,14 @@ from tests.unit.loopback_cluster import (
     keeps_training,
     succeeds,
     succeeds_later,
+    trace_file,
     weights_file,
 )
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ENDED
-from trainer.cluster.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, Connection
-from trainer.cluster.run_record import RunRecord
+from trainer.cluster.protocol import MAX_HELLO_BYTES, MAX_LINE_BYTES
 from trainer.core.record import one_line
-from trainer.core.trace import CHECKSUM_BYTES, RECORD, Kind, TraceHeader
+from trainer.core.trace import CHECKSUM_BYTES
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
@@ -80,10 +79,10 @@ def sends(*messages: Sent) -> Script:
     async def script(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         for message in messages:
-            if isinstance(message, bytes):
-                agent.connection._writer.write(message)
-            else:
+            if isinstance(message, dict):
                 await agent.connection.send(**message)
+            else:
+                agent.connection._writer.write(message)
         await waits(agent)
 
     return script
@@ -104,25 +103,6 @@ def exit_of(**changed: Any) -> dict[str, Any]:
 
 def chunk(data: bytes, last: bool = True, kind: str = "weights", **rank: int) -> dict[str, Any]:
     return {"kind": kind, "chunk": base64.b64encode(data).decode(), "last": last, **rank}
-
-
-def record(**changed: float) -> bytes:
-    """A record of a trace, with changes to one of work."""
-    fields = dict(zip(RECORD.names or (), (Kind.WORK, 0, 1, 0, 0.5, 0.0, 0.5), strict=True))
-    return np.array([tuple({**fields, **changed}.values())], RECORD).tobytes()
-
-
-def header(**changed: Any) -> bytes:
-    fields = {
-        "run": RUN.key,
-        "rank": 0,
-        "size": 2,
-        "transport": "gloo",
-        "mode": "steps",
-        "groups": [[0, 1]],
-    }
-    made = TraceHeader.model_validate({**fields, "started_s": 0.0, "count": 1}).model_copy(update=changed)
-    return made.model_dump_json().encode() + b"\n"
 
 
 def trace(*parts: bytes, last: bool = True, rank: int = 0) -> list[dict[str, Any]]:
@@ -214,39 +194,41 @@ async def floods(cluster: LoopbackCluster, address: str, connections: int) -> No
     await asyncio.gather(*(one() for _ in range(connections)))
 
 
-@pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
-def test_coordinator_does_not_read_from_strangers(cluster: LoopbackCluster, address: str) -> None:
-    """Second connections of a node count as such, too."""
+@pytest.mark.parametrize(
+    ("address", "connections"),
+    [
+        (HOSTILE, module.MAX_CONNECTIONS - 2),  # second ones of a node count as those of strangers
+        ("127.0.0.77", module.MAX_CONNECTIONS - 2),
+        (HOSTILE, 3 * module.MAX_CONNECTIONS),
+    ],
+)
+def test_coordinator_does_not_read_from_strangers(
+    cluster: LoopbackCluster, address: str, connections: int
+) -> None:
     peaks = []
 
     async def attacks(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         tracemalloc.start()
-        await floods(cluster, address, module.MAX_CONNECTIONS - 2)
+        await floods(cluster, address, connections)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         await agent.report_success()
         await agent.exit()
         await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": succeeds, "node-2": attacks}) == 0
+    too_many = connections > module.MAX_CONNECTIONS
+    assert cluster.run({"node-1": succeeds, "node-2": attacks}) == too_many
     assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
-
-
-def test_too_many_connections_fail_the_run(cluster: LoopbackCluster) -> None:
-    async def attacks(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await floods(cluster, HOSTILE, 3 * module.MAX_CONNECTIONS)
-        await agent.wait_for_shutdown()
-
-    assert cluster.run({"node-1": keeps_training, "node-2": attacks}) == 1
-    assert list(cluster.causes) == ["node-2"]
-    assert str(module.MAX_CONNECTIONS) in cluster.causes["node-2"]
+    if too_many:
+        assert list(cluster.causes) == ["node-2"]
+        assert str(module.MAX_CONNECTIONS) in cluster.causes["node-2"]
 
 
 # During the run
 
-WEIGHTS, WORK, END = weights_file(10), record(), bytes(CHECKSUM_BYTES)
+WEIGHTS, TRACE = weights_file(10), trace_file(RUN.key, 0)
+ENDLESS_TRACE = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
 # What is named, and the messages.
 INVALID: dict[str, list[tuple[Any, ...]]] = {
     "lines": [
@@ -293,19 +275,18 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
     "traces": [
         ("message trace", *trace(b"", rank=1)),
         ("header states", *trace(b"")),
-        ("another rank or run", *trace(header(run="another"))),
-        ("another rank or run", *trace(header(rank=1))),
-        ("not as many", *trace(header(), b"x" * (RECORD.itemsize + CHECKSUM_BYTES + 1))),
-        ("more after its end", *trace(header(), WORK + END), *trace(b"", last=False)),
-        ("record 0: left_s", *trace(header(), record(left_s=float("inf")) + END)),
-        ("record 1: cpu_s", *trace(header(count=2), WORK, record(cpu_s=-1.0) + END)),
-        ("record 1: ", *trace(header(count=2), (WORK + WORK)[:50], b"\xff" * 32)),
-        ("count", *trace(header(count=10**6 + 1))),
+        ("another rank or run", *trace(trace_file("another", 0))),
+        ("another rank or run", *trace(trace_file(RUN.key, 1))),
+        ("not as many", *trace(TRACE, b"x")),
+        ("not as many", *trace(TRACE[:-1])),
+        ("more after its end", *trace(TRACE), *trace(b"", last=False)),
+        ("record 1: ", *trace(TRACE[:-75], b"\xff" * 75)),
+        ("count", *trace(TRACE.replace(b'"count":3', b'"count":1000001'))),
         ("trace: ", *trace(*[b"x" * 40_000] * 200)),
     ],
     "what was not asked for": [
         ("weights", chunk(WEIGHTS)),
-        ("trace: more than 0 bytes", *trace(header(), WORK + END)),
+        ("trace: more than 0 bytes", *trace(TRACE)),
     ],
 }
 
@@ -325,13 +306,6 @@ def test_invalid_message_fails_the_run(clusters: Iterator[LoopbackCluster], kind
         assert named in damaged[0].fields["reason"]
 
 
-def test_texts_are_escaped_where_they_are_recorded(cluster: LoopbackCluster) -> None:
-    starts, fails = event("start", 1, pid=1, host="a\x1b]0;b\x07"), exit_of(cause="red \x1b[31m\u202e\x85")
-    assert cluster.run({"node-1": keeps_training, "node-2": sends(starts, fails)}) == 1
-    assert cluster.causes["node-2"] == "red \\x1b[31m\\u202e\\x85"
-    assert {each.host for each in LiveRecord(cluster.directory).new_events()} >= {"a\\x1b]0;b\\x07"}
-
-
 def skipped(text: str) -> dict[str, Any]:
     return event("checkpoint_skipped", epoch=1, step=1, cause=text)
 
@@ -347,8 +321,8 @@ ENDLESS: dict[str, tuple[list[Sent], Sent, str, int, str]] = {
         *("weights.npy.part", len(WEIGHTS), "weights"),
     ),
     "trace": (
-        trace(header(count=10**6), last=False),
-        trace(WORK * 600, last=False)[0],
+        trace(ENDLESS_TRACE, last=False),
+        trace(ENDLESS_TRACE.partition(b"\n")[2] * 200, last=False)[0],
         *("trace-0.bin.part", LIMITS.trace_bytes, "trace: more than"),
     ),
 }
@@ -360,41 +334,6 @@ def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None
     assert cluster.run({"node-1": sends(*first, *[more] * 500), "node-2": keeps_training}, **SAVES) == 1
     assert named in cluster.causes["node-1"]
     assert (cluster.directory / name).stat().st_size <= most < 10 * 2**20
-
-
-JUNK: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "\udcff", "\x1b", [], [[]], {}, {"x": 1}]
-
-
-def mutated() -> Iterator[bytes]:
-    """Messages of which a field has junk, or is one more."""
-    valid = [json.loads(hello()), chunk(b"", last=False), *trace(b"", last=False), exit_of()]
-    for message in (*valid, event("start", pid=1)):
-        for field, junk in product([*message, "more"], JUNK):
-            yield json.dumps({**message, field: junk}).encode() + b"\n"
-
-
-def test_mutated_messages_do_no_more_than_fail_their_run(cluster: LoopbackCluster) -> None:
-    """Each is handled by a coordinator of its own."""
-    refused = []
-
-    async def play() -> None:
-        run = RunRecord(cluster.directory, assigned("ddp", 1, 2, **SAVES))
-        agent = run.assignment.agents[0]
-        for line in mutated():
-            reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-            reader.feed_data(line)
-            reader.feed_eof()
-            connection = Connection(reader, None, FROM_AGENT)  # type: ignore[arg-type]
-            coordinator = module.Coordinator("ddp", {}, cluster.directory, {})
-            coordinator._run_record = run
-            coordinator._expected = {agent.address: ("node", 1)}
-            coordinator._agents[agent.address] = (agent, connection)
-            await coordinator._listen_to(agent.address, connection)
-            refused.append(coordinator.untrusted or "")
-
-    asyncio.run(play())
-    assert all(each.isprintable() for each in refused)
-    assert 4 < refused.count("") < len(refused) // 4
 
 
 # Warm containers

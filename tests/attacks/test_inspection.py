@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,7 +29,7 @@ from orchestrator.sweeps import imports as module
 from orchestrator.sweeps.imports import ComponentError, Imports, Inspection, MakeSandbox, local_sandbox
 from orchestrator.sweeps.staged_code import PREFIX
 from tests.attacks.scripted import Scripted
-from tests.support.command_line import environment, orchestrator
+from tests.support.command_line import environment, heed_signals, orchestrator
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
 from trainer.core.frames import frame
@@ -156,21 +157,13 @@ def test_a_strategy_declares_nothing_but_what_strategies_do() -> None:
             StrategyFacts(**fields, declared={**honest, name: value})
 
 
-STREAMS = {
-    "long": b"\xff\xff\xff\xff",
-    "list": b"\0\0\0\x05[1,2]",
-    "nested": b"\0\x10\0\0" + b"[" * 2**20,
-    "half": b"\0\0\0",
-    "silent": b"",
-}
-
-
 def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for sent in STREAMS.values():
+    too_long, nested, half = b"\xff" * 4, b"\0\x10\0\0" + b"[" * 2**20, b"\0\0\0"
+    for sent in (too_long, b"\0\0\0\x05[1,2]", nested, half, b""):
         sandbox = Scripted(sent)
-        assert refused(Imports(component(tmp_path), make_sandbox=lambda _, made=sandbox: made))  # type: ignore[misc]
+        assert refused(Imports(component(tmp_path), make_sandbox=Mock(return_value=sandbox)))
         assert sandbox.closed
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
 
@@ -228,78 +221,66 @@ def test_what_hangs_or_prints_without_end_is_ended_and_reaches_no_terminal(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
 
 
-@pytest.mark.containers
-@pytest.mark.parametrize(
-    ("code", "named"),
-    [
-        ("x = bytearray(3 * 2**30)\nfor i in range(0, len(x), 4096): x[i] = 1\n", "more memory"),
-        ("open(__file__, 'a')\n", "Read-only"),
-        ("with open('/tmp/full', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))\n", "space"),
-        ("import socket\nsocket.create_connection(('8.8.8.8', 53), 2)\n", "unreachable"),
-    ],
-    ids=["memory", "code", "disk", "network"],
-)
-def test_it_has_the_limits_of_a_node(code: str, named: str, tried: Tried) -> None:
-    (reason,) = tried(docker_sandbox, code)
-    assert named in reason
+CONFINED = {
+    "x = bytearray(3 * 2**30)\nfor i in range(0, len(x), 4096): x[i] = 1\n": "more memory",
+    "open(__file__, 'a')\n": "Read-only",
+    "with open('/tmp/full', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))\n": "space",
+    "import socket\nsocket.create_connection(('8.8.8.8', 53), 2)\n": "unreachable",
+    FORGE.replace("NAME", "'key'"): "not readable",  # by the user of the containers
+}
 
 
 @pytest.mark.containers
-def test_a_file_that_only_its_user_can_read_stays_on_the_machine(tried: Tried, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", CONFINED, ids=["memory", "code", "disk", "network", "private file"])
+def test_it_has_the_limits_and_the_files_of_a_node(code: str, tried: Tried, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "key").write_text("secret")
     (tmp_path / "home" / "key").chmod(0o600)
-    (reason,) = tried(docker_sandbox, FORGE.replace("NAME", "'key'"))
-    assert "not readable" in reason
+    (reason,) = tried(docker_sandbox, code)
+    assert CONFINED[code] in reason
 
 
 # What is left
 
 
-def written_sweep(directory: Path) -> Path:
-    """A sweep with a component that hangs."""
-    base = {"model": "./mine.py:Net", "strategy": "serial", "dataset": "digits", "epochs": 1}
-    file = component(directory, HANGS) / "sweep.yml"
-    file.write_text(json.dumps({"name": "s", "blocks": [{"base": base}]}))
-    return file
-
-
-@pytest.mark.parametrize("runtime", ["local", pytest.param("docker", marks=pytest.mark.containers)])
-def test_a_signal_while_a_component_is_tried_leaves_nothing(runtime: str, tmp_path: Path) -> None:
-    temporary, file = tmp_path / "temporary", written_sweep(tmp_path / "home")
+@pytest.mark.parametrize(
+    ("runtime", "number"),
+    [
+        ("local", signal.SIGTERM),
+        pytest.param("docker", signal.SIGTERM, marks=pytest.mark.containers),
+        pytest.param("docker", signal.SIGKILL, marks=pytest.mark.containers),
+    ],
+)
+def test_an_orchestrator_that_ends_while_a_component_is_tried_leaves_nothing(
+    runtime: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    temporary, home = tmp_path / "temporary", component(tmp_path / "home", HANGS)
     temporary.mkdir()
     tmp_path.chmod(0o755)
+    base = {"model": "./mine.py:Net", "strategy": "serial", "dataset": "digits", "epochs": 1}
+    (home / "sweep.yml").write_text(json.dumps({"name": "s", "blocks": [{"base": base}]}))
     before = set(leftovers(LABEL)) if runtime == "docker" else set()
     process = subprocess.Popen(
-        orchestrator("sweep", file, "--dry-run", "--runtime", runtime),
+        orchestrator("sweep", home / "sweep.yml", "--dry-run", "--runtime", runtime),
         env={**environment(), "TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )
     wait_until(lambda: any(temporary.glob(f"{PREFIX}*")), 60)
-    time.sleep(3)  # at some moment of the trial
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert [*temporary.glob(f"{PREFIX}*")] == []
     if runtime == "docker":
-        assert set(leftovers(LABEL)) <= before
-    assert not [each for each, found in labelled() if found.get("TMPDIR") == str(temporary)]
-
-
-@pytest.mark.containers
-def test_a_killed_orchestrator_leaves_no_container(tmp_path: Path) -> None:
-    file = written_sweep(tmp_path / "home")
-    tmp_path.chmod(0o755)
-    before = set(leftovers(LABEL))
-    command = orchestrator("sweep", file, "--dry-run", "--runtime", "docker")
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: not set(leftovers(LABEL)) <= before, 60)
-        process.kill()
-    wait_until(lambda: set(leftovers(LABEL)) <= before, 60)
+    time.sleep(3)  # at some moment of the trial
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    if runtime == "docker":
+        wait_until(lambda: set(leftovers(LABEL)) <= before, 60)
+    if number == signal.SIGTERM:
+        assert process.returncode == 130
+        assert [*temporary.glob(f"{PREFIX}*")] == []
+        assert not [each for each, found in labelled() if found.get("TMPDIR") == str(temporary)]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes another user, which only root can")

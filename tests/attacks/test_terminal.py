@@ -1,7 +1,7 @@
 """Attacks on the terminal by text of nodes, components and files.
 
 The promise: control characters and line ends of such a text are visible escapes, so that nothing in it
-looks like a line of its own.
+looks like a line of its own, and a node that lies about where its rank was stopped is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
 from trainer.conformance.report import Finding, Report
 from trainer.core.events import Event
+from trainer.core.position import MAX_NAME
 
 FORGED = "bad\n[3/3] x: ok\r[3/3] x: ok\u2028[3/3] x: ok\x85[3/3] x: ok\x0b[3/3] x: ok\x1b[2J\t\u202e"
 
 
-def event_of(kind: str, **fields: Any) -> Event:
-    head = {"version": 1, "time": 1.0, "run": "r", "rank": 0, "host": "h", "kind": kind}
+def event_of(kind: str, rank: int = 0, **fields: Any) -> Event:
+    head = {"version": 1, "time": 1.0, "run": "r", "rank": rank, "host": "h", "kind": kind}
     return Event.from_line(json.dumps({**head, **fields}))
 
 
@@ -65,9 +66,44 @@ def test_whatever_prints_text_it_controls_no_terminal() -> None:
     table.add_row(Text(FORGED))
     for text in (printed(FORGED), printed(Text(FORGED, style="red")), printed(table)):
         assert {each for each in text if not each.isprintable()} <= {"\n", "\t"}
-
-
-def test_a_message_has_no_more_lines_than_newlines() -> None:
     assert len(shortened(FORGED.replace("\n", " ")).splitlines()) == 1
     assert len(shortened("a\r" * 100).splitlines()) == 1
-    assert shortened("a\nb\n") == "a\nb"
+
+
+BARRIER = {"kind": "barrier", "ranks": 2}
+POSITIONS: list[dict[str, Any]] = [
+    {"file": "x" * (MAX_NAME + 1)},
+    {"file": "\x1b" * MAX_NAME},  # too long once it is escaped
+    {"function": "a\nb"},
+    {"function": 3},
+    *({"line": line} for line in (-1, 2**31)),
+    *({"waited_s": seconds} for seconds in (1e300, -1.0)),
+    {"unknown": 1},
+    *({"exchange": {**BARRIER, "ranks": ranks}} for ranks in (0, 2**40)),
+    *({"exchange": {**BARRIER, "op": text}} for text in ("a\tb", "x" * (MAX_NAME + 1))),
+    {"exchange": {**BARRIER, "kind": "shell"}},
+    {"exchange": {**BARRIER, "dtype": "a\tb"}},
+    {"exchange": {**BARRIER, "peer": 2**40}},
+    {"exchange": {**BARRIER, "elements": -1}},
+]
+
+
+def stopped(rank: int = 0, **changed: Any) -> Event:
+    position = {"file": "mine.py", "line": 1, "function": "train", **changed}
+    return event_of("terminated", rank, cause="stopped by SIGTERM", position=position)
+
+
+def test_invalid_positions_are_refused() -> None:
+    for fields in POSITIONS:
+        with pytest.raises(ValueError, match="position"):
+            stopped(**fields)
+
+
+def test_a_cause_is_short_and_in_one_line_whatever_ranks_say() -> None:
+    exchange = {**BARRIER, "op": "x" * MAX_NAME, "dtype": "y" * MAX_NAME, "elements": 2**53}
+    texts = {"file": "\x1b]0;\u202e" * 8, "function": "f" * MAX_NAME}
+    events = [stopped(rank, **texts, exchange=exchange, line=rank) for rank in range(1000)]
+    cause = str(outcome(events, {}, 1000, 9.0)[1]).partition("last seen before it started")[2]
+    assert 0 < len(cause) < 8 * 5 * MAX_NAME
+    assert cause.isprintable()
+    assert r"\x1b]0;\u202e" in cause
