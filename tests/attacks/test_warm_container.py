@@ -28,8 +28,7 @@ from tests.support.runs import RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 pytestmark = pytest.mark.containers
-REMOVED = ["shared_memory", "semaphores", "message_queues", "posix_queues", "files", "escaped", "stopped"]
-REMOVED += ["headless", "clients", "data", "connections", "keys"]
+REMOVED = ["objects", "files", "escaped", "stopped", "headless", "clients", "data", "connections", "keys"]
 REPLACED = ["priority", "cores", "limits", "oom_score", "streams", "deep_directory", "unreadable_directory"]
 ATTACKS = [*REMOVED, "forks", *REPLACED]  # a process that forks may escape
 CODE = Path(__file__).with_name("remains.py")
