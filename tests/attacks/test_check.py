@@ -18,15 +18,12 @@ from orchestrator.sandbox.local import SHOWN_BYTES
 from trainer.conformance.report import Report
 
 HONEST = "def mine(labels, parts, rng): return [[0]]\n"
-# Writes to the descriptor of the answers, which is a socket among those that the process has.
+# Writes to all descriptors, and so to that of the answers.
 FORGES = """
-import os, stat
-for number in range(3, 256):
-    try:
-        if stat.S_ISSOCK(os.fstat(number).st_mode):
-            os.write(number, SENT)
-    except OSError:
-        pass
+import contextlib, os
+for number in range(3, 64):
+    with contextlib.suppress(OSError):
+        os.write(number, SENT)
 """
 FLOODS = "import os\nwhile True:\n    os.write(1, b'x' * 65536)\n"
 Checked = Callable[..., tuple[list[Report], str, str]]

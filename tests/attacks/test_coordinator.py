@@ -1,9 +1,8 @@
 """Hostile agents on loopback: what the coordinator accepts, how much, from whom, and whom it names.
 
 The promises of docs/security.md: invalid data from a node fails only the run in which the node sends it,
-and the row names the node and the field. The coordinator accepts connections only from the containers of
-the run, one from each, and limits their messages in length and time. Control characters appear as visible
-escapes. Warm containers that have sent invalid data are replaced before the next run.
+and the row names the node and the field. Connections, and messages in length and time, are limited. Warm
+containers that have sent invalid data are replaced before the next run.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ WHOLE_RUN_S = 3.0  # less than REGISTRATION_S on loopback
 SAVES: dict[str, Any] = {"trace": "steps", "save_weights": True, "epochs": 1}
 RUN = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2, **SAVES})
 LIMITS = OutputLimits.of(RUN)
-Sent = dict[str, Any] | bytes
 
 
 @pytest.fixture
@@ -67,13 +65,12 @@ def cluster(clusters: Iterator[LoopbackCluster]) -> LoopbackCluster:
 
 
 async def waits(agent: FakeAgent) -> None:
-    """Script of an agent until the coordinator has no more to say."""
     while (message := await agent.receive()) and message["kind"] not in ("shutdown", "rejected"):
         pass
     await agent.leave()
 
 
-def sends(*messages: Sent) -> Script:
+def sends(*messages: dict[str, Any] | bytes) -> Script:
     """Script of an agent that sends this as soon as it has ranks."""
 
     async def script(agent: FakeAgent) -> None:
@@ -88,13 +85,9 @@ def sends(*messages: Sent) -> Script:
     return script
 
 
-def raw_event(kind: str, rank: Any = 0, /, **fields: Any) -> str:
+def event(kind: str, rank: int = 0, /, **fields: Any) -> dict[str, Any]:
     head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
-    return json.dumps({**head, **fields}, ensure_ascii=False)
-
-
-def event(kind: str, rank: Any = 0, /, **fields: Any) -> dict[str, Any]:
-    return {"kind": "event", "line": raw_event(kind, rank, **fields)}
+    return {"kind": "event", "line": json.dumps({**head, **fields}, ensure_ascii=False)}
 
 
 def exit_of(**changed: Any) -> dict[str, Any]:
@@ -136,12 +129,10 @@ UNFINISHED = b'{"kind"'
 POISONED = [
     (b"GET / HTTP/1.1\r\n", "not JSON"),
     (b"[" * 3000 + b"\n", "message: n"),
-    (b'{"kind": ["hello"]}\n', "kind"),
     (b'{"kind": "shutdown"}\n', "kind"),
     (hello(public_keys=None), "public_keys"),
     (keys(host_key=KEYS["host_key"] + "\n* ssh-ed25519 AAAA"), "public_keys.host_key"),
     (keys(host_key='command="reboot" ' + KEYS["host_key"]), "public_keys.host_key"),
-    (keys(host_key="x" * 3000), "public_keys.host_key"),
     (keys(more=KEYS["key"]), "public_keys.more"),
     (hello(replaced="x" * MAX_HELLO_BYTES), "bytes"),
     (b"x" * 2**20, "without an end"),
@@ -228,7 +219,7 @@ def test_coordinator_does_not_read_from_strangers(
 # During the run
 
 WEIGHTS, TRACE = weights_file(10), trace_file(RUN.key, 0)
-ENDLESS_TRACE = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
+MANY = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
 # What is named, and the messages.
 INVALID: dict[str, list[tuple[Any, ...]]] = {
     "lines": [
@@ -280,7 +271,7 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
         ("not as many", *trace(TRACE, b"x")),
         ("not as many", *trace(TRACE[:-1])),
         ("more after its end", *trace(TRACE), *trace(b"", last=False)),
-        ("record 1: ", *trace(TRACE[:-75], b"\xff" * 75)),
+        ("record 2: kind", *trace(TRACE[:-75], b"\xff" * 75)),
         ("count", *trace(TRACE.replace(b'"count":3', b'"count":1000001'))),
         ("trace: ", *trace(*[b"x" * 40_000] * 200)),
     ],
@@ -306,23 +297,17 @@ def test_invalid_message_fails_the_run(clusters: Iterator[LoopbackCluster], kind
         assert named in damaged[0].fields["reason"]
 
 
-def skipped(text: str) -> dict[str, Any]:
-    return event("checkpoint_skipped", epoch=1, step=1, cause=text)
-
-
 # What is sent first, and then without end; the file, its largest size, and what is named.
-EVENT_BYTES = LIMITS.event_bytes + 10_000
-ENDLESS: dict[str, tuple[list[Sent], Sent, str, int, str]] = {
-    "events": ([], skipped("x" * 7000), "rank-0.jsonl", EVENT_BYTES, f"{LIMITS.event_bytes}"),
-    "longer as written": ([], skipped("漢" * 1000), "rank-0.jsonl", EVENT_BYTES, "bytes"),
+EVENTS = "rank-0.jsonl", LIMITS.event_bytes + 10_000, f"{LIMITS.event_bytes} bytes"
+ENDLESS: dict[str, tuple[Any, ...]] = {
+    "events": (b"", event("checkpoint_skipped", epoch=1, step=1, cause="x" * 7000), *EVENTS),
+    "longer as written": (b"", event("checkpoint_skipped", epoch=1, step=1, cause="漢" * 1000), *EVENTS),
     "weights": (
-        [chunk(WEIGHTS, last=False)],
-        chunk(b"x" * 24_000, last=False),
+        *(chunk(WEIGHTS, last=False), chunk(b"x" * 24_000, last=False)),
         *("weights.npy.part", len(WEIGHTS), "weights"),
     ),
     "trace": (
-        trace(ENDLESS_TRACE, last=False),
-        trace(ENDLESS_TRACE.partition(b"\n")[2] * 200, last=False)[0],
+        *(*trace(MANY, last=False), *trace(MANY.partition(b"\n")[2] * 200, last=False)),
         *("trace-0.bin.part", LIMITS.trace_bytes, "trace: more than"),
     ),
 }
@@ -331,7 +316,7 @@ ENDLESS: dict[str, tuple[list[Sent], Sent, str, int, str]] = {
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None:
     first, more, name, most, named = ENDLESS[kind]
-    assert cluster.run({"node-1": sends(*first, *[more] * 500), "node-2": keeps_training}, **SAVES) == 1
+    assert cluster.run({"node-1": sends(first, *[more] * 500), "node-2": keeps_training}, **SAVES) == 1
     assert named in cluster.causes["node-1"]
     assert (cluster.directory / name).stat().st_size <= most < 10 * 2**20
 
@@ -345,8 +330,9 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
         while not (cluster.run_directory(1) / ENDED).exists():  # until then it would be rejected
             await asyncio.sleep(0.005)
 
-    scripts: dict[str, list[Script]] = {"node-1": [keeps_training, succeeds], "node-2": [hostile, succeeds]}
-    spoilt, after = cluster.serve(scripts, {}, {})
+    spoilt, after = cluster.serve(
+        {"node-1": [keeps_training, succeeds], "node-2": [hostile, succeeds]}, {}, {}
+    )
     assert spoilt.exits["coordinator"] == 1
     assert str(spoilt.untrusted).startswith("node 1 ")
     assert (after.exits["coordinator"], after.untrusted) == (0, None)
@@ -362,19 +348,20 @@ def test_connections_of_a_run_are_not_blamed_on_the_next(
     async def floods(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
-        if late:
-            await agent.exit()
-            assert (await agent.receive() or {})["kind"] == "shutdown"
-        opened = [await cluster.connect(HOSTILE, b"junk\n") for _ in range(connections)]
-        if not late:
-            await agent.exit()
-            await agent.receive()
+        opened = []
+        for at_end in (False, True):
+            if at_end == late:
+                opened = [await cluster.connect(HOSTILE, b"junk\n") for _ in range(connections)]
+            if not at_end:
+                await agent.exit()
+                assert (await agent.receive() or {})["kind"] == "shutdown"
         for each in opened:
             each.connection.abort()
         await agent.leave()
 
-    scripts: dict[str, list[Script]] = {"node-1": [succeeds_later, succeeds], "node-2": [floods, succeeds]}
-    flooded, after = cluster.serve(scripts, {}, {})
+    flooded, after = cluster.serve(
+        {"node-1": [succeeds_later, succeeds], "node-2": [floods, succeeds]}, {}, {}
+    )
     assert (after.exits["coordinator"], after.untrusted, after.failures) == (0, None, {})
     assert (flooded.untrusted is not None) == (connections > module.MAX_CONNECTIONS)
 

@@ -77,3 +77,9 @@ def test_a_file_that_cannot_be_written_is_named_instead_of_its_draft(
     with pytest.raises(OSError, match="Read-only") as raised:
         write_atomic(tmp_path / "file", "text")
     assert raised.value.filename == str(tmp_path / "file")
+
+
+def test_calibrate_refuses_nodes_without_links_before_its_runs(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["calibrate", str(tmp_path / "file"), "--runtime", "virtual"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith("--runtime virtual: ")

@@ -33,6 +33,7 @@ from trainer.spec.run_spec import RunSpec
 
 SECRET = "a secret of the user"
 NAMES = ("secret", "result.json")
+LOCAL = ("--runtime", "local")
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +86,10 @@ def invoke(*arguments: str | Path) -> Result:
 
 def refusals(paths: SweepPaths, out: Path) -> list[str]:
     """What commands that read the directory say if they refuse it."""
-    reference, _ = traced_sweep(out / "reference", runs=2)
-    commands = [
-        ("report", paths.directory),
-        ("compare", reference.directory, paths.directory, "--out", out / "compared.html"),
-        ("export", paths.directory, "--to", "csv", "--out", out / "csv"),
-        ("replay", paths.directory),
-    ]
+    sweep, reference = paths.directory, traced_sweep(out / "reference", runs=2)[0].directory
+    commands: list[tuple[str | Path, ...]] = [("report", sweep), ("replay", sweep)]
+    commands += [("compare", reference, sweep, "--out", out / "compared.html")]
+    commands += [("export", sweep, "--to", "csv", "--out", out / "csv")]
     done = [invoke(*command).exception for command in commands]
     for written in [*paths.directory.glob("report.*"), *paths.directory.glob("*.csv")]:
         assert SECRET not in written.read_text()
@@ -174,16 +172,11 @@ def test_costs_of_a_cluster_are_read_from_a_regular_file_with_transports(tmp_pat
             read_measured_cluster(file)
 
 
-def test_questions_about_fields_that_runs_do_not_have_are_unanswered(
-    paths: SweepPaths, tmp_path: Path
-) -> None:
-    record = json.loads(paths.record.read_text())
+def test_questions_about_fields_that_runs_lack_are_unanswered(paths: SweepPaths, tmp_path: Path) -> None:
     odd = {"nodes": {"a": [1]}, "strategy.x": None, "__class__": 1, "<b>": "<script>", "node_speed": "x"}
-    record["questions"] = [
-        {"measure": "accuracy", "compare": {name: value}, "against": {"nodes": 2}}
-        for name, value in odd.items()
-    ]
-    paths.record.write_text(json.dumps(record))
+    asked = {"measure": "accuracy", "against": {"nodes": 2}}
+    questions = [{**asked, "compare": {name: value}} for name, value in odd.items()]
+    paths.record.write_text(json.dumps({**json.loads(paths.record.read_text()), "questions": questions}))
     assert refusals(paths, tmp_path) == []
     assert "<script>" not in paths.markdown.read_text()
 
@@ -191,19 +184,24 @@ def test_questions_about_fields_that_runs_do_not_have_are_unanswered(
 # What is written
 
 
-def test_a_sweep_writes_through_no_link_in_place_of_a_directory(tmp_path: Path, outside: Path) -> None:
-    file, out = tmp_path / "sweep.yml", tmp_path / "out"
-    file.write_text(
-        "{name: trial, base: {dataset: digits, model: mlp}, blocks: [{base: {strategy: serial}}]}"
-    )
+def test_commands_write_through_no_link_in_place_of_a_directory(paths: SweepPaths, outside: Path) -> None:
+    file, new = outside.parent / "sweep.yml", outside.parent / "new"
+    file.write_text("{name: s, base: {dataset: digits, model: mlp}, blocks: [{base: {strategy: serial}}]}")
     (run,) = load_sweep(file).runs
-    out.mkdir()
-    for name in (run.key, "code", "plots", ".warm", ".warm-up-run"):
-        (out / name).symlink_to(outside)
-        refused = invoke("sweep", file, "--runtime", "local", "--out", out).exception
+    places = [new / name for name in (run.key, "code", ".warm", ".warm-up-run")]
+    commands: dict[Path, list[str | Path]] = {
+        place: ["sweep", file, "--out", new, *LOCAL] for place in places
+    }
+    commands[paths.directory / "plots"] = ["report", paths.directory]
+    for name in ("export", "export/csv"):
+        commands[paths.directory / name] = ["export", paths.directory, "--to", "csv"]
+    for place, command in commands.items():
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(outside)
+        refused = invoke(*command).exception
         assert isinstance(refused, InputError)
-        assert str(out / name) in str(refused)
-        (out / name).unlink()
+        assert str(place) in str(refused)
+        place.unlink()
 
 
 def test_a_run_writes_through_no_link_in_place_of_checkpoints(tmp_path: Path, outside: Path) -> None:
@@ -212,19 +210,6 @@ def test_a_run_writes_through_no_link_in_place_of_checkpoints(tmp_path: Path, ou
     run.checkpoints.symlink_to(outside)
     _remove_previous_attempt(run)
     assert not run.checkpoints.is_symlink()
-
-
-@pytest.mark.parametrize("name", ["plots", "export", "export/csv"])
-def test_reports_and_exports_write_through_no_link_in_place_of_a_directory(
-    paths: SweepPaths, outside: Path, name: str
-) -> None:
-    place = paths.directory / name
-    place.parent.mkdir(exist_ok=True)
-    place.symlink_to(outside)
-    command = ["report"] if name == "plots" else ["export", "--to", "csv"]
-    refused = invoke(*command, paths.directory).exception
-    assert isinstance(refused, InputError)
-    assert str(place) in str(refused)
 
 
 def test_files_are_written_through_no_link(tmp_path: Path, outside: Path) -> None:

@@ -20,7 +20,7 @@ from orchestrator.commands.course import grade
 from orchestrator.commands.sweep import text_console
 from orchestrator.course import grading as module
 from orchestrator.course import submissions
-from orchestrator.course.checks import Check, load_checks, shown
+from orchestrator.course.checks import Check, load_checks
 from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.student import Student
 from orchestrator.course.submissions import obstacle, submissions_of
@@ -104,93 +104,81 @@ def test_links_are_rows_of_their_own_and_are_not_followed(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def deep(tmp_path: Path) -> Iterator[Path]:
-    path = made(tmp_path, "deep")
+def eve(tmp_path: Path) -> Iterator[Path]:
+    path = made(tmp_path, "eve")
     yield path
     shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("name", ["d" * 200, "d"], ids=["long", "short"])
-def test_nested_directories_stop_no_other_submission(name: str, deep: Path, tmp_path: Path) -> None:
-    at = os.open(deep, os.O_RDONLY)
+def test_nested_directories_are_named(name: str, eve: Path) -> None:
+    at = os.open(eve, os.O_RDONLY)
     for _ in range(600):  # also with a path that is too long for one call
         os.mkdir(name, dir_fd=at)
         below = os.open(name, os.O_RDONLY, dir_fd=at)
         os.close(at)
         at = below
     os.close(at)
-    found = graded(deep, made(tmp_path, "right"))
-    assert found["right"].points == 1
-    assert any(each in str(found["deep"].error) for each in ("nested too deeply", "too long"))
-    assert len(str(found["deep"].error)) < 1000
+    error = str(graded(eve)["eve"].error)
+    assert "nested too deeply" in error or "too long" in error
+    assert len(error) < 1000
 
 
-def test_files_without_number_are_not_all_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_number_are_not_all_looked_at(eve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "MAX_ENTRIES", 20)
-    many = made(tmp_path, "many")
     for number in range(30):
-        (many / str(number)).touch()
-    found = graded(many, made(tmp_path, "right"))
-    assert "20" in str(found["many"].error)
-    assert found["right"].points == 1
+        (eve / str(number)).touch()
+    assert "20" in str(graded(eve)["eve"].error)
 
 
 # Messages and time
 
 
 @pytest.mark.parametrize("values", [b"[]", b"{}", b"1", b'""'])
-def test_a_frame_of_many_values_is_not_read(values: bytes, tmp_path: Path) -> None:
+def test_a_frame_of_many_values_is_not_read(values: bytes, eve: Path) -> None:
     body = b'{"call":0,"result":[' + b",".join([values] * 1_000_000) + b"]}"
-    found = graded(made(tmp_path, "eve"), checks=(calls,), sent=len(body).to_bytes(4, "big") + body)["eve"]
+    found = graded(eve, checks=(calls,), sent=len(body).to_bytes(4, "big") + body)["eve"]
     (score,) = found.scores
     assert score.failure
     assert "values" in score.failure.problem
 
 
-def test_a_check_ends_in_time_whatever_it_gets(tmp_path: Path) -> None:
+def test_a_check_ends_in_time_whatever_it_gets(eve: Path) -> None:
     """Messages that are valid, come at once and never end."""
     lists: list[list[int]] = [[]] * 100_000
     ask = frame({"call": 0, "ask": 1, "function": 0, "arguments": [lists], "named": {"dict": []}})
     began = time.monotonic()
-    found = graded(made(tmp_path, "eve"), checks=(calls, calls), sent=ask, seconds=0.5)
+    found = graded(eve, checks=(calls, calls), sent=ask, seconds=0.5)
     assert time.monotonic() - began < 8
     assert found["eve"].points == 0
 
 
-def test_all_checks_together_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_checks_together_have_a_limit(eve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_S", 0.0)
     checks = [lambda student: time.sleep(0.35)] * 2
-    found = graded(made(tmp_path, "eve"), checks=(*checks, passes), seconds=0.2)["eve"]
+    found = graded(eve, checks=(*checks, passes), seconds=0.2)["eve"]
     assert [score.points for score in found.scores] == [1, 1, 0]
     assert found.scores[2].failure
     assert "0.6 s" in found.scores[2].failure.problem
 
 
-def test_a_long_value_is_shown_shortened() -> None:
-    assert len(shown("x " * 10**7)) < 200
-
-
 # Tests and surprises
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), KeyError("x"), BaseException("x")], ids=repr)
-def test_an_error_in_a_check_fails_the_check(error: BaseException, tmp_path: Path) -> None:
-    def raises(student: Student) -> None:
-        raise error
+def test_an_error_in_a_check_fails_the_check(eve: Path) -> None:
+    def exits(student: Student) -> None:
+        raise SystemExit(0)
 
-    found = graded(made(tmp_path, "a"), checks=(raises, passes))["a"]
-    assert [score.points for score in found.scores] == [0, 1]
+    assert [score.points for score in graded(eve, checks=(exits, passes))["eve"].scores] == [0, 1]
 
 
-def test_an_unforeseen_error_is_that_of_one_submission(tmp_path: Path) -> None:
+def test_an_unforeseen_error_is_that_of_one_submission(eve: Path, tmp_path: Path) -> None:
     def make(path: Path) -> Sandbox:
         if path.name == "eve":
             raise RuntimeError("odd\n[3/3] x: ok")
         return Scripted()
 
-    found = graded(made(tmp_path, "eve"), made(tmp_path, "right"), make=make)
+    found = graded(eve, made(tmp_path, "right"), make=make)
     assert found["right"].points == 1
     assert "RuntimeError" in str(found["eve"].error)
     assert str(found["eve"].error).isprintable()
