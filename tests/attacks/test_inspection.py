@@ -1,8 +1,8 @@
-"""Attacks by a component on the process that loads the sweep: what it answers, prints and leaves.
+"""Attacks by a component on commands that try it before a run: what it answers, prints and leaves.
 
 The promise: the process that tries users' components is not trusted. Nothing that it sends makes the
 orchestrator read or write a file outside of the component's directory, print a control character, use
-memory or time without limit, or leave anything behind.
+memory or time without limit, or leave anything behind; and no other process runs its code.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from orchestrator.commands import model as model_command
+from orchestrator.commands import partitions as partitions_command
+from orchestrator.errors import InputError
 from orchestrator.identity import labelled
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps import imports as module
 from orchestrator.sweeps.imports import ComponentError, Imports, Inspection, MakeSandbox, local_sandbox
 from orchestrator.sweeps.staged_code import PREFIX
-from tests.attacks.scripted import Scripted
+from tests.attacks.conftest import Scripted
 from tests.support.command_line import environment, heed_signals, orchestrator
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
 from trainer.core.frames import frame
+from trainer.models.mlp import Mlp
+from trainer.spec.run_spec import RunSpec
 from trainer.strategies.ddp import Ddp
 from trainer.user_components.strategy import DECLARED, StrategyFacts
 
@@ -44,7 +48,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), classes), nn.LogSoftmax(1))
 """
 # Replaces the answer to be sent by one that names another file.
-FORGE = """
+FORGES = """
 import json
 import trainer.component_trials.inspect as inspection
 honest = inspection.checked
@@ -66,6 +70,12 @@ def component(directory: Path, code: str = "", name: str = "mine.py") -> Path:
     return directory
 
 
+def answered(directory: Path, *answers: dict[str, Any] | bytes) -> Imports:
+    """The process that tries components in the directory sends these answers."""
+    sent = [each if isinstance(each, bytes) else frame(each) for each in answers]
+    return Imports(component(directory), make_sandbox=lambda _: Scripted(*sent))
+
+
 def model(imports: Imports, name: str = "mine.py") -> dict[str, Any]:
     return imports.resolve({"model": f"./{name}:Net", "strategy": "serial"})
 
@@ -80,12 +90,6 @@ def refused(imports: Imports, name: str = "mine.py") -> str:
     return reason
 
 
-def answered(directory: Path, **changed: Any) -> Imports:
-    """The process that tries the component in the directory sends this answer."""
-    answer = frame({"facts": FACTS, "files": ["mine.py"], **changed})
-    return Imports(component(directory), make_sandbox=lambda _: Scripted(answer, frame({})))
-
-
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret"
@@ -97,7 +101,6 @@ def secret(tmp_path: Path) -> Path:
 
 NAMES = ["/etc/hostname", "../secret", "a/../../secret", "", ".", "mine.py/", "./mine.py", "nul\0"]
 NAMES += ["escape\x1b[2J", "half \ud800", "link", "folder/link", "linked/secret", "pipe", "folder", "gone"]
-NAMES += ["mine.py/x"]
 
 
 def test_a_file_outside_or_no_regular_file_is_never_opened(tmp_path: Path, secret: Path) -> None:
@@ -108,7 +111,7 @@ def test_a_file_outside_or_no_regular_file_is_never_opened(tmp_path: Path, secre
     (home / "linked").symlink_to(tmp_path)
     os.mkfifo(home / "pipe")
     for name in NAMES:
-        imports = answered(home, files=["mine.py", name])
+        imports = answered(home, {"facts": FACTS, "files": ["mine.py", name]})
         refused(imports)
         assert imports.code is not None
         copied = [path.read_text() for path in imports.code.rglob("*") if path.is_file()]
@@ -124,7 +127,6 @@ ANSWERS: list[dict[str, Any]] = [
     {"files": ["mine.py", "mine.py"]},
     {"module": "../../x"},
     {"samples": "not base64"},
-    {"error": 3},
     {"error": "x" * 10_000},
     {"invalid": [{}]},
     {"invalid": [{"type": "value_error", "loc": [], "msg": "\x1b[2J"}]},
@@ -133,15 +135,26 @@ ANSWERS: list[dict[str, Any]] = [
     {"facts": {}},
     {"facts": {**FACTS, "blocks": ["\x1b]0;title\x07"]}},
     {"facts": {**FACTS, "blocks": ["x"] * 20_000}},
-    {"facts": {**FACTS, "blocks": [[[[[[[[[[[[[[[[[["deep"]]]]]]]]]]]]]]]]]]}},
     {"facts": {**FACTS, "unknown": 1}},
 ]
 
 
 def test_an_answer_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    honest = {"facts": FACTS, "files": ["mine.py"]}
+    assert model(answered(tmp_path, honest, {}))  # the second one: that model and data fit together
     for changed in ANSWERS:
-        assert refused(answered(tmp_path, **changed)), changed
-    assert model(answered(tmp_path))
+        assert refused(answered(tmp_path, {**honest, **changed})), changed
+
+
+def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    too_long, nested, half = b"\xff" * 4, b"\0\x10\0\0" + b"[" * 2**20, b"\0\0\0"
+    for sent in (too_long, b"\0\0\0\x05[1,2]", nested, half, b""):
+        imports = answered(tmp_path, sent)
+        assert refused(imports)
+        assert imports._channel is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
 
 
 def test_a_strategy_declares_nothing_but_what_strategies_do() -> None:
@@ -151,21 +164,42 @@ def test_a_strategy_declares_nothing_but_what_strategies_do() -> None:
     fields |= {"updates_use_global_batch": True, "micro_batch_count": 1}
     fields |= {"not_checkpointed": None, "bubble": None}
     assert StrategyFacts(**fields, declared=honest)
-    wrong: dict[str, Any] = {"__init__": 1, "model_config": {}, "transports": "gloo", "max_nodes": "many"}
-    for name, value in wrong.items():
+    for name in ("__init__", "model_config", "transports", "max_nodes"):
         with pytest.raises(ValueError, match="declared"):
-            StrategyFacts(**fields, declared={**honest, name: value})
+            StrategyFacts(**fields, declared={**honest, name: "gloo"})
 
 
-def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    too_long, nested, half = b"\xff" * 4, b"\0\x10\0\0" + b"[" * 2**20, b"\0\0\0"
-    for sent in (too_long, b"\0\0\0\x05[1,2]", nested, half, b""):
-        sandbox = Scripted(sent)
-        assert refused(Imports(component(tmp_path), make_sandbox=Mock(return_value=sandbox)))
-        assert sandbox.closed
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
+BLOCK = {"name": "layer", "parameters": 1, "output_shape": [1], "flops": 1.0, "output_bytes": 1.0}
+BLOCK |= {"saved_bytes": 1.0, "forward_s": 1.0, "backward_s": 1.0}
+PROFILES: list[dict[str, Any]] = [{"name": "other"}, {"name": "\x1b[2J"}, {"forward_s": 0.0}]
+PROFILES += [{"forward_s": float("nan")}, {"flops": 1e300}, {"output_shape": [1] * 1000}]
+PARTITION = {"labels": [[1, 1]] * 2, "coverage": 1.0, "overlap": 0.0}
+PARTITION |= {"js_divergence": [0.0] * 2, "earth_movers_distance": [0.0] * 2}
+PARTITIONS: list[dict[str, Any]] = [{"labels": [[1, 1]]}, {"labels": [[1, 1], [1]]}, {"js_divergence": []}]
+PARTITIONS += [{"labels": [[1, "x"], [1, 1]]}, {"earth_movers_distance": [0.0, float("inf")]}]
+
+
+def test_figures_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (model_command, partitions_command):
+        monkeypatch.setattr(command, "has_users", lambda run: True)
+    monkeypatch.setattr(Mlp, "names", ["layer"])
+    run = RunSpec(model="mlp", strategy="serial")
+    assert model_command.profile_blocks(run, answered(tmp_path, {"blocks": [BLOCK]}))
+    for blocks in ([], *([{**BLOCK, **changed}] for changed in PROFILES)):
+        with pytest.raises(InputError) as raised:
+            model_command.profile_blocks(run, answered(tmp_path, {"blocks": blocks}))
+        assert str(raised.value).isprintable()
+
+    def partition(answer: dict[str, Any]) -> Any:
+        imports = answered(tmp_path, answer)
+        dataset = "{name: synthetic, samples: 200, classes: 2, height: 3, width: 3}"
+        runs = partitions_command.runs_of(dataset, 2, ["shards"], 0, imports)
+        return next(partitions_command.preview(runs, tmp_path, imports))
+
+    assert partition({"partition": PARTITION}).summary
+    for answer in ({}, *({"partition": {**PARTITION, **changed}} for changed in PARTITIONS)):
+        assert partition(answer).summary is None, answer
+        assert partition(answer).reason.isprintable()
 
 
 # Processes and containers
@@ -175,11 +209,6 @@ def docker_sandbox(inspection: Inspection) -> Sandbox:
     return DockerRuntime().inspection_sandbox(inspection)
 
 
-in_sandboxes = pytest.mark.parametrize(
-    "make",
-    [local_sandbox, pytest.param(docker_sandbox, marks=pytest.mark.containers)],
-    ids=["local", "docker"],
-)
 Tried = Callable[..., Iterator[str]]
 
 
@@ -199,20 +228,69 @@ def tried(tmp_path: Path) -> Tried:
     return reasons
 
 
-@in_sandboxes
+# Notes each process that runs it. The model fails when it is profiled, after the trial that loads it.
+FAILS = """
+import math, os, traceback
+from pathlib import Path
+import numpy as np
+from torch import nn
+with open(Path(__file__).parent / "pids", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+class Flat(nn.Flatten):
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+    def forward(self, x):
+        if "profile_blocks" in str(traceback.extract_stack()):
+            exec(self.fails)
+        return super().forward(x)
+class Fails(nn.Sequential):
+    def __init__(self, shape, classes, fails=""):
+        super().__init__(Flat(fails), nn.Linear(math.prod(shape), classes), nn.LogSoftmax(1))
+def split(labels, parts):
+    return np.array_split(np.arange(len(labels)), parts)
+def data():
+    return np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 3
+"""
+
+
+def test_no_code_of_users_runs_in_commands_that_show_figures(tmp_path: Path) -> None:
+    file = component(tmp_path, FAILS) / "mine.py"
+    with closing(Imports(tmp_path, tmp_path)) as imports:
+
+        def shown(fails: str = "", mesh: str | None = None) -> str:
+            name = f"{{name: {file}:Fails, fails: {fails!r}}}"
+            return "\n".join(model_command.sections(name, "digits", 8, None, 80, imports, mesh=mesh))
+
+        assert "slowest" in shown()
+        assert "split points" in shown(mesh="data=2,pipeline=2")
+        for dataset in ("digits", f"{file}:data"):
+            runs = partitions_command.runs_of(dataset, 4, [f"{file}:split"], 0, imports)
+            assert next(partitions_command.preview(runs, Path("data"), imports)).summary
+        for fails in ("os._exit(3)", "raise SystemExit(0)", "raise KeyError(chr(27) * 10**6 + chr(10))"):
+            with pytest.raises(InputError) as raised:
+                shown(fails)
+            assert str(raised.value).isprintable()
+            assert len(str(raised.value)) < 5000
+    pids = {int(line) for line in (tmp_path / "pids").read_text().split()}
+    assert len(pids) > 3
+    assert os.getpid() not in pids
+
+
+@pytest.mark.parametrize(
+    "make",
+    [local_sandbox, pytest.param(docker_sandbox, marks=pytest.mark.containers)],
+    ids=["local", "docker"],
+)
 def test_what_forges_an_answer_hangs_or_floods_is_refused(
-    make: MakeSandbox,
-    tried: Tried,
-    secret: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    make: MakeSandbox, tried: Tried, secret: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 2.0)
+    monkeypatch.setattr(module, "ANSWER_S", 5.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    hung, flooded, forged = tried(make, HANGS, FLOODS, FORGE.replace("NAME", repr(str(secret))))
-    assert "2 s" in hung
-    assert "2 s" in flooded
-    assert "files" in forged or "2 s" in forged
+    forged, hung, flooded = tried(make, FORGES.replace("NAME", repr(str(secret))), HANGS, FLOODS)
+    assert "files" in forged
+    assert "5 s" in hung
+    assert "5 s" in flooded
     assert secret.read_text() == "secret"
     assert "\x1b" not in "".join(capfd.readouterr())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
@@ -223,7 +301,7 @@ CONFINED = {
     "open(__file__, 'a')\n": "Read-only",
     "with open('/tmp/full', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))\n": "space",
     "import socket\nsocket.create_connection(('8.8.8.8', 53), 2)\n": "unreachable",
-    FORGE.replace("NAME", "'key'"): "not readable",  # by the user of the containers
+    FORGES.replace("NAME", "'key'"): "not readable",  # by the user of the containers
 }
 
 
@@ -231,13 +309,9 @@ CONFINED = {
 @pytest.mark.parametrize("code", CONFINED, ids=["memory", "code", "disk", "network", "private file"])
 def test_it_has_the_limits_and_the_files_of_a_node(code: str, tried: Tried, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "key").write_text("secret")
-    (tmp_path / "home" / "key").chmod(0o600)
+    (tmp_path / "home" / "key").touch(mode=0o600)
     (reason,) = tried(docker_sandbox, code)
     assert CONFINED[code] in reason
-
-
-# What is left
 
 
 @pytest.mark.parametrize(
@@ -270,8 +344,7 @@ def test_an_orchestrator_that_ends_while_a_component_is_tried_leaves_nothing(
         wait_until(lambda: not set(leftovers(LABEL)) <= before, 60)
     time.sleep(3)  # at some moment of the trial
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors
+    assert "Traceback" not in process.communicate(timeout=60)[1]
     if runtime == "docker":
         wait_until(lambda: set(leftovers(LABEL)) <= before, 60)
     if number == signal.SIGTERM:
@@ -282,13 +355,11 @@ def test_an_orchestrator_that_ends_while_a_component_is_tried_leaves_nothing(
 
 # What an error says
 
-FORGED = "bad\\n[3/3] x: ok\\r[4/4] y: ok\\u2028[5/5] z: ok\\x1b[2J"
-FAILURE = "from trainer.user_components.source import ImportFailure\nraise ImportFailure({!r})\n"
 ERRORS = {
-    f'raise ValueError("{FORGED}")': "bad",
-    FAILURE.format("bad\n[3/3] x: ok"): "bad",
+    'raise ValueError("bad\\n[3/3] x: ok\\r[4/4] y: ok\\u2028[5/5] z: ok\\x1b[2J")': "bad",
     "raise ValueError('\\x1b' * 50 + 'x ' * 5000 + 'the reason')": "the reason",
-    FAILURE.format("\x1b" * 5000 + "the reason"): "the reason",
+    "from trainer.user_components.source import ImportFailure\n"
+    "raise ImportFailure('\\n' + '\\x1b' * 5000 + 'the reason')": "the reason",
     "open('odd \\x1b[2J\\n', 'w').close()": "control characters",
 }
 

@@ -54,17 +54,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_directories_with_the_prefix_of_copies_end_no_command(temporary: Path) -> None:
-    names = [*(each for each in NO_NUMBERS if len(each) < 100), "1-\udcff"]
-    others = [temporary / f"{staged_code.PREFIX}{name}-x" for name in names]
-    for other in others:
-        other.mkdir()
-    staged_code._remove_stale()
-    assert all(other.exists() for other in others)
-
-
 def test_directories_of_other_users_stay(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One nested very deeply would end the command of root that removes it."""
+    odd = [*(each for each in NO_NUMBERS if len(each) < 100), "1-\udcff"]
+    others = [temporary / f"{staged_code.PREFIX}{name}-x" for name in odd]
+    for other in others:
+        other.mkdir()
     copies = temporary / f"{staged_code.PREFIX}999999999-x"
     session = temporary / f"{driver_client.PREFIX}x"
     for directory in (copies, session):
@@ -73,12 +68,13 @@ def test_directories_of_other_users_stay(temporary: Path, monkeypatch: pytest.Mo
     link = temporary / f"{staged_code.PREFIX}999999998-x"
     link.symlink_to(copies)
     user = os.geteuid()
-    for other in (1, 0):
-        monkeypatch.setattr(os, "geteuid", lambda other=other: user + other)
+    for stays in (True, False):
+        monkeypatch.setattr(os, "geteuid", lambda stays=stays: user + stays)
         staged_code._remove_stale()
-        assert driver_client.remove_sessions() == 1 - other
-        assert {each.exists() for each in (copies, session)} == {bool(other)}
+        assert driver_client.remove_sessions() == (not stays)
+        assert {each.exists() for each in (copies, session)} == {stays}
     assert link.is_symlink()
+    assert all(other.exists() for other in others)
 
 
 OWNERS: dict[str, Callable[[Path], object]] = {

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from orchestrator.cli import Command, app
 from orchestrator.commands import compare, course, partitions
 from orchestrator.errors import InputError
-from orchestrator.results.store import check_output, write_atomic
+from orchestrator.results.store import write_atomic
 
 OTHERS: dict[str, Callable[[Path], object]] = {
     "device": lambda path: path.symlink_to("/dev/full"),
@@ -56,15 +56,6 @@ def test_what_is_no_regular_file_stays(tmp_path: Path, kind: str) -> None:
         assert isinstance(refused, InputError)
         assert str(refused).startswith(f"{file}: {reason}")
         assert (place.lstat().st_mode, place.lstat().st_ino) == before
-
-
-def test_a_regular_file_may_be_replaced_and_directories_be_made(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "deep" / "file"
-    for text in ("before", "after"):
-        check_output(file, "FILE")
-        assert [*tmp_path.rglob("file")] == ([] if text == "before" else [file])
-        write_atomic(file, text)
-        assert file.read_text() == text
 
 
 def test_a_file_that_cannot_be_written_is_named_instead_of_its_draft(

@@ -26,7 +26,7 @@ from orchestrator.course.student import Student
 from orchestrator.course.submissions import obstacle, submissions_of
 from orchestrator.errors import InputError
 from orchestrator.sandbox.base import Limits, Sandbox
-from tests.attacks.scripted import Scripted
+from tests.attacks.conftest import Scripted
 from trainer.core.frames import frame
 
 NAMES = ["es\x1b[2Jc", "a\n[3/3] x: ok", r"a\n[3/3] x: ok", "tab\t", "\u202e", os.fsdecode(b"bad \xff")]

@@ -72,19 +72,14 @@ def test_whatever_prints_text_it_controls_no_terminal() -> None:
 
 BARRIER = {"kind": "barrier", "ranks": 2}
 POSITIONS: list[dict[str, Any]] = [
-    {"file": "x" * (MAX_NAME + 1)},
     {"file": "\x1b" * MAX_NAME},  # too long once it is escaped
     {"function": "a\nb"},
-    {"function": 3},
-    *({"line": line} for line in (-1, 2**31)),
-    *({"waited_s": seconds} for seconds in (1e300, -1.0)),
+    {"line": 2**31},
+    {"waited_s": 1e300},
     {"unknown": 1},
     *({"exchange": {**BARRIER, "ranks": ranks}} for ranks in (0, 2**40)),
     *({"exchange": {**BARRIER, "op": text}} for text in ("a\tb", "x" * (MAX_NAME + 1))),
-    {"exchange": {**BARRIER, "kind": "shell"}},
-    {"exchange": {**BARRIER, "dtype": "a\tb"}},
-    {"exchange": {**BARRIER, "peer": 2**40}},
-    {"exchange": {**BARRIER, "elements": -1}},
+    *({"exchange": {**BARRIER, field: -1}} for field in ("elements", "peer", "kind", "dtype")),
 ]
 
 

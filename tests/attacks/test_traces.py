@@ -6,7 +6,6 @@ a file was damaged after its run, that run has no cluster time, with the cause, 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,13 +54,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
 
 
-def emptied(name: str) -> Damage:
-    def empty(found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, name: []} if name in found else found
-
-    return lambda path: path.write_text(json.dumps(json.loads(path.read_text(), object_hook=empty)))
-
-
 def replaced(old: str, new: str) -> Damage:
     return lambda path: path.write_text(path.read_text().replace(old, new))
 
@@ -84,10 +76,8 @@ DAMAGED: list[tuple[str, str, Damage]] = [
     ("record 13: left_s is ", "trace-1.bin", record(13, left_s=-1.0)),
     ("record 2: bytes is ", "trace-1.bin", record(2, bytes=2.0**63)),
     ("record 0: peer is ", "trace-1.bin", record(0, peer=2**31 - 1)),
-    ("record 1: kind is ", "trace-1.bin", record(1, kind=255)),
     ("started_s", "trace-1.bin", header(started_s=1e300)),
     ("group", "trace-1.bin", header(groups=[[0, 1, 70_000]])),
-    ("group", "trace-1.bin", header(groups=[[*range(20_000)]])),
     ("run", "trace-1.bin", header(run="another" * 1000)),
     ("number of ranks", "trace-1.bin", header(size=3)),
     ("before the end", "trace-1.bin", header(complete=False)),
@@ -95,7 +85,6 @@ DAMAGED: list[tuple[str, str, Damage]] = [
     ("trace-0.bin", "trace-0.bin", link),
     ("trace-0.bin", "trace-0.bin", cut),
     ("links.0.bytes_per_s", "result.json", replaced('"bytes_per_s":1000000000.0', '"bytes_per_s":0.0')),
-    ("links.0.bytes_per_s", "result.json", replaced('"bytes_per_s":1000000000.0', '"bytes_per_s":1e300')),
     ("links.0.latency_s", "result.json", replaced('"latency_s":0.0001', '"latency_s":-1.0')),
 ]
 
@@ -146,15 +135,3 @@ def test_a_cluster_of_any_speed_ends_with_a_time_or_a_cause(sweep: Sweep) -> Non
     slowest = replay.Options(Link(latency_s=1e6, bytes_per_s=1e-300), speeds=(1e-300,))
     rows = {row.key: type(row.time) for row in replay.rows(paths, slowest, timelines=True)}
     assert rows == dict.fromkeys([each.key for each in results], NoClusterTime)
-
-
-@pytest.mark.parametrize("name", ["cluster.json", "timeline.window.json"])
-def test_a_damaged_stored_time_is_computed_again(sweep: Sweep, name: str) -> None:
-    paths, _ = sweep
-    before = compared(paths)
-    for damage in (cut, emptied("ranks"), emptied("epoch_ends_s"), link, pipe):
-        file = next(each for each in paths.directory.glob(f"*/{name}"))
-        damage(file)
-        after = compared(paths)
-        assert (after.clusters, after.windows) == (before.clusters, before.windows), damage
-        assert file.is_file()
