@@ -14,6 +14,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -169,51 +170,38 @@ def test_missing_key_fails_the_run_at_once(cluster: LoopbackCluster, names: list
     assert needed in line
 
 
-async def floods(cluster: LoopbackCluster, address: str, connections: int) -> None:
-    """Send a long line without an end over each connection."""
-
-    async def one() -> None:
-        writer = (await cluster.connect(address, b"")).connection._writer
-        try:
-            for _ in range(64):
-                writer.write(b"x" * 2**14)
-                await asyncio.wait_for(writer.drain(), 0.5)
-        except (OSError, TimeoutError):
-            pass
-        writer.transport.abort()
-
-    await asyncio.gather(*(one() for _ in range(connections)))
-
-
-@pytest.mark.parametrize(
-    ("address", "connections"),
-    [
-        (HOSTILE, module.MAX_CONNECTIONS - 2),  # second ones of a node count as those of strangers
-        ("127.0.0.77", module.MAX_CONNECTIONS - 2),
-        (HOSTILE, 3 * module.MAX_CONNECTIONS),
-    ],
-)
+@pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
+@pytest.mark.parametrize("connections", [module.MAX_CONNECTIONS - 2, 2 * module.MAX_CONNECTIONS])
 def test_coordinator_does_not_read_from_strangers(
     cluster: LoopbackCluster, address: str, connections: int
 ) -> None:
+    """Second connections of a node count as such, too."""
     peaks = []
+
+    async def floods() -> None:
+        writer = (await cluster.connect(address, b"")).connection._writer
+        with suppress(OSError, TimeoutError):
+            for _ in range(64):
+                writer.write(b"x" * 2**14)  # of a line without an end
+                await asyncio.wait_for(writer.drain(), 0.5)
+        writer.transport.abort()
 
     async def attacks(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         tracemalloc.start()
-        await floods(cluster, address, connections)
+        await asyncio.gather(*(floods() for _ in range(connections)))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         await agent.report_success()
         await agent.exit()
         await agent.wait_for_shutdown()
 
-    too_many = connections > module.MAX_CONNECTIONS
+    too_many = address == HOSTILE and connections > module.MAX_CONNECTIONS
     assert cluster.run({"node-1": succeeds, "node-2": attacks}) == too_many
     assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
     if too_many:
         assert list(cluster.causes) == ["node-2"]
-        assert str(module.MAX_CONNECTIONS) in cluster.causes["node-2"]
+        assert f"more than {module.MAX_CONNECTIONS}" in cluster.causes["node-2"]
 
 
 # During the run
@@ -224,7 +212,6 @@ MANY = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
 INVALID: dict[str, list[tuple[Any, ...]]] = {
     "lines": [
         ("message: nested", b"[" * 60_000 + b"\n"),
-        ("message: not JSON", b"1" * 60_000 + b"\n"),
         ("message: not JSON", b"\xff\xfe\n"),
         ("without an end", b"x" * 3 * MAX_LINE_BYTES),
         ("message: kind", {"kind": "odd\x1b[2J"}),
@@ -232,15 +219,12 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
         ("message clean", {"kind": "clean", "left": None}),
         ("message alive: mpirun", {"kind": "alive", "mpirun": 7}),
         ("suspended", {"kind": "alive", "suspended": [1]}),
-        ("suspended", {"kind": "alive", "suspended": [0, 7]}),
         ("suspended", {"kind": "alive", "suspended": ["0"]}),
     ],
     "events": [
-        ("event start: pid", event("start")),
         ("event: kind", event("odd\x1b[2J")),
         ("rank: 1", event("done", 1)),
         ("attempt: 1", event("start", pid=1, attempt=1)),
-        ("NaN", event("step", loss=float("nan"))),
         ("60000", {"kind": "event", "line": "x" * 60_000}),
         ("message event: line", {"kind": "event", "line": 7}),
     ],
@@ -249,15 +233,11 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
         ("message exit: codes.0", exit_of(codes={"0": True})),
         ("message exit: codes.0", exit_of(codes={"0": 10**400})),
         ("message exit: codes", exit_of(codes={"1": 0})),
-        ("message exit: usage.junk", exit_of(usage={"junk": "x"})),
         ("message exit: usage.sent_bytes", exit_of(usage={"sent_bytes": -1})),
-        ("message exit: name", exit_of(name="node-1")),
     ],
     "weights": [
         ("weights: chunk", {"kind": "weights", "chunk": "not base64!", "last": False}),
-        ("weights: chunk", {"kind": "weights", "chunk": "\u00e9", "last": False}),
         ("not a vector", chunk(random.Random(0).randbytes(200))),
-        ("not as many", chunk(WEIGHTS[:-1] + b"xy")),
         ("not as many", chunk(WEIGHTS[:-1])),
         ("more after their end", chunk(WEIGHTS), chunk(b"", last=False)),
         ("at most", chunk(WEIGHTS.replace(b"(10,), }" + b" " * 9, b"(10000000000,), }"))),
@@ -265,8 +245,6 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
     ],
     "traces": [
         ("message trace", *trace(b"", rank=1)),
-        ("header states", *trace(b"")),
-        ("another rank or run", *trace(trace_file("another", 0))),
         ("another rank or run", *trace(trace_file(RUN.key, 1))),
         ("not as many", *trace(TRACE, b"x")),
         ("not as many", *trace(TRACE[:-1])),
@@ -339,29 +317,21 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
 
 
 @pytest.mark.parametrize("connections", [module.MAX_CONNECTIONS // 2, 2 * module.MAX_CONNECTIONS])
-@pytest.mark.parametrize("late", [False, True], ids=["during the run", "at its end"])
 def test_connections_of_a_run_are_not_blamed_on_the_next(
-    cluster: LoopbackCluster, connections: int, late: bool
+    cluster: LoopbackCluster, connections: int
 ) -> None:
-    """They send junk, and are closed when the node is cleaned."""
+    """They send junk at the end of the run, and are closed when the node is cleaned."""
 
     async def floods(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
-        opened = []
-        for at_end in (False, True):
-            if at_end == late:
-                opened = [await cluster.connect(HOSTILE, b"junk\n") for _ in range(connections)]
-            if not at_end:
-                await agent.exit()
-                assert (await agent.receive() or {})["kind"] == "shutdown"
-        for each in opened:
-            each.connection.abort()
+        await agent.exit()
+        assert (await agent.receive() or {})["kind"] == "shutdown"
+        for opened in [await cluster.connect(HOSTILE, b"junk\n") for _ in range(connections)]:
+            opened.connection.abort()
         await agent.leave()
 
-    flooded, after = cluster.serve(
-        {"node-1": [succeeds_later, succeeds], "node-2": [floods, succeeds]}, {}, {}
-    )
+    flooded, after = cluster.serve({"node-1": [succeeds, succeeds], "node-2": [floods, succeeds]}, {}, {})
     assert (after.exits["coordinator"], after.untrusted, after.failures) == (0, None, {})
     assert (flooded.untrusted is not None) == (connections > module.MAX_CONNECTIONS)
 

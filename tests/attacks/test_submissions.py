@@ -53,7 +53,7 @@ def graded(
     seconds: float = 5.0,
 ) -> dict[str, Grade]:
     """The grades by name. sent: what the process of a submission sends, again and again."""
-    sandbox = make or (lambda path: Scripted(*[sent] if sent else [], endless=bool(sent)))
+    sandbox = make or (lambda path: Scripted(sent, endless=bool(sent)))
     each = [Check(check, "answer.py", 1, "title", "law", "reason", seconds=seconds) for check in checks]
     grader = Grader(each, sandbox, lambda path: obstacle(path, other_user=False))
     return {found.submission: found for found in grader.grade_all(submissions_of(paths), 2)}
@@ -69,12 +69,9 @@ def test_names_are_different_lines_on_terminal_in_json_and_in_the_gradebook(
     assert [*submissions_of([*paths, paths[0]]).values()] == paths
     assert all(name.isprintable() for name in submissions_of(paths))
     tests = tmp_path / "checks.py"
-    tests.write_text(
-        "from shardyard.course import Failure, check\n\n\n"
-        "@check('answer.py', points=1, title='t', law='l', reason='r')\n"
-        "def f(student):\n"
-        "    raise Failure('p\\n[3/3] x: ok\\x1b[2J', 'e\\n[3/3] x: ok', 'g\\r[3/3] x: ok')\n"
-    )
+    forges = "raise Failure('p\\n[3/3] x: ok\\x1b[2J', 'e\\n[3/3] x: ok', 'g\\r[3/3] x: ok')"
+    check = "@check('answer.py', points=1, title='t', law='l', reason='r')"
+    tests.write_text(f"from shardyard.course import Failure, check\n{check}\ndef f(student): {forges}\n")
     console, book = text_console(io.StringIO()), tmp_path / "grades.csv"
     console.width = 400  # no line is wrapped
     for as_json in (False, True):
@@ -115,12 +112,11 @@ def test_nested_directories_are_named(name: str, eve: Path) -> None:
     at = os.open(eve, os.O_RDONLY)
     for _ in range(600):  # also with a path that is too long for one call
         os.mkdir(name, dir_fd=at)
-        below = os.open(name, os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
+        above, at = at, os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(above)
     os.close(at)
     error = str(graded(eve)["eve"].error)
-    assert "nested too deeply" in error or "too long" in error
+    assert ("too long" if len(name) > 1 else "nested too deeply") in error
     assert len(error) < 1000
 
 
@@ -138,9 +134,7 @@ def test_files_without_number_are_not_all_looked_at(eve: Path, monkeypatch: pyte
 def test_a_frame_of_many_values_is_not_read(values: bytes, eve: Path) -> None:
     body = b'{"call":0,"result":[' + b",".join([values] * 1_000_000) + b"]}"
     found = graded(eve, checks=(calls,), sent=len(body).to_bytes(4, "big") + body)["eve"]
-    (score,) = found.scores
-    assert score.failure
-    assert "values" in score.failure.problem
+    assert "values" in str(found.scores[0].failure)
 
 
 def test_a_check_ends_in_time_whatever_it_gets(eve: Path) -> None:
@@ -158,8 +152,7 @@ def test_all_checks_together_have_a_limit(eve: Path, monkeypatch: pytest.MonkeyP
     checks = [lambda student: time.sleep(0.35)] * 2
     found = graded(eve, checks=(*checks, passes), seconds=0.2)["eve"]
     assert [score.points for score in found.scores] == [1, 1, 0]
-    assert found.scores[2].failure
-    assert "0.6 s" in found.scores[2].failure.problem
+    assert "0.6 s" in str(found.scores[2].failure)
 
 
 # Tests and surprises

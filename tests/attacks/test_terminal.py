@@ -79,7 +79,7 @@ POSITIONS: list[dict[str, Any]] = [
     {"unknown": 1},
     *({"exchange": {**BARRIER, "ranks": ranks}} for ranks in (0, 2**40)),
     *({"exchange": {**BARRIER, "op": text}} for text in ("a\tb", "x" * (MAX_NAME + 1))),
-    *({"exchange": {**BARRIER, field: -1}} for field in ("elements", "peer", "kind", "dtype")),
+    *({"exchange": {**BARRIER, field: -1}} for field in ("elements", "kind", "dtype")),
 ]
 
 
