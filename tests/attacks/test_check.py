@@ -60,17 +60,13 @@ def test_escape_sequences_are_shown_as_text(checked: Checked) -> None:
     assert any(r"\x1b[2J of the user" in finding.got for finding in report.findings)
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"x" * 65536, b"\xff\xff\xff\xff", b'\0\0\0\x0d{"report": {}}', b'\0\0\0\x0c{"report":3}'],
-    ids=len,
-)
-def test_what_is_no_report_is_one_line(sent: bytes, checked: Checked) -> None:
-    found, error, _ = checked(FORGES.replace("SENT", repr(sent)) + HONEST)
-    assert found == []
-    assert error
-    assert "\n" not in error
-    assert len(error) < 1000
+def test_what_is_no_report_is_one_line(checked: Checked) -> None:
+    for sent in (b"x" * 65536, b"\xff\xff\xff\xff", b'\0\0\0\x0d{"report": {}}', b'\0\0\0\x0c{"report":3}'):
+        found, error, _ = checked(FORGES.replace("SENT", repr(sent)) + HONEST)
+        assert found == []
+        assert error
+        assert "\n" not in error
+        assert len(error) < 1000
 
 
 KILLS = "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)\n"

@@ -336,21 +336,23 @@ def test_connections_of_a_run_are_not_blamed_on_the_next(
     assert (flooded.untrusted is not None) == (connections > module.MAX_CONNECTIONS)
 
 
-def test_launcher_that_sends_invalid_data_is_named(cluster: LoopbackCluster) -> None:
-    """It has no rank whose events could name it."""
+def test_a_launcher_and_a_surplus_node_that_send_junk_are_named(
+    clusters: Iterator[LoopbackCluster],
+) -> None:
+    cluster = next(clusters)
     scripts = {"node-1": [keeps_training], "node-2": [keeps_training], "launcher": [sends(b"junk\n")]}
     (ending,) = cluster.serve(scripts, {}, topology="mpi")
+    # It has no rank whose events could name it.
     assert ending.unreported.keys() == ending.failures.keys() == {"launcher"}
     assert "invalid data" in ending.unreported["launcher"]
 
-
-def test_surplus_node_does_not_harm_the_run(cluster: LoopbackCluster) -> None:
     async def attacks(agent: FakeAgent) -> None:
-        await cluster.until_assigned("node-1")
+        await other.until_assigned("node-1")
         agent.connection._writer.write(b"junk\n")
         await waits(agent)
 
-    (ending,) = cluster.serve({"node-1": [succeeds_later], "node-2": [attacks]}, {"nodes": 1})
+    other = next(clusters)
+    (ending,) = other.serve({"node-1": [succeeds_later], "node-2": [attacks]}, {"nodes": 1})
     assert ending.exits == {"node-1": 0, "coordinator": 0}
     assert str(ending.untrusted).startswith("node 1 ")
 

@@ -17,7 +17,7 @@ SEPARATORS = ",;\t"  # which one a spreadsheet expects depends on the language
 def test_no_cell_begins_as_a_formula() -> None:
     for text in FORMULAS:
         failure = Reason(case="", problem=text, expected="", got="")
-        fields = {
+        score = {
             "file": text,
             "title": text,
             "law": "",
@@ -26,15 +26,12 @@ def test_no_cell_begins_as_a_formula() -> None:
             "possible": 1,
             "seconds": 0,
         }
-        score = Score.model_validate({**fields, "failure": failure})
-        graded = Grade(submission=text, points=0, possible=1, error=None, scores=[score])
+        scores = [Score.model_validate({**score, "failure": failure})]
+        graded = Grade(submission=text, points=0, possible=1, error=None, scores=scores)
         book = gradebook([graded, graded.model_copy(update={"error": text, "scores": []})])
         for written in (book, csv_text([text, "cause"], [{text: text, "cause": text}])):
             for separator in SEPARATORS:
                 lines = csv.reader(io.StringIO(written), delimiter=separator)
                 begins = {cell.lstrip()[:1] for line in lines for cell in line}
                 assert not begins & {*"=+-@＝＋－＠"}, (written, separator)
-
-
-def test_numbers_stay_numbers() -> None:
     assert csv_text(["a", "b", "c"], [{"a": -1.5, "b": None, "c": True}]) == "a,b,c\n-1.5,,true\n"

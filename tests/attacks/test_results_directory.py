@@ -113,6 +113,8 @@ def test_what_is_no_file_is_the_cause_of_its_run_alone(
     assert {row.key for row in comparison.rows} == {second, third}
     assert first in paths.markdown.read_text()
     damaged(paths.record, make)
+    os.mkfifo(paths.lock)
+    assert not is_claimed(paths)
     refused = [*refusals(paths, tmp_path), str(invoke("watch", paths.directory).exception)]
     assert len(refused) == 5
     assert all("sweep.json" in each and named in each for each in refused)
@@ -214,15 +216,10 @@ def test_a_run_writes_through_no_link_in_place_of_checkpoints(tmp_path: Path, ou
 
 def test_files_are_written_through_no_link(tmp_path: Path, outside: Path) -> None:
     path = tmp_path / "file"
-    path.with_name(f".file.{os.getpid()}").symlink_to(outside / "secret")
-    path.symlink_to(outside / "secret")
+    for link in (path.with_name(f".file.{os.getpid()}"), path):
+        link.symlink_to(outside / "secret")
     write_atomic(path, "text")
     assert (path.is_symlink(), path.read_text()) == (False, "text")
-
-
-def test_a_lock_that_is_no_file_stops_no_command(paths: SweepPaths) -> None:
-    damaged(paths.lock, os.mkfifo)
-    assert not is_claimed(paths)
 
 
 def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) -> None:

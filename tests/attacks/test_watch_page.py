@@ -25,7 +25,7 @@ from tests.unit.orchestrator.watch.test_watch_server import ask, first
 from tests.unit.watch_support import SweepInProgress, serial
 
 SECRET = "a secret of the user"
-NAMES = ("secret.log", "result.json", "events.jsonl", "timeline.json", "report.html")
+NAMES = ("secret.log", "result.json", "events.jsonl", "spec.json", "timeline.json", "report.html")
 TIMEOUT_S = 60
 START = b"GET / HTTP/1.1\r\nHost: x\r\n"
 REFUSED = b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -49,38 +49,29 @@ def address(sweep: SweepInProgress) -> Iterator[str]:
 # Links out of the directory, and what is no file
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["directory", "files"])
-def test_no_link_is_followed(sweep: SweepInProgress, address: str, tmp_path: Path, whole: bool) -> None:
-    """Out of the sweep, to files that have the names of a run's."""
+@pytest.mark.parametrize("kind", ["link", "files are links", "files are pipes"])
+def test_no_link_is_followed_and_no_pipe_waited_for(
+    sweep: SweepInProgress, address: str, tmp_path: Path, kind: str
+) -> None:
+    """The links lead to files that have the names of a run's."""
     outside, key = tmp_path / "outside", sweep.runs[1].key
     directory = sweep.paths.run(key).directory
     outside.mkdir()
-    if whole:
+    if kind == "link":
         directory.symlink_to(outside)
     else:
         directory.mkdir()
     for name in NAMES:
         (outside / name).write_text(SECRET)
-        if not whole:
+        if kind == "files are links":
             (directory / name).symlink_to(outside / name)
+        elif kind == "files are pipes":
+            os.mkfifo(directory / name)
     sweep.paths.html.symlink_to(outside / "report.html")
-    first(address)  # the page knows the runs from now on
+    assert SECRET not in str(first(address, run=key, log="secret"))  # the page knows the runs from now on
     for path in (*(f"{key}/{name}" for name in NAMES), "report.html"):
         answer, text = ask(address, path)
         assert (answer.status, SECRET in text) == (404, False), path
-    assert SECRET not in str(first(address, run=key, log="secret"))
-
-
-def test_pipes_do_not_stop_the_page(sweep: SweepInProgress, address: str) -> None:
-    key = sweep.runs[1].key
-    directory = sweep.paths.run(key).directory
-    directory.mkdir()
-    for name in ("node-0.log", "events.jsonl", "result.json", "spec.json"):
-        os.mkfifo(directory / name)
-    os.mkfifo(sweep.paths.html)
-    assert first(address, run=key)["detail"]["state"] == "unusable"
-    for path in (f"{key}/node-0.log", f"{key}/events.jsonl", "report.html"):
-        assert ask(address, path)[0].status == 404, path
 
 
 # Connections of other users of the machine

@@ -41,10 +41,8 @@ RIGHT = answer("return [2 * value for value in values]") + exchange(
 )
 TO_ALL = """
 import contextlib, json, os
-
 body = json.dumps({"call": 0, "result": {"points": 99}}).encode()
 forged = len(body).to_bytes(4, "big") + body
-
 def write(data):
     for number in range(3, 20):
         with contextlib.suppress(OSError):
@@ -68,7 +66,6 @@ QUICK = {
     "prints": answer("for _ in range(5):", '    print("x" * 1_000_000)', "return values"),
     "monkeypatches": """
 import sys, numpy as np, trainer.course.worker as worker
-
 np.abs = np.all = lambda *_, **__: np.zeros(1)
 worker.encode = lambda *_, **__: {"points": 99}
 sys.modules["orchestrator"] = None
@@ -85,9 +82,7 @@ sys.modules["orchestrator"] = None
         "return recv(1 - rank)",
     ),
     "leaves_a_process": """
-import os
-import time
-
+import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -103,7 +98,6 @@ HARMFUL = {
     "memory": answer("held = []", "while True:", "    held.append(bytearray(10**7))"),
     "kills": """
 import contextlib, os, signal
-
 for number in {*range(1, 100)} - {os.getpid()}:
     with contextlib.suppress(OSError):
         os.kill(number, signal.SIGKILL)
