@@ -158,21 +158,6 @@ class Attacks:
 
     # What makes the containers be replaced
 
-    def priority(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, parent(), 5)
-
-    def cores(self) -> None:
-        os.sched_setaffinity(parent(), {0})
-
-    def limits(self) -> None:
-        resource.prlimit(parent(), resource.RLIMIT_NOFILE, (64, 64))
-
-    def oom_score(self) -> None:
-        Path(f"/proc/{agent()}/oom_score_adj").write_text("999")
-
-    def streams(self) -> None:
-        fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_NONBLOCK)
-
     def deep_directory(self) -> None:
         os.chdir("/tmp")
         for _ in range(3000):
@@ -204,6 +189,16 @@ def look() -> None:
         raise RuntimeError(f"found {', '.join(found)}"[:1000])
 
 
+# One process changes another one.
+CHANGES = {
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, parent(), 5),
+    "cores": lambda: os.sched_setaffinity(parent(), {0}),
+    "limits": lambda: resource.prlimit(parent(), resource.RLIMIT_NOFILE, (64, 64)),
+    "oom_score": lambda: Path(f"/proc/{agent()}/oom_score_adj").write_text("999"),
+    "streams": lambda: fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_NONBLOCK),
+}
+
+
 class Remains(Strategy):
     """Leave something behind on node 1, or look for it on all nodes."""
 
@@ -219,4 +214,4 @@ class Remains(Strategy):
         if self.kind == "look":
             look()
         elif session.rank == 1:
-            getattr(Attacks(), self.kind)()
+            (CHANGES.get(self.kind) or getattr(Attacks(), self.kind))()

@@ -6,7 +6,6 @@ a file was damaged after its run, that run has no cluster time, with the cause, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from orchestrator.report.model.timelines import with_timelines
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, untraced_ranks
 from tests.support.traced_sweep import traced_sweep, traces_of, with_record, write_trace
-from trainer.core.trace import Kind, Trace, encode_trace, read_trace
+from trainer.core.trace import Trace
 from trainer.spec.output_limits import OutputLimits
 from trainer.time_model.cluster import Link
 
 OPTIONS = replay.Options(Link(latency_s=1e-3, bytes_per_s=1e8))
 Sweep = tuple[SweepPaths, list[RunResult]]
-Damage = Callable[[Path], object]
 
 
 @pytest.fixture
@@ -40,60 +38,38 @@ def compared(paths: SweepPaths) -> Comparison:
     return with_timelines(paths, read_comparison(paths))
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def record(at: int, **changed: float) -> Callable[[Trace], Trace]:
+    return lambda trace: with_record(trace, at, **changed)
 
 
-def link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
+def header(**changed: Any) -> Callable[[Trace], Trace]:
+    return lambda trace: Trace(trace.header.model_copy(update=changed), trace.records)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def replaced(old: str, new: str) -> Damage:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
-def record(at: int, **changed: float) -> Damage:
-    return lambda path: path.write_bytes(encode_trace(with_record(read_trace(path), at, **changed)))
-
-
-def header(**changed: Any) -> Damage:
-    def write(path: Path) -> None:
-        trace = read_trace(path)
-        path.write_bytes(encode_trace(Trace(trace.header.model_copy(update=changed), trace.records)))
-
-    return write
-
-
-# Why there is no time, the file, and what is done to it.
-DAMAGED: list[tuple[str, str, Damage]] = [
-    ("record 1: cpu_s is ", "trace-1.bin", record(1, cpu_s=np.inf)),
-    ("record 13: left_s is ", "trace-1.bin", record(13, left_s=-1.0)),
-    ("record 2: bytes is ", "trace-1.bin", record(2, bytes=2.0**63)),
-    ("record 0: peer is ", "trace-1.bin", record(0, peer=2**31 - 1)),
-    ("started_s", "trace-1.bin", header(started_s=1e300)),
-    ("group", "trace-1.bin", header(groups=[[0, 1, 70_000]])),
-    ("run", "trace-1.bin", header(run="another" * 1000)),
-    ("number of ranks", "trace-1.bin", header(size=3)),
-    ("before the end", "trace-1.bin", header(complete=False)),
-    ("trace-0.bin", "trace-0.bin", pipe),
-    ("trace-0.bin", "trace-0.bin", link),
-    ("trace-0.bin", "trace-0.bin", cut),
-    ("links.0.bytes_per_s", "result.json", replaced('"bytes_per_s":1000000000.0', '"bytes_per_s":0.0')),
-    ("links.0.latency_s", "result.json", replaced('"latency_s":0.0001', '"latency_s":-1.0')),
-]
+# Why there is no time, and what is done to the trace of rank 1.
+DAMAGED = {
+    "record 1: cpu_s is ": record(1, cpu_s=np.inf),
+    "record 13: left_s is ": record(13, left_s=-1.0),
+    "record 2: bytes is ": record(2, bytes=2.0**63),
+    "record 0: peer is ": record(0, peer=2**31 - 1),
+    "started_s": header(started_s=1e300),
+    "group": header(groups=[[0, 1, 70_000]]),
+    "run": header(run="another" * 1000),
+    "number of ranks": header(size=3),
+    "before the end": header(complete=False),
+}
 
 
 def test_what_no_rank_writes_is_the_cause_of_its_run_alone(tmp_path: Path) -> None:
-    """In a report and in a replay."""
-    for number, (named, name, damage) in enumerate(DAMAGED):
-        paths, (first, damaged, last) = traced_sweep(tmp_path / str(number))
-        damage(paths.run(damaged.key).directory / name)
+    """In a report and in a replay: a trace, and last a link that no probe finds."""
+    for named in (*DAMAGED, "links.0.bytes_per_s"):
+        paths, (first, damaged, last) = traced_sweep(tmp_path / named.partition(":")[0])
+        files = paths.run(damaged.key)
+        if named in DAMAGED:
+            write_trace(files.directory, DAMAGED[named](traces_of(damaged)[1]))
+        else:
+            content = files.result.read_text().replace('"bytes_per_s":1000000000.0', '"bytes_per_s":0.0')
+            files.result.write_text(content)
         found = compared(paths)
         replayed = {row.key: row.time for row in replay.rows(paths, OPTIONS, timelines=True)}
         for times in ({**found.unusable, **found.clusters}, replayed):
@@ -102,17 +78,6 @@ def test_what_no_rank_writes_is_the_cause_of_its_run_alone(tmp_path: Path) -> No
             cause = getattr(times[damaged.key], "reason", times[damaged.key])
             assert named in cause
             assert len(cause) < 1000
-
-
-def test_traces_with_fewer_epochs_than_the_result_give_its_report_no_time(sweep: Sweep) -> None:
-    paths, (first, damaged, last) = sweep
-    for trace in traces_of(damaged):
-        kept = trace.records[trace.records["kind"] != Kind.EPOCH]
-        head = trace.header.model_copy(update={"count": len(kept)})
-        write_trace(paths.run(damaged.key).directory, Trace(head, kept))
-    times = compared(paths).clusters
-    assert {key for key, time in times.items() if isinstance(time, ClusterTime)} == {first.key, last.key}
-    assert "0 epochs" in getattr(times[damaged.key], "reason", "")
 
 
 def test_the_largest_values_that_pass_deny_no_report(sweep: Sweep) -> None:
