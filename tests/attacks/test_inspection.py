@@ -111,7 +111,7 @@ def test_a_file_outside_or_no_regular_file_is_never_opened(tmp_path: Path, secre
     (home / "linked").symlink_to(tmp_path)
     os.mkfifo(home / "pipe")
     for name in NAMES:
-        imports = answered(home, {"facts": FACTS, "files": ["mine.py", name]})
+        imports = answered(home, {"facts": FACTS, "files": ["mine.py", name]}, {})
         refused(imports)
         assert imports.code is not None
         copied = [path.read_text() for path in imports.code.rglob("*") if path.is_file()]
@@ -141,9 +141,9 @@ ANSWERS: list[dict[str, Any]] = [
 
 def test_an_answer_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     honest = {"facts": FACTS, "files": ["mine.py"]}
-    assert model(answered(tmp_path, honest, {}))  # the second one: that model and data fit together
+    assert model(answered(tmp_path, honest, {}))  # {}: model and data fit together
     for changed in ANSWERS:
-        assert refused(answered(tmp_path, {**honest, **changed})), changed
+        assert refused(answered(tmp_path, {**honest, **changed}, {})), changed
 
 
 def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

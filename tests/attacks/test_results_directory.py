@@ -143,8 +143,8 @@ def test_a_result_has_so_many_values_and_no_more(paths: SweepPaths) -> None:
     ):
         paths.run(key).result.write_text(text)
         assert named in read_comparison(paths).unusable[key]
-    for text in ('{"a": ' * MAX_DEPTH + "1" + "}" * MAX_DEPTH, keys(MAX_KEYS)):
-        assert parse_object(text, "text")
+    assert parse_object(keys(MAX_KEYS), "text")
+    assert parse_object('{"a": ' * MAX_DEPTH + "1" + "}" * MAX_DEPTH, "text")
 
 
 def test_the_first_wrong_value_of_a_list_is_the_only_error() -> None:

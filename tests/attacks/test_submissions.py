@@ -75,7 +75,10 @@ def test_names_are_different_lines_on_terminal_in_json_and_in_the_gradebook(
     console, book = text_console(io.StringIO()), tmp_path / "grades.csv"
     console.width = 400  # no line is wrapped
     for as_json in (False, True):
-        assert grade(paths[:2], [tests], "local", 2, Limits(), as_json, console, csv_file=book) == 0
+        assert (
+            grade([*paths[:2], *paths[4:]], [tests], "local", 2, Limits(), as_json, console, csv_file=book)
+            == 0
+        )
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue() + capsys.readouterr().out + book.read_text()
     assert not {"\x1b", "\r", "\u202e"} & {*printed}
@@ -92,12 +95,8 @@ def test_links_are_rows_of_their_own_and_are_not_followed(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe" / "answer.py")
     (tmp_path / "file").touch()
     found = graded(*tmp_path.iterdir())
-    assert {name: (each.points, each.error is None) for name, each in found.items()} == {
-        "right": (1, True),
-        "borrowed": (0, True),
-        "pipe": (0, True),
-        **dict.fromkeys(("eve", "nowhere", "file"), (0, False)),
-    }
+    assert {name for name, each in found.items() if each.error} == {"eve", "nowhere", "file"}
+    assert {name for name, each in found.items() if each.points} == {"right"}
 
 
 @pytest.fixture
