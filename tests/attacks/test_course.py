@@ -1,9 +1,4 @@
-"""Attacks of graded submissions.
-
-The promise: a submission gets no points that it has not earned, is confined as docs/teaching.md says, and
-leaves nothing. The attacks that harm no machine also run as local processes, in
-tests/integration/test_course.py.
-"""
+"""Attacks of graded submissions in containers: points that are not earned, confinement, what is left."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Attacks by a component on commands that try it before a run: what it answers, prints and leaves.
-
-The promise: the process that tries users' components is not trusted. Nothing that it sends makes the
-orchestrator read or write a file outside of the component's directory, print a control character, use
-memory or time without limit, or leave anything behind; and no other process runs its code.
-"""
+"""Attacks by a component on commands that try it: what it answers, prints, leaves, and where it runs."""
 
 from __future__ import annotations
 
@@ -96,8 +91,6 @@ def secret(tmp_path: Path) -> Path:
     path.write_text("secret")
     return path
 
-
-# Answers
 
 NAMES = ["/etc/hostname", "../secret", "a/../../secret", "", ".", "mine.py/", "./mine.py", "nul\0"]
 NAMES += ["escape\x1b[2J", "half \ud800", "link", "folder/link", "linked/secret", "pipe", "folder", "gone"]
@@ -200,9 +193,6 @@ def test_figures_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.M
     for answer in ({}, *({"partition": {**PARTITION, **changed}} for changed in PARTITIONS)):
         assert partition(answer).summary is None, answer
         assert partition(answer).reason.isprintable()
-
-
-# Processes and containers
 
 
 def docker_sandbox(inspection: Inspection) -> Sandbox:
@@ -352,8 +342,6 @@ def test_an_orchestrator_that_ends_while_a_component_is_tried_leaves_nothing(
         assert [*temporary.glob(f"{PREFIX}*")] == []
         assert not [each for each, found in labelled() if found.get("TMPDIR") == str(temporary)]
 
-
-# What an error says
 
 ERRORS = {
     'raise ValueError("bad\\n[3/3] x: ok\\r[4/4] y: ok\\u2028[5/5] z: ok\\x1b[2J")': "bad",

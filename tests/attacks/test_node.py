@@ -1,8 +1,4 @@
-"""Hostile ranks of local nodes write anything to their run's directory.
-
-The promise of docs/security.md: invalid data from a node fails only the run in which the node sends it. The
-row names the node and the field, and the sweep goes on.
-"""
+"""Attacks by local ranks, which write anything where their run does: other runs, limits, wrong names."""
 
 from __future__ import annotations
 

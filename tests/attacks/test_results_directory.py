@@ -1,8 +1,4 @@
-"""Attacks with a results directory: from ranks that write to it, or from whoever has sent it.
-
-The promise: its files are read through no link below it, and only if they are regular files. What cannot be
-used is named, in the row of its run where it belongs to one, and no command waits for it.
-"""
+"""Attacks with a results directory: links, pipes and huge files that are read, links written through."""
 
 from __future__ import annotations
 
@@ -181,9 +177,6 @@ def test_questions_about_fields_that_runs_lack_are_unanswered(paths: SweepPaths,
     paths.record.write_text(json.dumps({**json.loads(paths.record.read_text()), "questions": questions}))
     assert refusals(paths, tmp_path) == []
     assert "<script>" not in paths.markdown.read_text()
-
-
-# What is written
 
 
 def test_commands_write_through_no_link_in_place_of_a_directory(paths: SweepPaths, outside: Path) -> None:

@@ -1,8 +1,4 @@
-"""Attacks of graded submissions on the grader itself, which need no container.
-
-The promise: each submission has its own row and its own limits, whatever it does, and nothing of it
-controls the terminal.
-"""
+"""Attacks of graded submissions on the grader, without containers: rows, limits and the terminal."""
 
 from __future__ import annotations
 
@@ -57,9 +53,6 @@ def graded(
     each = [Check(check, "answer.py", 1, "title", "law", "reason", seconds=seconds) for check in checks]
     grader = Grader(each, sandbox, lambda path: obstacle(path, other_user=False))
     return {found.submission: found for found in grader.grade_all(submissions_of(paths), 2)}
-
-
-# Names and files
 
 
 def test_names_are_different_lines_on_terminal_in_json_and_in_the_gradebook(
@@ -126,9 +119,6 @@ def test_files_without_number_are_not_all_looked_at(eve: Path, monkeypatch: pyte
     assert "20" in str(graded(eve)["eve"].error)
 
 
-# Messages and time
-
-
 @pytest.mark.parametrize("values", [b"[]", b"{}", b"1", b'""'])
 def test_a_frame_of_many_values_is_not_read(values: bytes, eve: Path) -> None:
     body = b'{"call":0,"result":[' + b",".join([values] * 1_000_000) + b"]}"
@@ -152,9 +142,6 @@ def test_all_checks_together_have_a_limit(eve: Path, monkeypatch: pytest.MonkeyP
     found = graded(eve, checks=(*checks, passes), seconds=0.2)["eve"]
     assert [score.points for score in found.scores] == [1, 1, 0]
     assert "0.6 s" in str(found.scores[2].failure)
-
-
-# Tests and surprises
 
 
 def test_an_error_in_a_check_fails_the_check(eve: Path) -> None:

@@ -1,8 +1,4 @@
-"""Attacks on the terminal by text of nodes, components and files.
-
-The promise: control characters and line ends of such a text are visible escapes, so that nothing in it
-looks like a line of its own, and a node that lies about where its rank was stopped is refused.
-"""
+"""Attacks on the terminal by text of nodes, components and files, positions of ranks included."""
 
 from __future__ import annotations
 

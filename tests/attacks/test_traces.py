@@ -1,8 +1,4 @@
-"""Attacks with traces and calibration data, from a rank or in a results directory.
-
-The promise: invalid data from a node fails only the run in which the node sends it, and names the field. If
-a file was damaged after its run, that run has no cluster time, with the cause, and all others are reported.
-"""
+"""Attacks with traces and measured links: a run without a cause, and other runs without a time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Runs leave things behind in warm containers, and the next run, of another strategy, looks for them.
-
-The promise of docs/security.md: what a run leaves in the processes, IPC objects, memory and files of its
-container is removed before the next run, or the containers are replaced.
-"""
+"""Attacks on the next run of a warm container by what a run leaves in processes, IPC and files."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from tests.support.runs import RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 pytestmark = pytest.mark.containers
-REMOVED = ["objects", "files", "escaped", "stopped", "headless", "clients", "data", "connections", "keys"]
+REMOVED = ["objects", "files", "escaped", "stopped", "headless", "clients", "data", "connections"]
 REPLACED = ["priority", "cores", "limits", "oom_score", "streams", "deep_directory", "unreadable_directory"]
 ATTACKS = [*REMOVED, "forks", *REPLACED]  # a process that forks may escape
 CODE = Path(__file__).with_name("remains.py")

@@ -1,8 +1,4 @@
-"""Attacks on the page of a sweep.
-
-The promise: it serves its user only, has no file but those of the runs and the report, refuses links that
-lead out of the directories of the runs, and says what of a damaged directory cannot be used.
-"""
+"""Attacks on the page of a sweep: files out of reach, connections that keep its user out, damage."""
 
 from __future__ import annotations
 
@@ -46,9 +42,6 @@ def address(sweep: SweepInProgress) -> Iterator[str]:
         yield address
 
 
-# Links out of the directory, and what is no file
-
-
 @pytest.mark.parametrize("kind", ["link", "files are links", "files are pipes"])
 def test_no_link_is_followed_and_no_pipe_waited_for(
     sweep: SweepInProgress, address: str, tmp_path: Path, kind: str
@@ -72,9 +65,6 @@ def test_no_link_is_followed_and_no_pipe_waited_for(
     for path in (*(f"{key}/{name}" for name in NAMES), "report.html"):
         answer, text = ask(address, path)
         assert (answer.status, SECRET in text) == (404, False), path
-
-
-# Connections of other users of the machine
 
 
 def half_open(address: str, stack: ExitStack, start: bytes = START) -> socket.socket:
@@ -133,9 +123,6 @@ def test_a_page_stays_connected_for_longer_than_a_request_may_take(
             part = connection.recv(2**16)
             assert part, received
             received += part
-
-
-# Damaged directories
 
 
 def damage(sweep: SweepInProgress) -> Any:
