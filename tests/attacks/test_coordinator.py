@@ -339,14 +339,3 @@ def test_a_launcher_and_a_surplus_node_that_send_junk_are_named(
     (ending,) = other.serve({"node-1": [succeeds_later], "node-2": [attacks]}, {"nodes": 1})
     assert ending.exits == {"node-1": 0, "coordinator": 0}
     assert str(ending.untrusted).startswith("node 1 ")
-
-
-def test_poisoned_hello_of_a_warm_node_is_named(cluster: LoopbackCluster) -> None:
-    def wait_for_connections() -> None:  # which would be refused after the end
-        while not all(cluster.connections.values()):
-            time.sleep(0.005)
-
-    says_hello(cluster, keys(host_key="a\nb"))
-    (ending,) = cluster.serve({"node-1": [waits], "node-2": [waits]}, {}, before_end=wait_for_connections)
-    assert ending.exits == {"coordinator": 1}
-    assert str(ending.untrusted).startswith("node 1 ")

@@ -106,25 +106,6 @@ def test_a_request_that_comes_byte_by_byte_is_cut_off(
     assert time.monotonic() < deadline
 
 
-def test_a_page_stays_connected_for_longer_than_a_request_may_take(
-    sweep: SweepInProgress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit is that of requests; the messages of a page are one answer."""
-    monkeypatch.setattr(connections, "REQUEST_S", 0.3)
-    sweep.active = True
-    with serve(sweep.paths, 0, lambda: sweep.active) as address, ExitStack() as stack:
-        request = f"GET {urlsplit(address).path}messages HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        connection = half_open(address, stack, request.encode())
-        assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
-        time.sleep(1)
-        sweep.end(sweep.runs[1])
-        received = b""
-        while sweep.runs[1].key.encode() not in received or b'"ok"' not in received:
-            part = connection.recv(2**16)
-            assert part, received
-            received += part
-
-
 def damage(sweep: SweepInProgress) -> Any:
     """What the page lists as damaged."""
     return json.loads(Updates(sweep.follower).message(sweep.poll()))["head"]["damage"]
