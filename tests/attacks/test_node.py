@@ -87,21 +87,17 @@ def added(named: str, line: str) -> Attack:
     return f"node 1|{named}", {"rank-1.jsonl": [*honest(1), line]}, ""
 
 
-def changed(field: str, value: list[int]) -> Attack:
-    return f"node 1|{field}", {"rank-1.jsonl": honest(1, **{field: value})}, ""
-
-
 WEIGHTS = f'truncate -s {LIMITS.weight_bytes + 1} "$1/weights.npy"'  # a sparse file
 TRACE = f'truncate -s {LIMITS.trace_bytes + 1} "$1/trace-1.bin"'
 STARTS: Files = {f"rank-{rank}.jsonl": honest(rank)[:1] for rank in (0, 1)}
 EVENTS: Files = {"rank-1.jsonl": [raw("ready")] * (LIMITS.event_bytes // 50)}
-CONTRADICTING = [
+CONTRADICTING: list[Attack] = [
     added("result", event("result", 1, **rank_fields()).to_line()),
     added("labels", raw("partition", **PARTITION, digest="0")),
     added("epoch", raw("checkpoint_skipped", epoch=10**9, step=1, cause="x")),
     added("epoch", raw("epoch", epoch=2, **EPOCH)),
-    changed("bytes_to", [1, 2, 3]),
-    changed("wait_s_by_rank", []),
+    ("node 1|bytes_to", {"rank-1.jsonl": honest(1, bytes_to=[1, 2, 3])}, ""),
+    ("node 1|wait_s_by_rank", {"rank-1.jsonl": honest(1, wait_s_by_rank=[])}, ""),
 ]
 ATTACKS: list[Attack] = [
     *CONTRADICTING,

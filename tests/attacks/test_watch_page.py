@@ -75,15 +75,12 @@ def half_open(address: str, stack: ExitStack, start: bytes = START) -> socket.so
     return connection
 
 
-@pytest.mark.parametrize(
-    ("request_s", "start"),
-    [(None, b""), (None, START), (TIMEOUT_S, START), (None, 20 * REFUSED + b"GET /")],
-    ids=["silent", "half", "never closed for its time", "refused, with more on the same connection"],
-)
+@pytest.mark.parametrize("start", [b"", START, 20 * REFUSED + b"GET /"], ids=["silent", "half", "refused"])
 def test_connections_of_others_do_not_keep_the_user_out(
-    address: str, monkeypatch: pytest.MonkeyPatch, request_s: float | None, start: bytes
+    address: str, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", request_s or connections.REQUEST_S)
+    """Also if none is closed for its time."""
+    monkeypatch.setattr(connections, "REQUEST_S", TIMEOUT_S)
     with ExitStack() as stack:
         for number in range(4 * connections.MAX_WAITING):
             half_open(address, stack, start)
@@ -95,7 +92,7 @@ def test_a_request_that_comes_byte_by_byte_is_cut_off(
     sweep: SweepInProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "REQUEST_S", 0.5)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + TIMEOUT_S / 3
     with serve(sweep.paths, 0, lambda: False) as address, ExitStack() as stack:
         for start in (START, REFUSED + b"GET /"):
             connection = half_open(address, stack, start)
