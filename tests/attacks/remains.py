@@ -1,7 +1,6 @@
 """A strategy that leaves things in its container, and looks for what another run has left there."""
 
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -24,7 +23,6 @@ NEW = 0o1600  # IPC_CREAT, for this user
 
 
 def parent() -> int:
-    """The warm parent, which forks all ranks of this node."""
     return os.getppid()
 
 
@@ -50,70 +48,6 @@ def checked(result: int) -> int:
     return result
 
 
-# What is removed
-
-
-def shared_memory() -> None:
-    segment = checked(LIBC.shmget(0, 100 * MIB, NEW))
-    LIBC.shmat.restype = ctypes.c_void_p
-    ctypes.memset(LIBC.shmat(segment, None, 0), 1, 100 * MIB)
-
-
-def semaphores() -> None:
-    for _ in range(50):
-        checked(LIBC.semget(0, 100, NEW))
-
-
-def message_queues() -> None:
-    for _ in range(16):
-        checked(LIBC.msgget(0, NEW))
-
-
-def posix_queues() -> None:
-    for number in range(3):
-        queue = checked(LIBC.mq_open(f"/q{number}".encode(), os.O_CREAT | os.O_RDWR, 0, None))
-        checked(LIBC.mq_send(queue, b"x" * 8192, 8192, 0))
-
-
-def files() -> None:
-    for directory in (HOME, Path("/tmp"), Path("/dev/shm")):
-        nested = directory / "of a run" / "\udcff\n" / "nested"
-        nested.mkdir(parents=True)
-        os.mkfifo(nested / "pipe")
-        (nested / "link").symlink_to("/")
-        (directory / ".hidden").write_bytes(bytes(30 * MIB))
-
-
-def escaped() -> None:
-    """With a port and a name that the next run needs, and files that it has locked."""
-
-    def serve() -> None:
-        ports = [socket.create_server(("", port)) for port in (2222, 29500)]
-        name = socket.socket(socket.AF_UNIX)
-        name.bind("\0of-a-run")
-        lock = open("/tmp/lock", "w")  # noqa: SIM115
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
-        time.sleep(300)
-        print(ports, name, lock)
-
-    escape(serve)
-
-
-def stopped() -> None:
-    escape(signal.raise_signal, signal.SIGSTOP)
-
-
-def headless() -> None:
-    """A process whose first thread has ended looks like a zombie."""
-
-    def end_thread() -> None:
-        threading.Thread(target=time.sleep, args=(300,)).start()
-        LIBC.pthread_exit(None)
-
-    escape(end_thread)
-
-
 def client(spec: str) -> socket.socket:
     """A client of the warm parent. spec: file of the run that it requests; empty: it sends no request."""
     connected = socket.socket(socket.AF_UNIX)
@@ -124,79 +58,105 @@ def client(spec: str) -> socket.socket:
     return connected
 
 
-def clients() -> None:
-    """Clients that the warm parent has yet to serve when the run ends: one sends no request."""
-    for number in range(40):
-        client("/none" if number else "").detach()
+def rows(table: Path) -> list[str]:
+    return table.read_text().splitlines()[1:]
 
 
-def data() -> None:
-    """The warm parent loads a large dataset for a client."""
-    spec = json.loads(Path(os.environ["SHARDYARD_SPEC"]).read_text())
-    spec |= {"dataset": {"name": "synthetic", "samples": 100_000}, "strategy": "all_reduce"}
-    (HOME / "large.json").write_text(json.dumps(spec))
-    client(str(HOME / "large.json")).recv(1000)
+def strangers() -> list[psutil.Process]:
+    """Processes that neither this run nor the engine has started."""
+    own = {1, agent(), parent(), os.getpid()}
+    for process in psutil.Process(agent()).children():
+        own |= {process.pid} if "client.py" in " ".join(process.cmdline()) else set()
+    return [each for each in psutil.Process(1).children(recursive=True) if each.pid not in own]
 
 
-def connections() -> None:
-    """Connections to the coordinator, with a line that is no message."""
-    address = socket.gethostbyname("coordinator"), 29400
-    for _ in range(40):
-        socket.create_connection(address).detach()
+class Attacks:
+    """By name, what a run leaves."""
 
+    def objects(self) -> None:
+        """Shared memory, semaphores and message queues of System V, and message queues of POSIX."""
+        segment = checked(LIBC.shmget(0, 100 * MIB, NEW))
+        LIBC.shmat.restype = ctypes.c_void_p
+        ctypes.memset(LIBC.shmat(segment, None, 0), 1, 100 * MIB)
+        for number in range(50):
+            checked(LIBC.semget(0, 100, NEW))
+            if number < 16:
+                checked(LIBC.msgget(0, NEW))
+            if number < 3:
+                queue = checked(LIBC.mq_open(f"/q{number}".encode(), os.O_CREAT | os.O_RDWR, 0, None))
+                checked(LIBC.mq_send(queue, b"x" * 8192, 8192, 0))
 
-def keys() -> None:
-    """The kernel keeps them for a user, not for a process. The engine's seccomp profile refuses them."""
-    if LIBC.syscall(248, b"user", b"of-a-run", b"x", 1, -4) != -1 or ctypes.get_errno() != errno.EPERM:
-        raise RuntimeError("a key was added")
+    def files(self) -> None:
+        for directory in (HOME, Path("/tmp"), Path("/dev/shm")):
+            nested = directory / "of a run" / "\udcff\n" / "nested"
+            nested.mkdir(parents=True)
+            os.mkfifo(nested / "pipe")
+            (nested / "link").symlink_to("/")
+            (directory / ".hidden").write_bytes(bytes(30 * MIB))
 
+    def escaped(self) -> None:
+        """With a port and a name that the next run needs, and files that it has locked."""
 
-def forks() -> None:
-    """A process that is never the same when it is killed. Where it escapes, the containers are replaced."""
+        def serve() -> None:
+            ports = [socket.create_server(("", port)) for port in (2222, 29500)]
+            name = socket.socket(socket.AF_UNIX)
+            name.bind("\0of-a-run")
+            lock = open("/tmp/lock", "w")  # noqa: SIM115
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+            time.sleep(300)
+            print(ports, name, lock)
 
-    def run_away() -> None:
-        while not os.fork():
-            pass
+        escape(serve)
 
-    escape(run_away)
+    def stopped(self) -> None:
+        escape(signal.raise_signal, signal.SIGSTOP)
 
+    def headless(self) -> None:
+        """A process whose first thread has ended looks like a zombie."""
 
-# What makes the containers be replaced
+        def end_thread() -> None:
+            threading.Thread(target=time.sleep, args=(300,)).start()
+            LIBC.pthread_exit(None)
 
+        escape(end_thread)
 
-def priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, parent(), 5)
+    def clients(self) -> None:
+        """Clients that the warm parent has yet to serve when the run ends: one sends no request."""
+        for number in range(40):
+            client("/none" if number else "").detach()
 
+    def data(self) -> None:
+        """The warm parent loads a large dataset for a client."""
+        spec = json.loads(Path(os.environ["SHARDYARD_SPEC"]).read_text())
+        spec |= {"dataset": {"name": "synthetic", "samples": 100_000}, "strategy": "all_reduce"}
+        (HOME / "large.json").write_text(json.dumps(spec))
+        client(str(HOME / "large.json")).recv(1000)
 
-def cores() -> None:
-    os.sched_setaffinity(parent(), {0})
+    def connections(self) -> None:
+        """Connections to the coordinator, with a line that is no message."""
+        address = socket.gethostbyname("coordinator"), 29400
+        for _ in range(40):
+            socket.create_connection(address).detach()
 
+    def forks(self) -> None:
+        """A process that is never the same when it is killed. If it escapes, containers are replaced."""
 
-def limits() -> None:
-    resource.prlimit(parent(), resource.RLIMIT_NOFILE, (64, 64))
+        def run_away() -> None:
+            while not os.fork():
+                pass
 
+        escape(run_away)
 
-def oom_score() -> None:
-    Path(f"/proc/{agent()}/oom_score_adj").write_text("999")
+    def deep_directory(self) -> None:
+        os.chdir("/tmp")
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
 
-
-def streams() -> None:
-    fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_NONBLOCK)
-
-
-def deep_directory() -> None:
-    os.chdir("/tmp")
-    for _ in range(3000):
-        os.mkdir("d")
-        os.chdir("d")
-
-
-def unreadable_directory() -> None:
-    Path("/tmp/unreadable/inner").mkdir(parents=True)
-    Path("/tmp/unreadable").chmod(0)
-
-
-# What a run looks for
+    def unreadable_directory(self) -> None:
+        Path("/tmp/unreadable/inner").mkdir(parents=True)
+        Path("/tmp/unreadable").chmod(0)
 
 
 def look() -> None:
@@ -219,16 +179,14 @@ def look() -> None:
         raise RuntimeError(f"found {', '.join(found)}"[:1000])
 
 
-def rows(table: Path) -> list[str]:
-    return table.read_text().splitlines()[1:]
-
-
-def strangers() -> list[psutil.Process]:
-    """Processes that neither this run nor the engine has started."""
-    own = {1, agent(), parent(), os.getpid()}
-    for process in psutil.Process(agent()).children():
-        own |= {process.pid} if "client.py" in " ".join(process.cmdline()) else set()
-    return [each for each in psutil.Process(1).children(recursive=True) if each.pid not in own]
+# One process changes another one.
+CHANGES = {
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, parent(), 5),
+    "cores": lambda: os.sched_setaffinity(parent(), {0}),
+    "limits": lambda: resource.prlimit(parent(), resource.RLIMIT_NOFILE, (64, 64)),
+    "oom_score": lambda: Path(f"/proc/{agent()}/oom_score_adj").write_text("999"),
+    "streams": lambda: fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_NONBLOCK),
+}
 
 
 class Remains(Strategy):
@@ -243,5 +201,7 @@ class Remains(Strategy):
 
     def train(self, session: BareSession) -> None:
         session.start()
-        if self.kind == "look" or session.rank == 1:
-            globals()[self.kind]()
+        if self.kind == "look":
+            look()
+        elif session.rank == 1:
+            (CHANGES.get(self.kind) or getattr(Attacks(), self.kind))()

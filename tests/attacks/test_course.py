@@ -1,9 +1,4 @@
-"""Attacks of graded submissions.
-
-The promise: a submission gets no points that it has not earned, is confined as docs/teaching.md says, and
-leaves nothing. The attacks that harm no machine also run as local processes, in
-tests/integration/test_course.py.
-"""
+"""Attacks of graded submissions in containers: points that are not earned, confinement, what is left."""
 
 from __future__ import annotations
 
@@ -12,13 +7,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.course.assignments import write
 from tests.smoke.confinement import DEVICES, PROBE, READ_ONLY
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
 from tests.support.containers import leftovers
@@ -33,11 +26,9 @@ pytestmark = pytest.mark.containers
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """After every test, no container is left."""
-    before = leftovers(LABEL)
+    before = set(leftovers(LABEL))
     yield
-    with suppress(AssertionError):
-        wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
-    assert set(leftovers(LABEL)) - set(before) == set()
+    wait_until(lambda: set(leftovers(LABEL)) <= before, timeout_s=60)
 
 
 def graded(*arguments: str | Path) -> dict[str, dict[str, Any]]:
@@ -57,36 +48,22 @@ def problems(grade: dict[str, Any]) -> list[str]:
     return [score["failure"]["problem"] for score in grade["scores"] if score["failure"]]
 
 
-def test_an_assignment_is_graded(tmp_path: Path) -> None:
-    write(tmp_path, "data_and_replicas", solutions=True)
-    solutions = tmp_path / "solutions"
-    grades = graded(
-        solutions / "reference", solutions / "wrong" / "overlap", "--tests", tmp_path / "hidden"
-    )
-    assert [each["points"] for each in grades.values()] == [30, 26]
-
-
 def test_hostile_submissions_get_no_points(tmp_path: Path) -> None:
-    hostile = {**QUICK, **HARMFUL}
-    paths = submissions(tmp_path, {"right": RIGHT, **hostile})
+    paths = submissions(tmp_path, {**QUICK, **HARMFUL, "right": RIGHT})
     limits = ("--jobs", "4", "--memory-mb", "256", "--processes", "64")
     grades = graded(*paths, "--tests", tmp_path / "checks.py", *limits)
-    assert {name: each["points"] for name, each in grades.items()} == {
-        "right": 4,
-        **dict.fromkeys(hostile, 0),
-    }
-    assert "256 MiB" in problems(grades["memory"])[0]
-    assert "exit code 0" in problems(grades["exits"])[0]
-    assert "within 5 s" in problems(grades["forks"])[0]
-    assert "within 5 s" in problems(grades["holds_the_lock"])[0]
+    points = {name: each["points"] for name, each in grades.items()}
+    assert points == {**dict.fromkeys([*QUICK, *HARMFUL], 0), "right": 4}
+    said = {"memory": "256 MiB", "exits": "exit code 0"}
+    for name, text in {**said, **dict.fromkeys(("forks", "holds_the_lock"), "within 5 s")}.items():
+        assert text in problems(grades[name])[0]
 
 
 def test_a_submission_is_confined(tmp_path: Path) -> None:
     # The probe prints what it finds; here the submission returns it.
     found, paths = "/submission/found", [*READ_ONLY, "/tmp", "/submission"]
-    probe = PROBE.replace("sys.argv[1:]", repr(paths)).replace(
-        "print(json.dumps(", f"{found!r}; FOUND = (("
-    )
+    probe = PROBE.replace("sys.argv[1:]", repr(paths))
+    probe = probe.replace("print(json.dumps(", f"{found!r}; FOUND = ((")
     source = f"{probe}\n\ndef answer(values):\n    return json.dumps([FOUND, os.listdir('/submission')])\n"
     (path,) = submissions(tmp_path, {"probe": source})
     (tmp_path / "secret.txt").touch(mode=0o644)  # beside the submission
@@ -108,21 +85,18 @@ def test_a_submission_is_confined(tmp_path: Path) -> None:
     assert {"noexec", "nosuid", "nodev"} <= {*seen["mounts"]["/tmp"]}
     for process in seen["processes"]:
         assert {*process["Uid"].split()} == {"10001"}, process
-        assert all(int(process[name], 16) == 0 for name in ("CapEff", "CapPrm", "CapInh", "CapBnd")), (
-            process
-        )
+        assert not any(int(process[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapBnd")), process
         assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_container_is_left_of_a_grader_that_ends(number: signal.Signals, tmp_path: Path) -> None:
     paths = submissions(tmp_path, dict.fromkeys(("a", "b"), HARMFUL["holds_the_lock"]))
-    (tmp_path / "checks.py").write_text(
-        (tmp_path / "checks.py").read_text().replace("seconds=5", "seconds=300")
-    )
+    checks = tmp_path / "checks.py"
+    checks.write_text(checks.read_text().replace("seconds=5", "seconds=300"))
     before = set(leftovers(LABEL))
     grader = subprocess.Popen(
-        orchestrator("course", "grade", *paths, "--tests", tmp_path / "checks.py", "--jobs", "2"),
+        orchestrator("course", "grade", *paths, "--tests", checks, "--jobs", "2"),
         cwd=PROJECT,
         env=environment(),
         stderr=subprocess.DEVNULL,
@@ -133,6 +107,5 @@ def test_no_container_is_left_of_a_grader_that_ends(number: signal.Signals, tmp_
         time.sleep(1)  # the calls are in progress
         grader.send_signal(number)
         assert grader.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
-        wait_until(lambda: set(leftovers(LABEL)) <= before, timeout_s=60)
     finally:
         grader.kill()

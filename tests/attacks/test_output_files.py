@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,77 +12,50 @@ from typer.testing import CliRunner
 from orchestrator.cli import Command, app
 from orchestrator.commands import compare, course, partitions
 from orchestrator.errors import InputError
-from orchestrator.results.store import check_output, write_atomic
+from orchestrator.results.store import write_atomic
 
-
-def device(path: Path) -> None:
-    try:
-        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 7))  # /dev/full
-    except PermissionError:
-        path.symlink_to("/dev/full")
-
-
-def bound(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-
-
-OTHERS: dict[str, Callable[[Path], None]] = {
-    "device": device,
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "device": lambda path: path.symlink_to("/dev/full"),
     "pipe": os.mkfifo,
-    "socket": bound,
     "directory": Path.mkdir,
     "link": lambda path: path.symlink_to("elsewhere"),
     "file/": lambda path: path.parent.rmdir() or path.parent.touch(),  # type: ignore[func-returns-value]
 }
+COMMANDS = [
+    ["course", "grade", ".", "--tests", ".", "--runtime", "local", "--csv", "FILE"],
+    ["calibrate", "FILE", "--runtime", "local"],
+    ["compare", "a", "b", "--out", "FILE"],
+    ["partitions", "--out", "DIRECTORY"],
+]
 
 
-def worked(*_: object) -> None:
-    raise AssertionError("the work has started")
+@pytest.fixture(autouse=True)
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test fails if a command begins to work."""
 
+    def worked(*_: object) -> None:
+        raise AssertionError("the work has started")
 
-@pytest.fixture(
-    params=[
-        ["course", "grade", ".", "--tests", ".", "--runtime", "local", "--csv", "FILE"],
-        ["calibrate", "FILE", "--runtime", "local"],
-        ["compare", "a", "b", "--out", "FILE"],
-        ["partitions", "--out", "DIRECTORY"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def arguments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command that writes a file, and fails the test if it begins to work."""
     monkeypatch.setattr(Command, "execute", worked)
     monkeypatch.setattr(course, "submissions_of", worked)
     monkeypatch.setattr(compare.Comparing, "of", worked)
     monkeypatch.setattr(partitions, "preview", worked)
-    found: list[str] = request.param
-    return found
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_no_regular_file_stays(tmp_path: Path, arguments: list[str], kind: str) -> None:
-    file = tmp_path / "out" / ("partitions.csv" if arguments[0] == "partitions" else "out.md")
-    file.parent.mkdir()
-    OTHERS[kind](file)
-    before = file.parent.stat().st_mode, (None if kind == "file/" else file.lstat().st_ino)
-    given = {"FILE": str(file), "DIRECTORY": str(file.parent)}
-    done = CliRunner().invoke(app, [given.get(each, each) for each in arguments])
-    assert isinstance(done.exception, InputError)
-    reason = "cannot be written" if kind == "file/" else "is a "
-    assert str(done.exception).startswith(f"{file}: {reason}")
-    assert before == (file.parent.stat().st_mode, (None if kind == "file/" else file.lstat().st_ino))
-
-
-@pytest.mark.parametrize("kind", [None, "file"])
-def test_a_regular_file_may_be_replaced_and_directories_be_made(tmp_path: Path, kind: str | None) -> None:
-    file = tmp_path / "new" / "deep" / "file"
-    if kind:
-        write_atomic(file, "before")
-    check_output(file, "FILE")
-    assert [*tmp_path.rglob("file")] == ([file] if kind else [])
-    write_atomic(file, "after")
-    assert file.read_text() == "after"
+def test_what_is_no_regular_file_stays(tmp_path: Path, kind: str) -> None:
+    for command in COMMANDS:
+        file = tmp_path / command[0] / ("partitions.csv" if command[0] == "partitions" else "out.md")
+        file.parent.mkdir()
+        OTHERS[kind](file)
+        place = file.parent if kind == "file/" else file
+        before = place.lstat().st_mode, place.lstat().st_ino
+        given = {"FILE": str(file), "DIRECTORY": str(file.parent)}
+        reason = "cannot be written" if kind == "file/" else "is a "
+        refused = CliRunner().invoke(app, [given.get(each, each) for each in command]).exception
+        assert isinstance(refused, InputError)
+        assert str(refused).startswith(f"{file}: {reason}")
+        assert (place.lstat().st_mode, place.lstat().st_ino) == before
 
 
 def test_a_file_that_cannot_be_written_is_named_instead_of_its_draft(
@@ -98,10 +70,7 @@ def test_a_file_that_cannot_be_written_is_named_instead_of_its_draft(
     assert raised.value.filename == str(tmp_path / "file")
 
 
-def test_calibrate_refuses_nodes_without_links_before_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Command, "execute", worked)
+def test_calibrate_refuses_nodes_without_links_before_its_runs(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", str(tmp_path / "file"), "--runtime", "virtual"])
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith("--runtime virtual: ")

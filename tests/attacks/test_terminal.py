@@ -1,8 +1,4 @@
-"""Attacks on the terminal by text of nodes, components and files.
-
-The promise: control characters and line ends of such a text are visible escapes, so that nothing in it
-looks like a line of its own.
-"""
+"""Attacks on the terminal by text of nodes, components and files, positions of ranks included."""
 
 from __future__ import annotations
 
@@ -22,17 +18,13 @@ from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
 from trainer.conformance.report import Finding, Report
 from trainer.core.events import Event
-from trainer.core.record import cut
+from trainer.core.position import MAX_NAME
 
 FORGED = "bad\n[3/3] x: ok\r[3/3] x: ok\u2028[3/3] x: ok\x85[3/3] x: ok\x0b[3/3] x: ok\x1b[2J\t\u202e"
 
 
-def forges(text: str) -> bool:
-    return any(line.lstrip().startswith("[3/3]") for line in text.splitlines())
-
-
-def event_of(kind: str, **fields: Any) -> Event:
-    head = {"version": 1, "time": 1.0, "run": "r", "rank": 0, "host": "h", "kind": kind}
+def event_of(kind: str, rank: int = 0, **fields: Any) -> Event:
+    head = {"version": 1, "time": 1.0, "run": "r", "rank": rank, "host": "h", "kind": kind}
     return Event.from_line(json.dumps({**head, **fields}))
 
 
@@ -47,42 +39,62 @@ def printed(*objects: Any) -> str:
 @pytest.mark.parametrize("kind", ["failed", "died"])
 def test_an_exception_of_a_rank_is_one_line_of_progress(kind: str) -> None:
     events = [event_of("start", pid=1), event_of(kind, cause=FORGED)]
-    cause = outcome(events, {}, 1, None)[1]
-    line = result_line(1, 3, run_result("failed", cause=cause), skipped=False)
+    line = result_line(1, 3, run_result("failed", cause=outcome(events, {}, 1, None)[1]), skipped=False)
     assert line.isprintable()
     assert "bad" in line
 
 
-@pytest.mark.parametrize("field", ["key", "cause", "log", "node_kind", "nodes_replaced"])
-def test_a_result_that_another_has_written_holds_lines(field: str) -> None:
-    assert getattr(run_result("failed", **{field: FORGED}), field).isprintable()
+def test_a_result_that_another_has_written_holds_lines() -> None:
+    for field in ("key", "cause", "log", "node_kind", "nodes_replaced"):
+        assert getattr(run_result("failed", **{field: FORGED}), field).isprintable(), field
 
 
 def test_a_law_that_a_component_breaks_is_shown_in_its_rows() -> None:
     texts = dict.fromkeys(("law", "statement", "input", "expected", "got", "reason"), FORGED)
     report = Report(component=FORGED, findings=[Finding(**texts, status="failed")])  # type: ignore[arg-type]
     shown = printed(*lines(report, 500))
-    assert not forges(shown)
+    assert not any(line.lstrip().startswith("[3/3]") for line in shown.splitlines())
     assert {each for each in shown if not each.isprintable()} == {"\n"}
 
 
 def test_whatever_prints_text_it_controls_no_terminal() -> None:
-    table = Table()
-    table.add_column(FORGED)
+    table = Table(FORGED)
     table.add_row(Text(FORGED))
     for text in (printed(FORGED), printed(Text(FORGED, style="red")), printed(table)):
         assert {each for each in text if not each.isprintable()} <= {"\n", "\t"}
-
-
-def test_a_message_has_no_more_lines_than_newlines() -> None:
-    assert shortened(FORGED.replace("\n", " ")).splitlines() == [shortened(FORGED.replace("\n", " "))]
+    assert len(shortened(FORGED.replace("\n", " ")).splitlines()) == 1
     assert len(shortened("a\r" * 100).splitlines()) == 1
-    assert shortened("a\nb\n") == "a\nb"
 
 
-def test_a_long_text_keeps_both_ends() -> None:
-    text = "mine.py:3: " + "\\x1b" * 5000 + "the reason"
-    assert len(cut(text, 100)) <= 100
-    assert cut(text, 100).startswith("mine.py:3: ")
-    assert cut(text, 100).endswith("the reason")
-    assert cut("short", 100) == "short"
+BARRIER = {"kind": "barrier", "ranks": 2}
+POSITIONS: list[dict[str, Any]] = [
+    {"file": "\x1b" * MAX_NAME},  # too long once it is escaped
+    {"function": "a\nb"},
+    {"line": 2**31},
+    {"waited_s": 1e300},
+    {"unknown": 1},
+    *({"exchange": {**BARRIER, "ranks": ranks}} for ranks in (0, 2**40)),
+    *({"exchange": {**BARRIER, "op": text}} for text in ("a\tb", "x" * (MAX_NAME + 1))),
+    *({"exchange": {**BARRIER, field: -1}} for field in ("elements", "kind", "dtype")),
+]
+
+
+def stopped(rank: int = 0, **changed: Any) -> Event:
+    position = {"file": "mine.py", "line": 1, "function": "train", **changed}
+    return event_of("terminated", rank, cause="stopped by SIGTERM", position=position)
+
+
+def test_invalid_positions_are_refused() -> None:
+    for fields in POSITIONS:
+        with pytest.raises(ValueError, match="position"):
+            stopped(**fields)
+
+
+def test_a_cause_is_short_and_in_one_line_whatever_ranks_say() -> None:
+    exchange = {**BARRIER, "op": "x" * MAX_NAME, "dtype": "y" * MAX_NAME, "elements": 2**53}
+    texts = {"file": "\x1b]0;\u202e" * 6, "function": "f" * MAX_NAME}
+    events = [stopped(rank, **texts, exchange=exchange, line=rank) for rank in range(1000)]
+    cause = str(outcome(events, {}, 1000, 9.0)[1]).partition("last seen before it started")[2]
+    assert 0 < len(cause) < 8 * 5 * MAX_NAME
+    assert cause.isprintable()
+    assert r"\x1b]0;\u202e" in cause

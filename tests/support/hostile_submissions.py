@@ -26,117 +26,63 @@ def ring(student):
     equal(results, [1, 0])
 """
 
-RIGHT = """
-def answer(values):
-    return [2 * value for value in values]
 
-def exchange(rank, size, send, recv):
-    send((rank + 1) % size, rank)
-    return recv((rank - 1) % size)
+def answer(*lines: str) -> str:
+    """A function with these lines."""
+    return "\n    ".join(["def answer(values):", *lines]) + "\n"
+
+
+def exchange(*lines: str) -> str:
+    return "\n    ".join(["def exchange(rank, size, send, recv):", *lines]) + "\n"
+
+
+RIGHT = answer("return [2 * value for value in values]") + exchange(
+    "send((rank + 1) % size, rank)", "return recv((rank - 1) % size)"
+)
+TO_ALL = """
+import contextlib, json, os
+body = json.dumps({"call": 0, "result": {"points": 99}}).encode()
+forged = len(body).to_bytes(4, "big") + body
+def write(data):
+    for number in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(number, data)
+
 """
 
 # Harmless to a machine that runs them without a container.
 QUICK = {
     "empty": "",
     "no_python": "def answer(",
-    "raises": r"""
-def answer(values):
-    raise ValueError("\x1b[31m\n" + "x" * 100_000)
-""",
-    "exits": """
-import os
-
-def answer(values):
-    os._exit(0)
-""",
-    "exits_at_import": """
-import os
-
-os._exit(0)
-""",
-    "system_exit": """
-def answer(values):
-    raise SystemExit(0)
-""",
-    "hangs": """
-def answer(values):
-    while True:
-        pass
-""",
-    "deadlock": """
-def exchange(rank, size, send, recv):
-    return recv((rank - 1) % size)
-""",
-    "types": """
-def answer(values):
-    return answer
-""",
-    "deep": """
-def answer(values):
-    for _ in range(900):
-        values = [values]
-    return values
-""",
-    "nan": """
-def answer(values):
-    return [float("nan") for _ in values]
-""",
-    "prints": """
-def answer(values):
-    for _ in range(5):
-        print("x" * 1_000_000)
-    return values
-""",
+    "raises": answer(r'raise ValueError("\x1b[31m\n" + "x" * 100_000)'),
+    "exits": answer("import os", "os._exit(0)"),
+    "exits_at_import": "import os\nos._exit(0)\n",
+    "system_exit": answer("raise SystemExit(0)"),
+    "hangs": answer("while True:", "    pass"),
+    "deadlock": exchange("return recv((rank - 1) % size)"),
+    "types": answer("return answer"),
+    "deep": answer("for _ in range(900):", "    values = [values]", "return values"),
+    "nan": answer('return [float("nan") for _ in values]'),
+    "prints": answer("for _ in range(5):", '    print("x" * 1_000_000)', "return values"),
     "monkeypatches": """
-import sys
-
-import numpy as np
-import trainer.course.worker as worker
-
+import sys, numpy as np, trainer.course.worker as worker
 np.abs = np.all = lambda *_, **__: np.zeros(1)
 worker.encode = lambda *_, **__: {"points": 99}
 sys.modules["orchestrator"] = None
 
-def answer(values):
-    return values
-""",
-    "forges": """
-import json
-import os
-
-body = json.dumps({"call": 0, "result": {"points": 99}}).encode()
-for number in range(3, 20):
-    try:
-        os.write(number, len(body).to_bytes(4, "big") + body)
-    except OSError:
-        pass
-""",
-    "garbage": """
-import os
-
-def answer(values):
-    for number in range(3, 20):
-        try:
-            os.write(number, bytes(range(256)) * 1000)
-        except OSError:
-            pass
-""",
-    "too_long": """
-def answer(values):
-    return "x" * 20_000_000
-""",
-    "many_waits": """
-import threading
-
-def exchange(rank, size, send, recv):
-    for _ in range(100):
-        threading.Thread(target=recv, args=(1 - rank,), daemon=True).start()
-    return recv(1 - rank)
-""",
+"""
+    + answer("return values"),
+    "forges": f"{TO_ALL}\nwrite(forged)\n",
+    "garbage": TO_ALL + answer("write(bytes(range(256)) * 1000)"),
+    "too_long": answer('return "x" * 20_000_000'),
+    "many_waits": "import threading\n"
+    + exchange(
+        "for _ in range(100):",
+        "    threading.Thread(target=recv, args=(1 - rank,), daemon=True).start()",
+        "return recv(1 - rank)",
+    ),
     "leaves_a_process": """
-import os
-import time
-
+import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -147,48 +93,24 @@ if os.fork() == 0:
 
 # For containers only.
 HARMFUL = {
-    "forks": """
-import os
-
-def answer(values):
-    while True:
-        try:
-            os.fork()
-        except OSError:
-            pass
-""",
-    "memory": """
-def answer(values):
-    held = []
-    while True:
-        held.append(bytearray(10**7))
-""",
+    "forks": "import contextlib, os\n"
+    + answer("while True:", "    with contextlib.suppress(OSError):", "        os.fork()"),
+    "memory": answer("held = []", "while True:", "    held.append(bytearray(10**7))"),
     "kills": """
-import os
-import signal
-
-for number in range(1, 100):
-    if number != os.getpid():
-        try:
-            os.kill(number, signal.SIGKILL)
-        except OSError:
-            pass
+import contextlib, os, signal
+for number in {*range(1, 100)} - {os.getpid()}:
+    with contextlib.suppress(OSError):
+        os.kill(number, signal.SIGKILL)
 os._exit(0)
 """,
-    "holds_the_lock": """
-def answer(values):
-    return 10**10**10
-""",
+    "holds_the_lock": answer("return 10**10**10"),
 }
 
 
 def write_submissions(directory: Path, sources: dict[str, str]) -> list[Path]:
     """Write submissions, and the checks as checks.py beside them. Returns their directories."""
     (directory / "checks.py").write_text(CHECKS)
-    found = []
     for name, source in sources.items():
-        submission = directory / name
-        submission.mkdir()
-        (submission / "answer.py").write_text(source)
-        found.append(submission)
-    return found
+        (directory / name).mkdir()
+        (directory / name / "answer.py").write_text(source)
+    return [directory / name for name in sources]
