@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
 import sys
 import tomllib
@@ -64,11 +63,8 @@ def test_every_value_of_the_report_is_exported_unchanged(results: Path, contents
             assert str(values.pop(name)) == cells[name], name
         assert values.keys() <= {"sweep", "seed"}
     failed, broken = contents.runs[-2:]
-    assert (failed.tags["cause"], failed.parameters["strategy"], "accuracy" in failed.metrics) == (
-        CAUSE,
-        "ddp",
-        False,
-    )
+    assert (failed.tags["cause"], failed.parameters["strategy"]) == (CAUSE, "ddp")
+    assert "accuracy" not in failed.metrics
     assert (broken.label, broken.parameters) == (f"{BROKEN.key} (unusable)", {})
     assert "result.json" in broken.tags["cause"]
 
@@ -83,15 +79,12 @@ def test_every_epoch_of_the_report_is_exported_unchanged(results: Path, contents
 
 
 def test_parameters_are_named_as_with_set() -> None:
-    spec = RunSpec.model_validate(
-        {
-            "strategy": {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.25}},
-            "nodes": 2,
-            "transport": "gloo",
-            "faults": [{"kill": {"node": 1}, "at": {"epoch": 1}}],
-            "link": {"bandwidth_mbit": 100.0},
-        }
-    )
+    fields = {
+        "strategy": {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.25}},
+        "faults": [{"kill": {"node": 1}, "at": {"epoch": 1}}],
+        "link": {"bandwidth_mbit": 100.0},
+    }
+    spec = RunSpec.model_validate({"nodes": 2, "transport": "gloo", **fields})
     found = dict(parameters_of(spec))
     expected = {
         "strategy": "all_reduce",
@@ -103,8 +96,7 @@ def test_parameters_are_named_as_with_set() -> None:
         "vary": "[init, split, order]",
     }
     assert expected.items() <= found.items()
-    assert "target_accuracy" not in found
-    assert "partitioner" in found
+    assert ("target_accuracy" in found, "partitioner" in found) == (False, True)
     assert "partitioner" not in dict(parameters_of(RunSpec.model_validate({"strategy": "serial"})))
 
 
@@ -112,16 +104,15 @@ def test_parameters_are_named_as_with_set() -> None:
 
 
 def test_csv(results: Path, contents: ExportedSweep, tmp_path: Path) -> None:
-    done = [*export(results, "csv", tmp_path)]
-    assert "left out, since they are pending: 1 run" in done
+    assert "left out, since they are pending: 1 run" in [*export(results, "csv", tmp_path)]
     for run, line in zip(contents.runs, lines(tmp_path / "runs.csv"), strict=True):
         assert (line["tags.key"], line["tags.cause"]) == (run.key, run.tags.get("cause", ""))
         assert line["metrics.accuracy"] == str(run.metrics.get("accuracy", ""))
         assert line["params.strategy"] == run.parameters.get("strategy", "")
     assert (tmp_path / "configurations.csv").read_text() == (results / "summary.csv").read_text()
-    both = [lines(place / "epochs.csv") for place in (tmp_path, results)]
-    own, report = [[(line["key"], line["epoch"], line["loss"]) for line in each] for each in both]
-    assert own == report
+    for own, row in zip(lines(tmp_path / "epochs.csv"), lines(results / "epochs.csv"), strict=True):
+        assert own.items() <= row.items()
+        assert {"key", "epoch", "loss"} <= own.keys()
 
 
 def plain(latex: str) -> str:
@@ -145,9 +136,8 @@ def test_latex_table_has_means_and_intervals_and_what_is_not_ok(results: Path, t
     for row, line in zip((serial, fast), lines(results / "summary.csv"), strict=False):
         mean, low, high = (float(line[name]) for name in ("time_s", "time_s_low", "time_s_high"))
         assert (row[0], row[-3]) == (line["strategy"], f"{mean:.2f} [{low:.2f}, {high:.2f}]")
-    (fastest,) = [
-        each for each in json.loads((results / "findings.json").read_text()) if each["kind"] == "fastest"
-    ]
+    findings = json.loads((results / "findings.json").read_text())
+    (fastest,) = [each for each in findings if each["kind"] == "fastest"]
     low, high = fastest["data"]["speedup_interval"]
     assert (serial[-2], fast[-2]) == ("1.00", f"{fastest['data']['speedup']:.2f} [{low:.2f}, {high:.2f}]")
     assert f"{FAILED.key} (failed): {CAUSE.replace('é', 'U+00E9')}" in plain(text)
@@ -211,11 +201,10 @@ def test_unknown_formats_and_unusable_directories_are_refused(results: Path, tmp
 def test_a_missing_library_is_named_with_its_extra(results: Path, tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()  # a folder of this name, as wandb creates, is no library
     for to in WITH_LIBRARY:
-        message = f"the package {EXPORTERS.load(to).modules[0]} is missing.*'shardyard[{to}]'"
-        missing = {} if to == "wandb" else {EXPORTERS.load(to).modules[0]: None}
-        path = [str(tmp_path)] if to == "wandb" else sys.path
+        module = EXPORTERS.load(to).modules[0]
+        missing, path = ({}, [str(tmp_path)]) if to == "wandb" else ({module: None}, sys.path)
         with patch.dict(os.environ), patch.dict(sys.modules, missing), patch.object(sys, "path", path):
             sys.modules.pop("wandb", None)
-            with pytest.raises(InputError, match=re.escape(message).replace(r"\.\*", ".*")):
+            with pytest.raises(InputError, match=rf"package {module} is missing.*'shardyard\[{to}\]'"):
                 [*export(results, to, tmp_path / "out")]
     assert not (tmp_path / "out").exists()

@@ -81,7 +81,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(JSON)
 def test_any_json_is_decoded_or_refused(form: Any) -> None:
     with contextlib.suppress(ProtocolError, KeyError):
