@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rich.table import Table
-from rich.text import Text
 
 from orchestrator.commands.layout import asked, parse_memory
-from orchestrator.commands.predict import lines, parse_nodes, parse_price
+from orchestrator.commands.predict import parse_nodes, parse_price
 from orchestrator.commands.replay import Options, parse_link, parse_speeds
 from orchestrator.errors import InputError
 from orchestrator.report.directory_comparison.limits import Limits
-from orchestrator.results.predictions import Asked, Predictions
-from tests.unit.orchestrator.report.test_report_predicted import prediction
-from tests.unit.report_support import a_run
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 from trainer.time_model.described import cluster_of_run
@@ -47,19 +42,6 @@ def test_other_values_are_refused(parse: object, option: str, texts: list[str]) 
     for text in texts:
         with pytest.raises(InputError, match=f"^{option} {text}: "):
             parse(text)  # type: ignore[operator]
-
-
-def test_configurations_that_differ_in_their_rate_have_a_table_each() -> None:
-    found = [
-        prediction(a_run("all_reduce", nodes=2, lr=lr), nodes, 1.0, configuration=f"lr {lr}")
-        for lr in (0.1, 0.2)
-        for nodes in (8, 64)
-    ]
-    wanted = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
-    shown = [*lines(Predictions(asked=wanted, made_from={}, forecasts=found, refused=[], unused=[]))]
-    names = [str(each) for each in shown if isinstance(each, Text) and "measured on" in each]
-    assert [name.partition(" (")[0] for name in names] == ["lr 0.1", "lr 0.2"]
-    assert [each.row_count for each in shown if isinstance(each, Table)] == [2, 2]
 
 
 # Replays

@@ -1,4 +1,4 @@
-"""Mistakes in what checks are made of: comparisons, loading, networks, stages of pipelines, sessions."""
+"""Mistakes in what checks are made of: comparisons, loading, networks, calls of untrusted code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,47 @@ import pytest
 from orchestrator.course.checks import Failure, close, equal, load_checks, shown
 from orchestrator.course.network import Collective, Network
 from orchestrator.course.pipeline import Pipeline
-from orchestrator.course.student import Waiting
+from orchestrator.course.student import Student, Waiting
 from orchestrator.course.training import Training
 from orchestrator.errors import InputError
+from orchestrator.sandbox.base import MAX_BYTES, Channel, Sandbox
+from trainer.core.frames import frame, message
+
+
+class Scripted(Sandbox):
+    """Sends prepared messages."""
+
+    def __init__(self, *messages: dict[str, Any] | bytes) -> None:
+        frames = [each if isinstance(each, bytes) else frame(each) for each in ({"ready": True}, *messages)]
+        self._data = b"".join(frames)
+        self.written: list[dict[str, Any]] = []
+        self.closed = False
+
+    def open(self) -> None:
+        pass
+
+    def read(self, count: int, timeout_s: float) -> bytes:
+        data, self._data = self._data[:count], self._data[count:]
+        return data
+
+    def write(self, data: bytes, timeout_s: float) -> None:
+        self.written.append(message(data[4:]))
+
+    def ending(self) -> str:
+        return "ended"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def student(sandbox: Sandbox) -> Student:
+    return Student(Channel(sandbox), "answer.py", 2.0)
+
+
+def ask(number: Any = 0, function: Any = 0, arguments: Any = (), named: Any = ()) -> dict[str, Any]:
+    """A call of a function of the check."""
+    named = {"dict": [*named]}
+    return {"call": 0, "ask": number, "function": function, "arguments": arguments, "named": named}
 
 
 def test_close_values_pass_and_others_fail() -> None:
@@ -84,20 +122,7 @@ def test_a_file_without_valid_checks_is_refused(text: str | None, message: str, 
     assert f"--tests {tmp_path}" in str(caught.value)
 
 
-# Networks
-
-
-def test_a_network_counts_and_orders_messages_and_changes_one() -> None:
-    network = Network(2, change=1)
-    (send, _), (_, recv) = network.functions(0), network.functions(1)
-    with pytest.raises(Waiting, match="rank 0"):
-        recv(0)
-    for values in (np.array([1.0, 2.0]), [5], [5]):
-        send(1, values)
-    assert (network.sent, network.unread) == ([32, 0], [(0, 1)] * 3)
-    assert network.messages == [(0, 1, 16), (0, 1, 8), (0, 1, 8)]
-    assert [recv(0).tolist() for _ in range(3)] == [[1.0, 2.0], [6], [5]]
-    assert network.unread == []
+# Networks, stages and sessions, of which the assignments' solutions notice the other mistakes
 
 
 def test_a_network_refuses_what_is_no_other_rank_and_no_numbers() -> None:
@@ -128,62 +153,18 @@ def test_a_collective_waits_for_all_ranks_and_refuses_different_shapes() -> None
         third([1.0, 2.0])
 
 
-# Stages
-
-
-def test_bubbles_of_gpipe_and_of_one_micro_batch_after_the_other_are_those_of_the_formulas() -> None:
-    for stages, micro_batches in ((1, 1), (2, 1), (2, 4), (4, 8)):
-        gpipe, one_by_one = Pipeline(stages), Pipeline(stages)
-        for work in gpipe.work:
-            work += [(way, m) for way in ("forward", "backward") for m in range(micro_batches)]
-        for work in one_by_one.work:
-            work += [(way, m) for m in range(micro_batches) for way in ("forward", "backward")]
-        assert gpipe.bubble() == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-        assert one_by_one.bubble() == pytest.approx(1 - 1 / stages)
-
-
-def test_the_gradient_of_a_pipeline_is_that_of_its_loss() -> None:
-    rng = np.random.default_rng(3)
-    inputs, targets = rng.normal(size=(4, 3)), rng.normal(size=(4, 3))
-    pipeline, step = Pipeline(2), 1e-6
-    gradient = pipeline.gradients(inputs, targets)[0][1, 2]
-
-    def loss() -> float:
-        x = inputs
-        for weights in pipeline.weights:
-            x = np.tanh(x @ weights)
-        return float(0.5 * ((x - targets) ** 2).sum(axis=1).mean())
-
-    before = loss()
-    pipeline.weights[0][1, 2] += step
-    assert (loss() - before) / step == pytest.approx(gradient, rel=1e-4)
-
-
-def test_a_stage_counts_what_it_stores_and_refuses_a_pass_twice() -> None:
-    pipeline, x = Pipeline(1), np.ones((1, 3))
-    stage = pipeline.stage(0)
+def test_a_stage_refuses_a_pass_twice_and_other_shapes() -> None:
+    stage, x = Pipeline(1).stage(0), np.ones((1, 3))
     stage.forward(0, x)
     stage.forward(1, x)
     stage.backward(0, x)
-    assert (pipeline.held, pipeline.work[0]) == ([2], [("forward", 0), ("forward", 1), ("backward", 0)])
-    for call, number, values, message in (
+    for call, number, values, reason in (
         (stage.forward, 1, x, "micro-batch 1"),
         (stage.backward, 0, x, "micro-batch 0"),
         (stage.forward, 2, x[0], "shape"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=reason):
             call(number, values)
-
-
-# Sessions
-
-
-def test_batches_have_shares_of_samples_and_are_empty_where_none_are_left() -> None:
-    session = Training([1, 5], batch=2, epochs=1).session(0)
-    batches = session.synchronous_batches(1, "join")
-    assert [(batch.samples, batch.share) for batch in batches] == [(1, 1 / 3), (0, 0), (0, 0)]
-    with pytest.raises(ValueError, match="without samples"):
-        session.replica().backward(batches[1])
 
 
 def test_a_session_refuses_what_a_real_one_would() -> None:
@@ -198,3 +179,58 @@ def test_a_session_refuses_what_a_real_one_would() -> None:
     ):
         with pytest.raises(ValueError, match=r"must be|must have|no batches"):
             call(*arguments)
+
+
+# A student's code
+
+
+def test_a_call_returns_the_result() -> None:
+    sandbox = Scripted({"call": 0, "result": [1, 2]})
+    code = student(sandbox)
+    assert code.call("A.b", 5, fields={"c": 1}) == [1, 2]
+    assert code.intact
+    assert sandbox.written == [
+        {"file": "answer.py", "target": "A.b", "fields": {"dict": [["c", 1]]}, "calls": [[5]]}
+    ]
+
+
+def test_invalid_messages_fail_the_check() -> None:
+    messages: list[dict[str, Any] | bytes] = [
+        {},
+        {"call": 7, "result": 1},
+        {"call": "0", "result": 1},
+        {"call": 0},
+        {"call": 0, "error": "text"},
+        {"call": 0, "result": {"pickle": 1}},
+        ask(function=5),
+        ask(function=-1),
+        ask(arguments=1),
+        ask(named=[[1, 1]]),
+        ask(number=[]),
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\1x",
+        b"",
+    ]
+    for sent in messages:
+        code = student(Scripted(sent))
+        with pytest.raises(Failure):
+            code.call("answer", lambda: None)
+        assert not code.intact
+
+
+def test_a_function_of_the_check_is_called_here_and_refuses_wrong_arguments() -> None:
+    sandbox = Scripted(ask(0, arguments=[2]), ask(1), {"call": 0, "result": None})
+    student(sandbox).call("answer", lambda value: value + 1)
+    _, answer, refusal = sandbox.written
+    assert answer == {"answer": 0, "value": 3}
+    assert refusal["refused"].startswith("<lambda>() missing 1 required")
+
+
+def test_a_check_may_receive_so_much_and_no_more() -> None:
+    class Endless(Scripted):
+        def read(self, count: int, timeout_s: float) -> bytes:
+            return super().read(count, timeout_s) or noise
+
+    noise = frame(ask(arguments=["x" * 2**20]))
+    with pytest.raises(Failure, match=f"{MAX_BYTES >> 20} MiB"):
+        Student(Channel(Endless()), "answer.py", 600.0).call("answer", lambda text: None)
