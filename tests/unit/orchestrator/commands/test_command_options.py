@@ -51,21 +51,16 @@ def run(**fields: object) -> RunSpec:
     return RunSpec.model_validate({"strategy": "ddp", "nodes": 3, "processes_per_node": 2, **fields})
 
 
-@pytest.mark.parametrize(
-    ("own", "given", "speeds"),
-    [
+def test_nodes_have_the_speeds_of_the_run_unless_others_are_given() -> None:
+    for own, given, speeds in (
         ({0: 0.5}, (), [0.5, 1, 1]),
         ({-1: 0.25}, (), [1, 1, 0.25]),
         ({0: 0.5}, (1, 0.1, 2, 3), [1, 0.1, 2]),
         ({0: 0.5}, (1,), [1, 1, 1]),
-    ],
-)
-def test_nodes_have_the_speeds_of_the_run_unless_others_are_given(
-    own: dict[int, float], given: tuple[float, ...], speeds: list[float]
-) -> None:
-    spec = run(node_speed=own)
-    cluster = Options(parse_link("100mbit/1ms"), given).cluster(cluster_of_run(spec), spec)
-    assert [cluster.speed_of(rank) for rank in range(6)] == [speeds[rank // 2] for rank in range(6)]
+    ):
+        spec = run(node_speed=own)
+        cluster = Options(parse_link("100mbit/1ms"), given).cluster(cluster_of_run(spec), spec)
+        assert [cluster.speed_of(rank) for rank in range(6)] == [speeds[rank // 2] for rank in range(6)]
 
 
 def test_too_few_speeds_are_an_error_and_no_link_is_faster_than_the_run_s() -> None:

@@ -30,21 +30,10 @@ def shared(times: Sequence[float], accuracy: float = 0.9, **fields: object) -> l
     ]
 
 
-def own(attribute: str, parameters: dict[str, object], **facts: object) -> dict[str, object]:
-    """A user's component of mine.py, of which this is known."""
-    known = {"code": "same", "folder": "there", "module": "mine.py", "attribute": attribute, **facts}
-    return {"name": f"./somewhere/mine.py:{attribute}", **parameters, "imported": known}
-
-
 def net(code: str, **parameters: object) -> dict[str, object]:
-    """A user's model whose code has this digest."""
-    return own("Net", parameters, code=code, blocks=["model"])
-
-
-def points(data: str) -> dict[str, object]:
-    """A user's dataset whose samples have this digest."""
-    sizes = {"train_samples": 600, "test_samples": 100, "shape": [4], "input_type": "float32"}
-    return own("points", {}, **sizes, class_count=10, data=data)
+    """A user's model of mine.py, whose code has this digest."""
+    known = {"code": code, "folder": "there", "module": "mine.py", "attribute": "Net", "blocks": ["model"]}
+    return {"name": "./somewhere/mine.py:Net", **parameters, "imported": known}
 
 
 def comparing(folder: Path, *directories: Sequence[RunResult], cpus: Sequence[str] = ()) -> Comparing:
@@ -138,9 +127,6 @@ def test_own_components_match_by_name_and_differences_of_their_code_are_named(tm
     assert not found.matches.alone
     for text in (page(found.matches, found.differences), *found.remarks()):
         assert all(part in text for part in ("model mine.py:Net", "old0", "new1"))
-    data = (shared(around(4.0), model="mlp", dataset=points(name)) for name in ("one", "two"))
-    samples = comparing(tmp_path / "b", *data).matches.environments
-    assert samples == {"samples of dataset mine.py:points": ("one", "two")}
 
 
 def test_own_components_of_other_parameters_differ_and_versions_match_by_their_code(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from orchestrator.commands import doctor
 from orchestrator.commands.doctor import examine
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.slurm.commands import SlurmError
-from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.refusals import Partition
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.swarm.machines import Machine
@@ -59,16 +58,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in DATASETS.entries:
         if name != "mnist":
             monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
-
-
-def test_findings_are_complete_and_unique(tmp_path: Path) -> None:
-    findings = [*examine(tmp_path)]
-    assert all(found.detail and "\n" not in found.detail for found in findings)
-    subjects = [found.subject for found in findings]
-    assert len({*subjects}) == len(subjects)
-    assert {*subjects} >= {*DATASETS.entries}
-    assert "trainer image" not in subjects  # is not looked for without an engine
-    assert [found.subject for found in findings if found.required] == ["torch"]
 
 
 @pytest.mark.parametrize(
@@ -135,33 +124,22 @@ def test_the_reason_of_a_command_is_its_last_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "status", "facts"),
+    ("tried", "status", "fact"),
     [
-        ({"mpirun": None, "pmix": "no PMIx"}, "ok", ["mpirun` works", "pmix` fails: no PMIx"]),
-        ({"mpirun": "no mpirun", "pmix": "no PMIx"}, "missing", ["mpirun` fails: no mpirun"]),
-        (SlurmError("Connection timed out"), "note", ["not tried on 2 nodes: Connection timed out"]),
+        ({"mpirun": None, "pmix": "no PMIx"}, "ok", "pmix` fails: no PMIx"),
+        ({"mpirun": "no mpirun", "pmix": "no PMIx"}, "missing", "mpirun` fails: no mpirun"),
+        (SlurmError("Connection timed out"), "note", "not tried on 2 nodes: Connection timed out"),
     ],
 )
 def test_slurm_says_what_a_sweep_file_can_name(
-    monkeypatch: pytest.MonkeyPatch, tried: Any, status: str, facts: list[str]
+    monkeypatch: pytest.MonkeyPatch, tried: Any, status: str, fact: str
 ) -> None:
-    asked: list[SlurmOptions] = []
-
-    def try_launches(options: SlurmOptions) -> Any:
-        asked.append(options)
-        if isinstance(tried, Exception):
-            raise tried
-        return tried
-
     debug = Partition("debug", 4, "infinite", 4, default=True)
     answers = {"unavailable_reason": None, "version": "22.05.8", "accounts": ["teaching", "research"]}
     answers |= {"partitions": [debug, Partition("short", 2, "10:00", 8)]}
     answer(monkeypatch, {f"{SLURM}.commands.{name}": value for name, value in answers.items()})
-    runtime = f"{SLURM}.runtime"
-    answer(monkeypatch, {f"{runtime}.read_site_file": SlurmOptions(partition="short")})
-    answer(monkeypatch, {f"{runtime}.try_launches": try_launches})
+    answer(monkeypatch, {f"{SLURM}.runtime.try_launches": tried})
     cluster, mpi = SlurmRuntime().findings()
-    for fact in ("22.05.8", "debug (default): 4 nodes of 4 CPUs", "short", "10:00", "research, teaching"):
-        assert fact in cluster.detail
-    assert (mpi.status, [fact for fact in facts if fact not in mpi.detail]) == (status, [])
-    assert [options.partition for options in asked] == ["short"]
+    for part in ("22.05.8", "debug (default): 4 nodes of 4 CPUs", "short", "10:00", "research, teaching"):
+        assert part in cluster.detail
+    assert (mpi.status, fact in mpi.detail) == (status, True)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,8 +19,6 @@ from orchestrator.export import EXPORTERS
 from orchestrator.export.contents import ExportedSweep, parameters_of, read_contents
 from orchestrator.export.latex import escaped
 from orchestrator.results.store import SweepPaths, write_atomic
-from orchestrator.runtimes import RUNTIMES
-from tests.unit.conftest import PROJECT
 from tests.unit.report_support import a_run, around, repeated, write_page
 from trainer.spec.run_spec import RunSpec
 
@@ -174,13 +171,7 @@ def test_exporting_again_changes_only_what_has_changed(results: Path, tmp_path: 
     assert "replaced" in changes()
 
 
-# The registry, and bad input
-
-
-def test_formats_know_their_names_and_extras() -> None:
-    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert [EXPORTERS.load(name).name for name in EXPORTERS.entries] == [*EXPORTERS.entries]
-    assert {*extras} - {*RUNTIMES.entries} == {*WITH_LIBRARY}
+# Bad input
 
 
 def test_unknown_formats_and_unusable_directories_are_refused(results: Path, tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.core.frames import ProtocolError
-from trainer.course.protocol import Seed, decode, encode
+from trainer.course.protocol import decode, encode
 from trainer.course.worker import Worker
 
 
@@ -40,19 +38,6 @@ def test_values_arrive_unchanged_and_arrays_with_type_and_shape_to_be_written() 
             np.testing.assert_array_equal(arrived, array)
             arrived[...] = 0
     np.testing.assert_array_equal(passed(torch.arange(3)), [0, 1, 2])
-
-
-def test_objects_and_functions_of_the_grader_arrive() -> None:
-    known: list[Callable[..., Any]] = []
-
-    def register(function: Callable[..., Any]) -> int:
-        known.append(function)
-        return len(known) - 1
-
-    form = encode(SimpleNamespace(rank=1, send=len, seed=Seed(3)), register)
-    arrived = decode(json.loads(json.dumps(form)), known.__getitem__)
-    assert (arrived.rank, arrived.send) == (1, len)
-    assert arrived.seed.integers(1000) == np.random.default_rng(3).integers(1000)
 
 
 def test_other_values_and_invalid_forms_are_refused() -> None:
