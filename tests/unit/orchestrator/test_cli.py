@@ -1,4 +1,4 @@
-"""Mistakes of commands before nodes start: signals, the runtime, warnings, plans, exit codes."""
+"""Mistakes of commands before nodes start: signals, the runtime, plans, tracebacks, exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from orchestrator import cli
 from orchestrator.commands import doctor
 from orchestrator.commands import sweep as run_sweep
 from orchestrator.commands.doctor import Finding
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError
 from orchestrator.execution.order import execution_order
 from orchestrator.interrupts import SIGNALS, interruptible
 from orchestrator.report import Written
@@ -26,6 +28,8 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from orchestrator.sweeps.load import load_sweep
+from orchestrator.terminal import _Output
+from tests.unit.conftest import PROJECT
 
 SERIAL = "name: s\nblocks: [{base: {strategy: serial}}]"
 
@@ -122,16 +126,6 @@ def test_code_that_no_container_confines_is_named(
     assert capsys.readouterr().out.startswith(named)
 
 
-def test_the_image_is_built_with_the_given_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    built: list[tuple[str, Path | None]] = []
-    monkeypatch.setattr("orchestrator.runtimes.docker.engine.reach", lambda: "the engine")
-    monkeypatch.setattr("orchestrator.runtimes.docker.image.build", lambda *given: built.append(given) or 7)
-    for wheels in (tmp_path, None):
-        with pytest.raises(typer.Exit) as caught:
-            cli.image(wheels)
-        assert (caught.value.exit_code, built.pop()) == (7, ("the engine", wheels))
-
-
 # What is printed
 
 
@@ -166,14 +160,13 @@ def test_a_sweep_shows_its_runtime_and_fails_if_unequal_conditions_are_errors(
 
 
 def test_verdicts_and_the_path_of_a_report_are_printed_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("long" * 40, "a[b]", "a[/b]", "a:b:c:ok:"):
-        written = Written("", [f"Choose {name}."] * 5, [])
-        monkeypatch.setattr("orchestrator.report.write_report", lambda paths, written=written: written)
-        file = io.StringIO()
-        run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))
-        *verdicts, more, path = file.getvalue().splitlines()
-        assert verdicts == [f"Choose {name}."] * 3
-        assert ("2 more workloads" in more, path) == (True, f"report: {name}/report.html")
+    written = Written("", ["Choose a[/b]:ok:."] * 5, [])
+    monkeypatch.setattr("orchestrator.report.write_report", lambda paths: written)
+    file, name = io.StringIO(), "long" * 40 + "[b]"
+    run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))
+    *verdicts, more, path = file.getvalue().splitlines()
+    assert verdicts == written.verdicts[:3]
+    assert ("2 more workloads" in more, path) == (True, f"report: {name}/report.html")
 
 
 def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,23 +181,20 @@ def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.Monke
 # Plans
 
 
-@pytest.mark.parametrize(
-    ("runtime", "strategy", "gib", "warned"),
-    [
+def test_a_run_that_memory_may_not_suffice_for_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for runtime, strategy, gib, warned in (
         ("local", "ddp", 20, True),
-        ("docker", "ddp", 20, True),
+        ("local", "ddp", 500, False),
         ("local", "one_shot, transport: memory", 20, False),  # its ranks are threads
         ("slurm", "ddp", 20, False),  # its nodes are other machines
-    ],
-)
-def test_a_run_that_memory_may_not_suffice_for_is_named_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, runtime: str, strategy: str, gib: int, warned: bool
-) -> None:
-    monkeypatch.setattr(run_sweep, "memory_free", lambda: gib * 2**30)
-    text = f"name: s\nblocks: [{{base: {{strategy: {strategy}}}, axes: {{nodes: [2, 600]}}}}]"
-    loaded = load_sweep(Path("s.yml"), text=text)
-    found = run_sweep.memory_warning(loaded, RUNTIMES.load(runtime)())
-    assert ({"600", "28", "20.0"} <= {*re.findall(r"[\d.]+", found or "")}) == warned
+    ):
+        monkeypatch.setattr(run_sweep, "memory_free", lambda gib=gib: gib * 2**30)
+        text = f"name: s\nblocks: [{{base: {{strategy: {strategy}}}, axes: {{nodes: [2, 600]}}}}]"
+        loaded = load_sweep(Path("s.yml"), text=text)
+        found = run_sweep.memory_warning(loaded, RUNTIMES.load(runtime)())
+        assert ({"600", "28", "20.0"} <= {*re.findall(r"[\d.]+", found or "")}) == warned
 
 
 def planned(tmp_path: Path, text: str, *options: str) -> list[str]:
@@ -234,3 +224,82 @@ def test_dry_run_shows_options_of_the_runtime_and_what_they_exclude(tmp_path: Pa
     assert refused.startswith("2 runs cannot be executed here, all_reduce-gloo-n2")
     assert "virtual.workers is 9999; allowed: 1 to " in refused
     assert last == "2 runs planned; nothing was started"
+
+
+# Bad input, and outputs that cannot be written
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["sweep", "--node", "2"], ["no such option: --node (did you mean '--nodes'?)"]),
+        (["run", "ddp", "--transport", "gloo"], ["--transport", "--set transport=VALUE"]),
+        (["check", "dirichlet", "--lr", "1"], ["no such option: --lr"]),  # has no --set
+        (["swep"], ["swep", "'sweep'"]),
+        (["partitions", "--nodes", "x"], ["--nodes: 'x'", "a whole number"]),
+        (["sweep", "--out", ""], ["--out: ''", "the path of a directory"]),
+        (["report", ""], ["DIRECTORY: ''"]),
+        (["sweep", "--out", "r\udcff"], ["--out", "UTF-8"]),
+        (["labs", "--data-dir", LONG], ["--data-dir", "shorter"]),
+        (["sweep", "quikstart"], ["did you mean 'quickstart'?"]),
+        (["sweep", "--set", "epoch=3"], ["did you mean 'epochs'?"]),
+        (["sweep", "--runtime", "docker"], ["--runtime docker: there is no engine"]),
+        (
+            ["sweep", "--runtime", "local", "--set", "cpus=equal"],
+            ["--set cpus=equal", "'equal'", "local", "--runtime docker", "a number"],
+        ),
+        (["schema", "/dev/null"], ["/dev/null", "another DIRECTORY"]),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    facts: list[str],
+) -> None:
+    lacks(monkeypatch, docker="there is no engine")  # the SDK leaves a socket open where there is none
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    text = capsys.readouterr().err
+    assert (caught.value.code, text.startswith("error: "), text.count("\n")) == (2, True, 1)
+    assert len(text) < 1000
+    assert [fact for fact in facts if fact not in text] == []
+    assert ("--set" in text) == any("--set" in each for each in (*arguments, *facts))
+
+
+def run(*arguments: str, stdout: Any = subprocess.PIPE, **variables: str) -> tuple[int, str, str | None]:
+    """Exit code, standard error and standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        cwd=PROJECT,
+        env={**os.environ, **variables},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr, done.stdout
+
+
+@pytest.mark.slow
+def test_full_disks_are_named_closed_pipes_are_not_and_terminals_lack_characters() -> None:
+    with open("/dev/full", "w") as full:
+        assert run("--version", stdout=full)[:2] == (1, "error: standard output: the disk is full\n")
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        assert run("labs", stdout=pipe)[:2] == (1, "")
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, error, shown = run("partitions", "--partitioner", "shards", **variables)
+    assert (code, error, "EMD, 0?2" in str(shown)) == (0, "", True)
+
+
+def test_failed_write_is_reported_once_and_clean_up_can_print() -> None:
+    with _Output(open("/dev/full", "wb"), write_through=True) as output:
+        with pytest.raises(StorageError, match="standard output: the disk is full"):
+            print("a", file=output, flush=True)
+        print("b", file=output, flush=True)

@@ -83,17 +83,14 @@ def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
+def test_a_wrong_option_of_layout_is_named() -> None:
+    for field, value, named in (
         ("transport", "memory", "--transport memory"),
         ("model", "nosuch", "model nosuch"),
         ("dataset", "pydoc_text", "--dataset pydoc_text"),
         ("sets", ["nodes=3"], "--set nodes=3"),
         ("sets", ["nosuch=3"], "--set nosuch=3"),
         ("sets", ["optimizer=nosuch"], "--set optimizer=nosuch"),
-    ],
-)
-def test_a_wrong_option_of_layout_is_named(field: str, value: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        asked(**LAYOUT | {field: value})  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError, match=named):
+            asked(**LAYOUT | {field: value})  # type: ignore[arg-type]

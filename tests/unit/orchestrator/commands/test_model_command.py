@@ -14,7 +14,6 @@ from orchestrator.commands.model import (
     run_of,
     sections,
     split_lines,
-    stage_counts,
 )
 from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import Imports
@@ -25,7 +24,6 @@ from trainer.training.profile import BlockProfile
 
 NO_IMPORTS = Imports(PROJECT)
 MLP = "{name: mlp, hidden: [30, 20]}"
-MESHED = ("lenet", "fashion_mnist", 8, None, 80, NO_IMPORTS, "nll")
 
 
 def block(name: str, seconds: float = 1.0, parameters: int = 0, output_bytes: float = 4.0) -> BlockProfile:
@@ -36,8 +34,9 @@ def block(name: str, seconds: float = 1.0, parameters: int = 0, output_bytes: fl
 FOUR = [block("a", 1, 10, 400), block("b", 2, 20, 40), block("c", 3, 30, 80), block("d", 2, 40, 8)]
 
 
-def report(model: str = MLP, parts: str | None = None, dataset: str = "digits", batch_size: int = 8) -> str:
-    return "\n".join(sections(model, dataset, batch_size, parts, 80, NO_IMPORTS))
+def report(model: str = MLP, batch_size: int = 8, dataset: str = "digits", **options: Any) -> str:
+    given = {"parts": None, "width": 80, "imports": NO_IMPORTS, **options}
+    return "\n".join(sections(model, dataset, batch_size, **given))
 
 
 # Proposed split points
@@ -93,7 +92,7 @@ def test_block_times_are_forward_and_backward() -> None:
 
 
 def test_a_mesh_shows_the_shards_of_each_rank_and_its_groups() -> None:
-    text = "\n".join(sections(*MESHED, "data=2,tensor=4"))
+    text = report("lenet", mesh="data=2,tensor=4", dataset="fashion_mnist")
     rows = [line.split() for line in text.splitlines() if re.match(" +[0-7]  ", line)]
     shards = (3, 3, 2, 2)  # channels of the ranks
     sizes = [n * (25 + 1) + 30 * n * 25 + 30 + 15 * (120 + 1) + 10 * 15 + 10 for n in shards]
@@ -106,39 +105,24 @@ def test_a_mesh_shows_the_shards_of_each_rank_and_its_groups() -> None:
 def test_stages_of_a_mesh_do_not_divide_pairs() -> None:
     """conv1 … conv2 and fc1 … fc2 leave 8 stages of 13 blocks."""
     points = "pool2, relu2, dropout, pool3, flatten, fc1, log_softmax"
-    assert f"time of blocks: {points}\n" in "\n".join(sections(*MESHED, "pipeline=8,tensor=2"))
+    assert f"time of blocks: {points}\n" in report("lenet", mesh="pipeline=8,tensor=2")
     with pytest.raises(InputError, match=rf"9 stages .* 8 .*possible split points: {points}"):
-        [*sections(*MESHED, "pipeline=9,tensor=2")]
+        report("lenet", mesh="pipeline=9,tensor=2")
 
 
 # Arguments
 
 
 @pytest.mark.parametrize(
-    ("mesh", "message"),
-    [
-        ("data=2,data=2", "--mesh data=2,data=2: 'data=2' .*each dimension once"),
-        ("tensor", "'tensor' .*allowed: "),
-        (f"tensor={'9' * 5000}", "'tensor=9+' .*allowed: "),
-        ("tensor=٣", "'tensor=٣' .*allowed: "),
-        ("expert=2", "mesh.expert: unknown key.*allowed: data, pipeline, tensor"),
-        ("tensor=11", "--mesh tensor=11: .*1 to 10 ranks"),
-    ],
-)
-def test_errors_of_a_mesh_name_the_option(mesh: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        [*sections(*MESHED, mesh)]
-
-
-def test_stage_counts_are_given_or_at_most_the_blocks() -> None:
-    run = run_of(MLP, "digits", 8, NO_IMPORTS)
-    assert (stage_counts("2, 5,2", run), stage_counts(None, run)) == ([2, 5], [2, 3, 4])
-    assert stage_counts(None, run_of("{name: mlp, hidden: []}", "digits", 8, NO_IMPORTS)) == [2, 3]
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"mesh": "data=2,data=2"}, "--mesh data=2,data=2: 'data=2' .*each dimension once"),
+        ({"mesh": "tensor"}, "'tensor' .*allowed: "),
+        ({"mesh": f"tensor={'9' * 5000}"}, "'tensor=9+' .*allowed: "),
+        ({"mesh": "tensor=٣"}, "'tensor=٣' .*allowed: "),
+        ({"mesh": "expert=2"}, "mesh.expert: unknown key.*allowed: data, pipeline, tensor"),
+        ({"model": "lenet", "mesh": "tensor=11"}, "--mesh tensor=11: .*1 to 10 ranks"),
+        ({"mesh": "tensor=2", "parts": "2"}, "--parts 2: not allowed with --mesh"),
         ({"model": "telepathy"}, "model telepathy: .*known: fedavg_cnn, gpt, lenet, lenet5, mlp"),
         ({"model": "{name: mlp, hiden: [1]}"}, r"model .name: mlp, .*: hiden: unknown key .*'hidden'"),
         ({"dataset": "moon"}, "--dataset moon: .*known: digits"),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.course.checks import Failure, close, equal, load_checks, shown
-from orchestrator.course.network import Collective, Network
-from orchestrator.course.student import Student, Waiting
+from orchestrator.course.checks import Failure, close, equal, load_checks
+from orchestrator.course.network import Network
+from orchestrator.course.student import Student
 from orchestrator.errors import InputError
 from orchestrator.sandbox.base import MAX_BYTES, Channel, Sandbox
 from trainer.core.frames import frame
@@ -51,12 +51,10 @@ def test_close_values_pass_and_others_fail() -> None:
         close(got, expected)
     others: list[tuple[Any, Any]] = [
         ([1.0, 2.1], [1.0, 2.0]),
-        ([1.0], [1.0, 1.0]),
         ([[1.0]], [1.0]),
         (math.nan, 0.0),
         ([math.inf], [1.0]),
         (None, 1.0),
-        ("x", 1.0),
         ([[1.0], [1.0, 2.0]], [1.0, 2.0]),
         ({"a": 1}, [1.0]),
     ]
@@ -67,10 +65,7 @@ def test_close_values_pass_and_others_fail() -> None:
     equal([1, 2], np.array([1, 2]))
 
 
-def test_failures_show_values_in_one_short_line_and_of_long_arrays_the_first_wrong_one() -> None:
-    for value in ("x" * 10**6, np.zeros(10**5), [[0.5] * 100] * 100, {"a": "\n" * 1000}):
-        assert len(shown(value)) <= 120
-        assert "\n" not in shown(value)
+def test_long_arrays_show_the_first_wrong_value() -> None:
     got = np.zeros((3, 4))
     got[1, 2] = got[2, 0] = 5
     with pytest.raises(Failure) as caught:
@@ -118,21 +113,6 @@ def test_a_network_refuses_what_is_no_other_rank_and_no_numbers() -> None:
                 call(peer)
     with pytest.raises(ValueError, match="numbers"):
         send(1, ["x"])
-
-
-def test_a_collective_waits_for_all_ranks_and_refuses_different_shapes() -> None:
-    first, second, third = map(Collective(3).function, range(3))
-    for _ in range(2):  # a rank that waits is asked again
-        with pytest.raises(Waiting, match="ranks 1, 2"):
-            first([1.0])
-    with pytest.raises(Waiting, match="rank 2"):
-        second([2.0])
-    assert third([3.0]).tolist() == first([1.0]).tolist() == second([2.0]).tolist() == [6.0]
-    one, other = map(Collective(2).function, range(2))
-    with pytest.raises(Waiting):
-        one([1.0])
-    with pytest.raises(ValueError, match="shapes differ"):
-        other([1.0, 2.0])
 
 
 # A student's code

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -42,23 +41,18 @@ class Graded:
 
     def __init__(self, directory: Path) -> None:
         self.opened: list[Scripted] = []
-        self.submission = directory
+        self.submissions = {"a": directory, "b": directory}
         (directory / "a.py").touch()
 
-    def make(self, _: Path) -> Scripted:
-        self.opened.append(Scripted())
-        return self.opened[-1]
+    def by(self, *checks: Check) -> Grader:
+        def make(_: Path) -> Scripted:
+            self.opened.append(Scripted())
+            return self.opened[-1]
 
-    def by(self, *checks: Check) -> Grade:
-        return Grader(checks, self.make).grade("ana", self.submission)
-
-
-@pytest.fixture
-def graded(tmp_path: Path) -> Graded:
-    return Graded(tmp_path)
+        return Grader(checks, make)
 
 
-def test_points_are_those_of_the_checks_that_pass(graded: Graded) -> None:
+def test_points_are_those_of_the_checks_that_pass(tmp_path: Path) -> None:
     def fails(student: Student, n: int) -> None:
         if n > 1:
             raise Failure("wrong", "1", "2")
@@ -67,13 +61,14 @@ def test_points_are_those_of_the_checks_that_pass(graded: Graded) -> None:
         raise AssertionError
 
     cases = [{"n": 1}, {"n": 2}, {"n": 3}]
-    found = graded.by(
+    grader = Graded(tmp_path).by(
         PASSES,
         made_check(2, fails, cases=cases),
         made_check(4, is_never_called, file="b.py"),
         made_check(8, lambda student, n: None, cases=cases),
         made_check(16, lambda student: [][0]),
     )
+    found = grader.grade("ana", tmp_path)
     assert (found.points, found.possible, found.error) == (9, 31, None)
     assert [score.points for score in found.scores] == [1, 0, 0, 8, 0]
     smallest = Reason(case="n=2", problem="wrong", expected="1", got="2")
@@ -83,19 +78,17 @@ def test_points_are_those_of_the_checks_that_pass(graded: Graded) -> None:
     assert "IndexError" in str(unusable)
 
 
-def test_a_process_serves_checks_until_one_breaks_it(graded: Graded) -> None:
-    breaks = made_check(1, lambda student: student.call("f"))
-    assert graded.by(PASSES, PASSES, breaks, PASSES, PASSES).points == 4
+def test_a_process_serves_checks_until_one_breaks_it(tmp_path: Path) -> None:
+    breaks, graded = made_check(1, lambda student: student.call("f")), Graded(tmp_path)
+    assert graded.by(PASSES, PASSES, breaks, PASSES, PASSES).grade("ana", tmp_path).points == 4
     assert [each.closed for each in graded.opened] == [True, True]
 
 
-def test_submissions_are_graded_at_once_and_closed_if_that_is_abandoned(graded: Graded) -> None:
+def test_submissions_are_graded_at_once_and_closed_if_that_is_abandoned(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=30)  # passes if two submissions are in the check at once
-    submissions = {"a": graded.submission, "b": graded.submission}
-    check = made_check(1, lambda student: both.wait())
-    grades = [*Grader([check], graded.make).grade_all(submissions, 2)]
-    assert [each.points for each in grades] == [1, 1]
-    abandoned = Grader([PASSES], graded.make).grade_all(submissions, 1)
+    check, graded = made_check(1, lambda student: both.wait()), Graded(tmp_path)
+    assert [each.points for each in graded.by(check).grade_all(graded.submissions, 2)] == [1, 1]
+    abandoned = graded.by(PASSES).grade_all(graded.submissions, 1)
     next(abandoned)
     abandoned.close()
     assert all(each.closed for each in graded.opened)
@@ -194,7 +187,6 @@ def test_bad_input_is_refused_before_anything_is_written_or_started(tmp_path: Pa
     for arguments, facts in (
         (["new", tmp_path / "out", "--assignment", "one_modle"], ["did you mean 'one_model'", *names()]),
         (["new", tmp_path], [str(tmp_path)]),
-        (["new", tmp_path / "mine.py"], ["is not a directory"]),
         (["grade", tmp_path / "none", "--tests", tests], ["none: no such directory"]),
         ([*grade, tmp_path / "none"], ["--tests"]),
         ([*grade, tests, "--csv", tmp_path], ["--csv"]),

@@ -27,7 +27,6 @@ from orchestrator.commands.export import export
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.export.base import Options, option
-from orchestrator.export.pods import container_security, pod_security
 from orchestrator.export.sweep_exporter import PlannedRun
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.sweeps.load import load_sweep
@@ -38,7 +37,7 @@ from trainer.spec.run_spec import RunSpec
 
 SWEEP = """\
 name: my_sweep-
-base: {model: mlp, epochs: 1}
+base: {model: mlp, epochs: 2}
 blocks:
   - base: {strategy: ddp, nodes: 3}
   - base: {strategy: all_reduce, transport: gloo, nodes: 2, processes_per_node: 2, cpus: 0.5,
@@ -46,6 +45,7 @@ blocks:
   - base: {strategy: hogwild, nodes: 4, timeout_s: 7.5}
   - base: {strategy: rpc_split, nodes: 2, model: lenet}
 """
+WITH_CHECKPOINTS = SWEEP.replace("nodes: 3}", "nodes: 3, checkpoint_epochs: 1}")
 DDP, ALL_REDUCE, HOGWILD = "ddp-gloo-n3-s0", "all_reduce-gloo-n2x2-s0", "hogwild-memory-n4-s0"
 # Of each run: pods, seconds, cores, memory, shared memory. One pod has the limits of hogwild's four nodes.
 SIZES = {
@@ -80,18 +80,17 @@ class Exported:
     def pods(self) -> dict[str, Manifest]:
         """The templates of all pods: by run key, and those of Ray by their container."""
         jobs = {key: job["spec"]["template"] for key, job in self.of_kind("Job").items()}
-        jobs |= {key: train_pod(job) for key, job in self.of_kind("TrainJob").items()}
-        return jobs or {each["spec"]["containers"][0]["name"]: each for each in self.ray_pods()}
+        if found := jobs | {key: train_pod(job) for key, job in self.of_kind("TrainJob").items()}:
+            return found
+        cluster, job, _ = self.ray()
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        templates = [*(group["template"] for group in groups), job["submitterPodTemplate"]]
+        return {each["spec"]["containers"][0]["name"]: each for each in templates}
 
     def ray(self) -> tuple[Manifest, Manifest, Manifest]:
         """The specs of RayCluster, RayJob and NetworkPolicy."""
         specs = {each["kind"]: each.get("spec", {}) for each in self.objects}
         return specs["RayCluster"], specs["RayJob"], specs["NetworkPolicy"]
-
-    def ray_pods(self) -> list[Manifest]:
-        cluster, job, _ = self.ray()
-        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-        return [*(group["template"] for group in groups), job["submitterPodTemplate"]]
 
 
 Exports = Mapping[str, Exported]
@@ -123,8 +122,9 @@ def train_pod(job: Manifest) -> Manifest:
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The sweep in each format. Pods of kubernetes have no claims."""
-    return {to: exported(tmp_path_factory.mktemp("exports"), to) for to in OPTIONS}
+    """The sweep in each format; with claims and checkpoints for kubeflow, and neither for kubernetes."""
+    texts = dict.fromkeys(OPTIONS, SWEEP) | {"kubeflow": WITH_CHECKPOINTS}
+    return {to: exported(tmp_path_factory.mktemp("exports"), to, text) for to, text in texts.items()}
 
 
 # Schemas
@@ -195,15 +195,6 @@ def test_pods_are_confined_and_mount_their_volumes(exports: Exports, to: str) ->
             claim = {"claimName": "data", "readOnly": True}
             found = [volumes[each] for each in ("results", "data")]
             assert found == [{"persistentVolumeClaim": each} for each in ({"claimName": "results"}, claim)]
-
-
-def test_the_page_s_pod_that_fetches_results_is_confined_as_the_others() -> None:
-    page = (PROJECT / "docs/kubernetes.md").read_text()
-    (text,) = re.findall(r"(?ms)^```yaml\n(apiVersion: .*?)^```$", page)
-    pod = yaml.safe_load(text)["spec"]
-    found = (pod["securityContext"], pod["containers"][0]["securityContext"])
-    assert found == (pod_security(), container_security())
-    assert pod["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize("to", PODS)
@@ -327,6 +318,8 @@ def test_pods_are_the_ranks_of_their_run(exports: Exports, to: str) -> None:
         for node in range(SIZES[key][0]):
             env = {each["name"]: each.get("value", str(node)) for each in container["env"]}
             env["JOB_COMPLETION_INDEX"] = str(node)
+            saved = f"{env['SHARDYARD_OUT']}/checkpoints" if spec.checkpoints else None
+            assert env.get("SHARDYARD_CHECKPOINTS") == saved
             if to == "kubeflow":  # which sets these
                 trainer = jobs[key]["spec"]["trainer"]
                 values = (trainer["numNodes"], node, trainer["numProcPerNode"], host)
@@ -433,14 +426,6 @@ def test_components_from_import_paths_are_refused(tmp_path: Path) -> None:
     for to in ("kubernetes", "kuberay"):
         with patch.object(RunSpec, "has_imports", True), pytest.raises(InputError, match="import paths"):
             exported(tmp_path, to)
-
-
-def test_checkpoints_are_in_the_results_and_options_change_all_runs(tmp_path: Path) -> None:
-    text = "name: s\nblocks: [base: {strategy: ddp, nodes: 3, checkpoint_epochs: 1}]\n"
-    out = exported(tmp_path, "kubernetes", text, replace(CLAIMS, sets=("epochs=4", "nodes=2")))
-    (container,) = out.pods()["ddp-gloo-n2-s0"]["spec"]["containers"]
-    env = {each["name"]: each.get("value") for each in container["env"]}
-    assert env["SHARDYARD_CHECKPOINTS"] == f"{env['SHARDYARD_OUT']}/checkpoints"
 
 
 def test_gloo_twins_are_asked_for_and_counted(tmp_path: Path) -> None:
