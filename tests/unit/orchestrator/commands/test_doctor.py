@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,22 +32,16 @@ FAILURE = doctor._failure
 def answer(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> None:
     """Let functions return these values, or raise them."""
     for name, value in answers.items():
-
-        def call(*_: Any, value: Any = value) -> Any:
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        monkeypatch.setattr(name, value if callable(value) else call)
+        raised = value if isinstance(value, Exception) else None
+        monkeypatch.setattr(name, Mock(return_value=value, side_effect=raised))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip slow checks: no engine, no commands, no data."""
-    for module in (DOCKER, SWARM):
-        answer(monkeypatch, {f"{module}.reach": EngineError("no engine here")})
+    missing = EngineError("no engine here")
+    answer(monkeypatch, {f"{DOCKER}.reach": missing, f"{SWARM}.reach": missing, f"{OURS}._failure": None})
     answer(monkeypatch, {f"{SLURM}.commands.unavailable_reason": "no cluster here"})
-    answer(monkeypatch, {f"{OURS}._failure": None})
     for name in DATASETS.entries:
         if name != "mnist":
             monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
