@@ -149,4 +149,4 @@ def test_a_check_may_receive_so_much_and_no_more() -> None:
 
     noise = frame(ask(arguments=["x" * 2**20]))
     with pytest.raises(Failure, match=f"{MAX_BYTES >> 20} MiB"):
-        Student(Channel(Endless()), "answer.py", 600.0).call("answer", lambda text: None)
+        Student(Channel(Endless()), "answer.py", 30.0).call("answer", lambda text: None)
