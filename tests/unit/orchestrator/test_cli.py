@@ -228,8 +228,6 @@ def test_dry_run_shows_options_of_the_runtime_and_what_they_exclude(tmp_path: Pa
 
 # Bad input, and outputs that cannot be written
 
-LONG = "x" * 5000
-
 
 @pytest.mark.parametrize(
     ("arguments", "facts"),
@@ -242,14 +240,11 @@ LONG = "x" * 5000
         (["sweep", "--out", ""], ["--out: ''", "the path of a directory"]),
         (["report", ""], ["DIRECTORY: ''"]),
         (["sweep", "--out", "r\udcff"], ["--out", "UTF-8"]),
-        (["labs", "--data-dir", LONG], ["--data-dir", "shorter"]),
+        (["labs", "--data-dir", "x" * 5000], ["--data-dir", "shorter"]),
         (["sweep", "quikstart"], ["did you mean 'quickstart'?"]),
         (["sweep", "--set", "epoch=3"], ["did you mean 'epochs'?"]),
         (["sweep", "--runtime", "docker"], ["--runtime docker: there is no engine"]),
-        (
-            ["sweep", "--runtime", "local", "--set", "cpus=equal"],
-            ["--set cpus=equal", "'equal'", "local", "--runtime docker", "a number"],
-        ),
+        (["sweep", "--runtime", "local", "--set", "cpus=equal"], ["--set cpus=equal", "--runtime docker"]),
         (["schema", "/dev/null"], ["/dev/null", "another DIRECTORY"]),
     ],
 )

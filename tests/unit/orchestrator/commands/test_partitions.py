@@ -124,6 +124,8 @@ def test_failed_partitioner_has_a_row_with_the_reason(
     found = lines(tmp_path / "partitions.csv")
     assert [(line["status"], line["coverage"]) for line in found[:2]] == [("failed", ""), ("ok", "1.0")]
     assert found[0]["cause"].startswith("3 parts are no two halves")
+    sizes = [found[1][f"samples_per_node_{each}"] for each in ("min", "mean", "max")]
+    assert sizes == ["66", str(200 / 3), "67"]
     only = write_files(previews_of(nodes=3, partitioners=["halves"]), tmp_path / "new" / "place")
     assert [path.name for path in only] == ["partitions.csv", "labels.csv"]
     with pytest.raises(InputError, match=r"labels\.csv: is not a directory; choose another --out"):
