@@ -238,7 +238,6 @@ def test_dry_run_shows_options_of_the_runtime_and_what_they_exclude(tmp_path: Pa
         (["swep"], ["swep", "'sweep'"]),
         (["partitions", "--nodes", "x"], ["--nodes: 'x'", "a whole number"]),
         (["sweep", "--out", ""], ["--out: ''", "the path of a directory"]),
-        (["report", ""], ["DIRECTORY: ''"]),
         (["sweep", "--out", "r\udcff"], ["--out", "UTF-8"]),
         (["labs", "--data-dir", "x" * 5000], ["--data-dir", "shorter"]),
         (["sweep", "quikstart"], ["did you mean 'quickstart'?"]),

@@ -120,7 +120,6 @@ def test_stages_of_a_mesh_do_not_divide_pairs() -> None:
         ({"mesh": "tensor=2", "parts": "2"}, "--parts 2: not allowed with --mesh"),
         ({"model": "telepathy"}, "model telepathy: .*known: fedavg_cnn, gpt, lenet, lenet5, mlp"),
         ({"model": "{name: mlp, hiden: [1]}"}, r"model .name: mlp, .*: hiden: unknown key .*'hidden'"),
-        ({"dataset": "moon"}, "--dataset moon: .*known: digits"),
         ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot train on cifar10: .*28×28"),
         ({"batch_size": 0}, "--batch-size 0: "),
         ({"parts": "1"}, "--parts 1: '1' .*allowed: whole numbers from 2"),

@@ -88,7 +88,6 @@ def test_counts_equal_the_samples_that_a_run_loads(reshuffle: bool, tmp_path: Pa
         ({"dataset": "moon"}, "--dataset moon: .*known: .*digits"),
         ({"nodes": 0}, "--nodes 0: "),
         ({"nodes": 201}, "--nodes 201: .*allowed: 1 to 200"),
-        ({"seed": -1}, "--seed -1: "),
     ],
 )
 def test_input_errors_name_value_and_allowed_values(arguments: dict[str, Any], message: str) -> None:
