@@ -259,6 +259,8 @@ def test_a_worker_has_one_node_of_any_run(exports: Exports) -> None:
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": "4000m", "memory": f"{8192 + 1024}Mi"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    size = {"medium": "Memory", "sizeLimit": f"{128 + 1024}Mi"}  # of Ray's store and of four nodes
+    assert {"name": "shm", "emptyDir": size} in group["template"]["spec"]["volumes"]
 
 
 def test_clusters_need_a_token_and_only_the_operator_reaches_them_from_outside(exports: Exports) -> None:
