@@ -1,22 +1,24 @@
-"""Exports of a sweep's runs for clusters: they follow the published schemas, and start all ranks."""
+"""Mistakes in exports for clusters: unknown fields, open pods, sizes, ranks that never meet, names."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
@@ -24,8 +26,7 @@ from orchestrator.commands.export import export
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.export.base import Options, option
-from orchestrator.export.pods import PodExporter, container_security, pod_security
-from orchestrator.export.sweep_exporter import PlannedRun, label_value
+from orchestrator.export.sweep_exporter import PlannedRun
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
@@ -35,7 +36,7 @@ from trainer.spec.run_spec import RunSpec
 
 SWEEP = """\
 name: my_sweep-
-base: {model: mlp, epochs: 1}
+base: {model: mlp, epochs: 2}
 blocks:
   - base: {strategy: ddp, nodes: 3}
   - base: {strategy: all_reduce, transport: gloo, nodes: 2, processes_per_node: 2, cpus: 0.5,
@@ -43,81 +44,86 @@ blocks:
   - base: {strategy: hogwild, nodes: 4, timeout_s: 7.5}
   - base: {strategy: rpc_split, nodes: 2, model: lenet}
 """
+WITH_CHECKPOINTS = SWEEP.replace("nodes: 3}", "nodes: 3, checkpoint_epochs: 1}")
+DDP, ALL_REDUCE, HOGWILD = "ddp-gloo-n3-s0", "all_reduce-gloo-n2x2-s0", "hogwild-memory-n4-s0"
+# Of each run: pods, seconds, cores, memory, shared memory. One pod has the limits of hogwild's four nodes.
+SIZES = {
+    DDP: (3, 600, "1000m", "2048Mi", "256Mi"),
+    ALL_REDUCE: (2, 600, "500m", "700Mi", "256Mi"),
+    HOGWILD: (1, 8, "4000m", "8192Mi", "1024Mi"),
+    "rpc_split-rpc-n2-s0": (2, 600, "1000m", "2048Mi", "256Mi"),
+}
 GPU = "name: gpu\nblocks: [base: {strategy: ddp, transport: nccl, nodes: 2}]\n"
 IMAGE = Options(image="registry.example/shardyard:1")
 CLAIMS = Options(image="shardyard:1", results_claim="results", data_claim="data")
+OPTIONS = {"kubernetes": IMAGE, "kubeflow": CLAIMS, "kuberay": CLAIMS, "skypilot": Options()}
 PODS = ["kubernetes", "kubeflow"]
 NEWEST = "1.37"  # of the schemas that requirements-dev.txt installs
 Manifest = dict[str, Any]
 
 
-def options(to: str) -> Options:
-    return IMAGE if to in PODS else CLAIMS if to == "kuberay" else Options()
+@dataclass(frozen=True)
+class Exported:
+    """An export: what it printed, and the objects that `kubectl apply -k` reads, or the tasks."""
+
+    out: Path
+    lines: list[str]
+    objects: list[Manifest]
+
+    def of_kind(self, kind: str) -> dict[str, Manifest]:
+        """By run key."""
+        found = [each for each in self.objects if each["kind"] == kind]
+        names = [each["metadata"]["annotations"]["shardyard/run"].rpartition("-")[0] for each in found]
+        return dict(zip(names, found, strict=True))
+
+    def pods(self) -> dict[str, Manifest]:
+        """The templates of all pods: by run key, and those of Ray by their container."""
+        jobs = {key: job["spec"]["template"] for key, job in self.of_kind("Job").items()}
+        if found := jobs | {key: train_pod(job) for key, job in self.of_kind("TrainJob").items()}:
+            return found
+        cluster, job, _ = self.ray()
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        templates = [*(group["template"] for group in groups), job["submitterPodTemplate"]]
+        return {each["spec"]["containers"][0]["name"]: each for each in templates}
+
+    def ray(self) -> tuple[Manifest, Manifest, Manifest]:
+        """The specs of RayCluster, RayJob and NetworkPolicy."""
+        specs = {each["kind"]: each.get("spec", {}) for each in self.objects}
+        return specs["RayCluster"], specs["RayJob"], specs["NetworkPolicy"]
 
 
-def exported(tmp_path: Path, to: str, text: str = SWEEP, given: Options | None = None) -> Path:
-    """The directory of an export."""
-    (tmp_path / "sweep.yml").write_text(text)
-    [*export(tmp_path / "sweep.yml", to, tmp_path / "out", given or options(to))]
-    return tmp_path / "out"
+Exports = Mapping[str, Exported]
 
 
-def manifests(out: Path) -> Iterator[Manifest]:
-    """All objects of an export, without kustomizations."""
-    for path in sorted(out.rglob("*.yaml")):
-        if path.name != "kustomization.yaml":
-            yield from yaml.safe_load_all(path.read_text())
+def exported(folder: Path, to: str, text: str = SWEEP, given: Options | None = None) -> Exported:
+    (folder / "sweep.yml").write_text(text)
+    out = folder / to
+    lines = [*export(folder / "sweep.yml", to, out, given or OPTIONS[to])]
+    files = out.glob("*.yaml") if to == "skypilot" else listed(out)
+    return Exported(out, lines, [each for path in files for each in yaml.safe_load_all(path.read_text())])
 
 
-def by_kind(out: Path, kind: str) -> dict[str, Manifest]:
-    """The objects of a kind, by run key."""
-    return {
-        each["metadata"]["annotations"]["shardyard/run"].rpartition("-")[0]: each
-        for each in manifests(out)
-        if each["kind"] == kind
-    }
+def listed(out: Path) -> Iterator[Path]:
+    for name in yaml.safe_load((out / "kustomization.yaml").read_text())["resources"]:
+        yield from listed(out / name) if (out / name).is_dir() else [out / name]
 
 
-def pod_of(manifest: Manifest) -> Manifest:
-    """Labels and spec of a Job's or a TrainJob's pods, with what its trainer adds."""
-    if manifest["kind"] == "Job":
-        template: Manifest = manifest["spec"]["template"]
-        return template
-    (patch,) = manifest["spec"]["runtimePatches"]
-    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    template = job["template"]["spec"]["template"]
-    trainer = manifest["spec"]["trainer"]
+def train_pod(job: Manifest) -> Manifest:
+    """The pods of a TrainJob, with what its trainer adds."""
+    (patch,), trainer = job["spec"]["runtimePatches"], job["spec"]["trainer"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    template: Manifest = replicated["template"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     container |= {name: trainer[name] for name in ("image", "command", "env")}
     container["resources"] = trainer["resourcesPerNode"]
     return template
 
 
-def ray_specs(out: Path) -> tuple[Manifest, Manifest]:
-    """The spec of the RayCluster, and that of the RayJob."""
-    objects = {each["kind"]: each for each in manifests(out)}
-    return objects["RayCluster"]["spec"], objects["RayJob"]["spec"]
-
-
-def ray_pods(out: Path) -> dict[str, Manifest]:
-    """The templates of a Ray cluster's pods and of that which submits the job, by their container."""
-    cluster, job = ray_specs(out)
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    templates = [*(group["template"] for group in groups), job["submitterPodTemplate"]]
-    return {template["spec"]["containers"][0]["name"]: template for template in templates}
-
-
-def each_pod(out: Path) -> dict[str, Manifest]:
-    jobs = by_kind(out, "Job") | by_kind(out, "TrainJob")
-    return {key: pod_of(job) for key, job in jobs.items()}
-
-
-DDP, ALL_REDUCE, HOGWILD, RPC = (
-    "ddp-gloo-n3-s0",
-    "all_reduce-gloo-n2x2-s0",
-    "hogwild-memory-n4-s0",
-    "rpc_split-rpc-n2-s0",
-)
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """The sweep in each format; with claims and checkpoints for kubeflow, and neither for kubernetes."""
+    texts = dict.fromkeys(OPTIONS, SWEEP) | {"kubeflow": WITH_CHECKPOINTS}
+    return {to: exported(tmp_path_factory.mktemp("exports"), to, text) for to, text in texts.items()}
 
 
 # Schemas
@@ -134,208 +140,118 @@ def strict(schema: Any) -> Any:
     return {**found, "additionalProperties": False} if known else found
 
 
-def schema_of(name: str) -> Any:
-    return json.loads((PROJECT / "tests" / "support" / f"{name}.schema.json").read_text())
-
-
-@pytest.mark.parametrize("given", [IMAGE, CLAIMS])
-@pytest.mark.parametrize("to", PODS)
-def test_manifests_follow_the_schemas_of_kubernetes(tmp_path: Path, to: str, given: Options) -> None:
-    validate = pytest.importorskip(
-        "kubernetes_validate", reason="requirements-dev.txt has kubernetes-validate"
-    ).validate
-    kinds = set()
-    for manifest in manifests(exported(tmp_path, to, given=given)):
-        if manifest["kind"] != "TrainJob":
-            validate(manifest, NEWEST, strict=True)
-            kinds.add(manifest["kind"])
-    assert kinds == {"ConfigMap", "NetworkPolicy"} | ({"Job", "Service"} if to == "kubernetes" else set())
-
-
-@pytest.mark.parametrize("given", [IMAGE, CLAIMS])
-def test_train_jobs_follow_their_definition(tmp_path: Path, given: Options) -> None:
-    definition = schema_of("kubeflow_trainjob")
-    metadata = definition["properties"].pop("metadata")
-    assert metadata == {"type": "object"}
-    schema = strict(definition)
-    schema["properties"]["metadata"] = metadata
-    validator = jsonschema.Draft202012Validator(schema)
-    for job in by_kind(exported(tmp_path, "kubeflow", given=given), "TrainJob").values():
-        validator.validate(job)
-        job["spec"]["trainer"]["numberOfNodes"] = 1
-        assert "numberOfNodes" in next(validator.iter_errors(job)).message
-
-
-def definitions_of_kuberay() -> dict[str, jsonschema.Draft202012Validator]:
-    """By kind. Pod templates are objects there."""
-    found = {}
-    for kind in ("RayCluster", "RayJob"):
-        definition = schema_of("kuberay")[kind]
-        metadata = definition["properties"].pop("metadata")
-        schema = strict(definition)
-        schema["properties"]["metadata"] = metadata
-        found[kind] = jsonschema.Draft202012Validator(schema)
-    return found
-
-
-def test_clusters_of_ray_follow_their_definitions(tmp_path: Path) -> None:
-    validate = pytest.importorskip(
-        "kubernetes_validate", reason="requirements-dev.txt has kubernetes-validate"
-    ).validate
-    validators = definitions_of_kuberay()
-    objects = {each["kind"]: each for each in manifests(exported(tmp_path, "kuberay"))}
-    assert objects.keys() == {"ConfigMap", "NetworkPolicy", *validators}
-    for kind, manifest in objects.items():
-        if kind not in validators:
-            validate(manifest, NEWEST, strict=True)
-            continue
-        validators[kind].validate(manifest)
-        manifest["spec"]["replicas"] = 1
-        assert "replicas" in next(validators[kind].iter_errors(manifest)).message
-    for name, template in ray_pods(tmp_path / "out").items():
-        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}}
-        validate({**named, "template": template}, NEWEST, strict=True)
-
-
-def test_tasks_follow_the_schema_of_skypilot(tmp_path: Path) -> None:
-    out = exported(tmp_path, "skypilot")
-    tasks = [yaml.safe_load(path.read_text()) for path in out.glob("*.yaml")]
-    assert len(tasks) == 4
-    validator = jsonschema.Draft202012Validator(schema_of("skypilot_task"))
-    for task in tasks:
-        validator.validate(task)
-        task["nodes"] = 1
-        assert "nodes" in next(validator.iter_errors(task)).message
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl is installed")
-@pytest.mark.parametrize("to", [*PODS, "kuberay"])
-def test_kustomizations_have_all_objects(tmp_path: Path, to: str) -> None:
-    out = exported(tmp_path, to)
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(out)], capture_output=True, text=True, timeout=60, check=False
+@pytest.fixture(scope="module")
+def schemas() -> Mapping[str, Any]:
+    """Of resource definitions by kind, and of SkyPilot's tasks."""
+    names = ("kubeflow_trainjob", "skypilot_task", "kuberay")
+    job, task, ray = (
+        json.loads((PROJECT / f"tests/support/{name}.schema.json").read_text()) for name in names
     )
-    assert done.returncode == 0, done.stderr
-    built = list(yaml.safe_load_all(done.stdout))
+    found = {"TrainJob": strict(job), "task": task}
+    found |= {kind: strict(ray[kind]) for kind in ("RayCluster", "RayJob")}
+    return {kind: jsonschema.Draft202012Validator(schema) for kind, schema in found.items()}
 
-    def names(objects: Any) -> list[tuple[str, str]]:
-        return sorted((each["kind"], each["metadata"]["name"]) for each in objects)
 
-    assert names(built) == names(manifests(out))
+@pytest.mark.parametrize("to", OPTIONS)
+def test_objects_have_only_fields_that_their_definitions_know(
+    exports: Exports, schemas: Mapping[str, Any], to: str
+) -> None:
+    reason = "requirements-dev.txt has kubernetes-validate"
+    validate = pytest.importorskip("kubernetes_validate", reason=reason).validate
+    for manifest in exports[to].objects:
+        kind = manifest.get("kind", "task")
+        if kind in schemas:
+            schemas[kind].validate(manifest)
+            assert [*schemas[kind].iter_errors({**manifest, "unknown": 1})]
+        else:
+            validate(manifest, NEWEST, strict=True)
+    if to != "skypilot":
+        for template in exports[to].pods().values():  # objects of any form in these definitions
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
+            validate({**pod, "template": template}, NEWEST, strict=True)
+        written = {*exports[to].out.rglob("*.yaml")} - {*exports[to].out.rglob("kustomization.yaml")}
+        assert {*listed(exports[to].out)} == written
 
 
 # Pods
 
 
 @pytest.mark.parametrize("to", [*PODS, "kuberay"])
-def test_pods_are_confined(tmp_path: Path, to: str) -> None:
-    out = exported(tmp_path, to)
-    for template in (ray_pods(out) if to == "kuberay" else each_pod(out)).values():
-        pod = template["spec"]
-        (container,) = pod["containers"]
-        both = (pod["securityContext"], container["securityContext"])
-        assert all(each["runAsUser"] == 10001 and each["runAsNonRoot"] for each in both)
-        assert all(each["seccompProfile"] == {"type": "RuntimeDefault"} for each in both)
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert "hostPath" not in json.dumps(pod)
-
-
-def test_the_page_s_pod_that_fetches_results_is_confined_as_the_others() -> None:
-    page = (PROJECT / "docs" / "kubernetes.md").read_text()
-    (text,) = re.findall(r"(?ms)^```yaml\n(apiVersion: .*?)^```$", page)
-    pod = yaml.safe_load(text)["spec"]
-    (container,) = pod["containers"]
-    assert pod["securityContext"] == pod_security()
-    assert container["securityContext"] == container_security()
-    assert pod["automountServiceAccountToken"] is False
-
-
-def test_jobs_run_once_and_not_for_longer_than_the_run(tmp_path: Path) -> None:
-    jobs = by_kind(exported(tmp_path, "kubernetes"), "Job")
-    nodes = {key: job["spec"]["completions"] for key, job in jobs.items()}
-    assert nodes == {DDP: 3, ALL_REDUCE: 2, HOGWILD: 1, RPC: 2}
-    for job in jobs.values():
-        spec = job["spec"]
-        assert spec["completionMode"] == "Indexed"
-        assert (spec["parallelism"], spec["backoffLimit"]) == (spec["completions"], 0)
-        assert spec["template"]["spec"]["restartPolicy"] == "Never"
-        assert spec["template"]["spec"]["automountServiceAccountToken"] is False
-    assert jobs[DDP]["spec"]["activeDeadlineSeconds"] == 600
-    assert jobs[HOGWILD]["spec"]["activeDeadlineSeconds"] == 8
+def test_pods_are_confined_and_mount_their_volumes(exports: Exports, to: str) -> None:
+    for name, template in exports[to].pods().items():
+        (container,) = template["spec"]["containers"]
+        pod, own = template["spec"]["securityContext"], container["securityContext"]
+        for each in (pod, own):
+            assert (each["runAsUser"], each["runAsNonRoot"]) == (10001, True)
+            assert each["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
+        assert template["spec"].get("automountServiceAccountToken", to == "kubeflow") is (to == "kubeflow")
+        volumes = {each.pop("name"): each for each in copy.deepcopy(template["spec"]["volumes"])}
+        assert {each["name"] for each in container["volumeMounts"]} == volumes.keys()
+        assert "hostPath" not in {kind for each in volumes.values() for kind in each}
+        if to != "kubernetes" and name != "submitter":
+            claim = {"claimName": "data", "readOnly": True}
+            found = [volumes[each] for each in ("results", "data")]
+            assert found == [{"persistentVolumeClaim": each} for each in ({"claimName": "results"}, claim)]
 
 
 @pytest.mark.parametrize("to", PODS)
-def test_limits_of_the_spec(tmp_path: Path, to: str) -> None:
-    pods = each_pod(exported(tmp_path, to))
-    expected = {
-        DDP: ("1000m", "2048Mi", "256Mi"),
-        ALL_REDUCE: ("500m", "700Mi", "256Mi"),
-        HOGWILD: ("4000m", "8192Mi", "1024Mi"),  # one pod has the limits of four nodes
-    }
-    for key, (cpu, memory, shm) in expected.items():
-        (container,) = pods[key]["spec"]["containers"]
+def test_jobs_run_once_with_the_pods_the_time_and_the_limits_of_the_run(exports: Exports, to: str) -> None:
+    jobs = exports[to].of_kind("Job" if to == "kubernetes" else "TrainJob")
+    pods = exports[to].pods()
+    assert jobs.keys() == SIZES.keys()
+    for key, (nodes, seconds, cpu, memory, shm) in SIZES.items():
+        spec, (container,) = jobs[key]["spec"], pods[key]["spec"]["containers"]
+        if to == "kubernetes":
+            assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (nodes, nodes, 0)
+            assert (spec["completionMode"], pods[key]["spec"]["restartPolicy"]) == ("Indexed", "Never")
+        else:
+            assert spec["trainer"]["numNodes"] == nodes
+        assert spec["activeDeadlineSeconds"] == seconds
         limits = {"cpu": cpu, "memory": memory}
         assert container["resources"] == {"requests": limits, "limits": limits}
-        volumes = {each["name"]: each for each in pods[key]["spec"]["volumes"]}
-        assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": shm}
-        paths = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-        assert paths["shm"] == "/dev/shm"
-        assert paths.keys() == volumes.keys()
+        size = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}}
+        assert size in pods[key]["spec"]["volumes"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_only_ranks_have_gpus(tmp_path: Path) -> None:
+    found = {
+        name: pod["spec"]["containers"][0]["resources"]["requests"].get("nvidia.com/gpu")
+        for to in ("kubernetes", "kuberay")
+        for name, pod in exported(tmp_path, to, GPU).pods().items()
+    }
+    assert found == {"ddp-nccl-n2-s0": "1", "ray-head": None, "ray-worker": "1", "submitter": None}
 
 
 @pytest.mark.parametrize("to", PODS)
-def test_claims_replace_the_directories_of_a_pod(tmp_path: Path, to: str) -> None:
-    for template in each_pod(exported(tmp_path, to, given=CLAIMS)).values():
-        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
-        assert volumes["results"]["persistentVolumeClaim"] == {"claimName": "results"}
-        assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
-
-
-@pytest.mark.parametrize("to", PODS)
-def test_a_gpu_for_each_rank(tmp_path: Path, to: str) -> None:
-    (template,) = each_pod(exported(tmp_path, to, GPU)).values()
-    (container,) = template["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-
-
-@pytest.mark.parametrize("to", PODS)
-def test_only_pods_of_the_run_talk_to_each_other(tmp_path: Path, to: str) -> None:
-    out = exported(tmp_path, to)
-    pods = each_pod(out)
-    policies = by_kind(out, "NetworkPolicy")
+def test_pods_reach_only_those_of_their_run_and_find_them_before_they_are_ready(
+    exports: Exports, to: str
+) -> None:
+    pods, services = exports[to].pods(), exports[to].of_kind("Service")
+    policies = exports[to].of_kind("NetworkPolicy")
     assert policies.keys() == pods.keys()
     for key, policy in policies.items():
-        spec = policy["spec"]
-        chosen = spec["podSelector"]["matchLabels"]
-        reached = [
-            other for other, pod in pods.items() if chosen.items() <= pod["metadata"]["labels"].items()
-        ]
-        assert reached == [key]
-        assert spec["policyTypes"] == ["Ingress", "Egress"]
-        assert spec["ingress"] == [{"from": [{"podSelector": {"matchLabels": chosen}}]}]
-        to_peers, to_dns = spec["egress"]
-        assert to_peers == {"to": [{"podSelector": {"matchLabels": chosen}}]}
+        peers = {"podSelector": policy["spec"]["podSelector"]}
+        labels = peers["podSelector"]["matchLabels"]
+        chosen = [other for other in pods if labels.items() <= pods[other]["metadata"]["labels"].items()]
+        assert (chosen, policy["spec"]["policyTypes"]) == ([key], ["Ingress", "Egress"])
+        to_peers, to_dns = policy["spec"]["egress"]
+        assert (policy["spec"]["ingress"], to_peers) == ([{"from": [peers]}], {"to": [peers]})
         assert {each["port"] for each in to_dns["ports"]} == {53}
         assert [*to_dns["to"][0]] == ["namespaceSelector", "podSelector"]
-
-
-def test_the_headless_service_names_the_pods(tmp_path: Path) -> None:
-    out = exported(tmp_path, "kubernetes")
-    pods = each_pod(out)
-    for key, service in by_kind(out, "Service").items():
-        spec = service["spec"]
-        assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
-        assert spec["selector"].items() <= pods[key]["metadata"]["labels"].items()
-        assert pods[key]["spec"]["subdomain"] == service["metadata"]["name"]
+        if to == "kubernetes":
+            service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels}
+            assert services[key]["spec"] == service
+            assert pods[key]["spec"]["subdomain"] == services[key]["metadata"]["name"]
 
 
 # Clusters of Ray
 
 
-def test_a_worker_has_one_node_of_any_run(tmp_path: Path) -> None:
-    cluster, _ = ray_specs(exported(tmp_path, "kuberay"))
+def test_a_worker_has_one_node_of_any_run(exports: Exports) -> None:
+    cluster, _, _ = exports["kuberay"].ray()
     (group,) = cluster["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
     # Ray reserves for a node of a run; the limits are those of hogwild, whose pod has four nodes.
@@ -343,332 +259,189 @@ def test_a_worker_has_one_node_of_any_run(tmp_path: Path) -> None:
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": "4000m", "memory": f"{8192 + 1024}Mi"}
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    size = {"medium": "Memory", "sizeLimit": f"{128 + 1024}Mi"}  # of Ray's store and of four nodes
+    assert {"name": "shm", "emptyDir": size} in group["template"]["spec"]["volumes"]
 
 
-def test_a_worker_has_the_gpus_of_a_node(tmp_path: Path) -> None:
-    pods = ray_pods(exported(tmp_path, "kuberay", GPU))
-    requested = {
-        name: pod["spec"]["containers"][0]["resources"]["requests"].get("nvidia.com/gpu")
-        for name, pod in pods.items()
-    }
-    assert requested == {"ray-head": None, "ray-worker": "1", "submitter": None}
-
-
-def test_pods_of_ray_share_results_and_have_no_token_of_kubernetes(tmp_path: Path) -> None:
-    out = exported(tmp_path, "kuberay")
-    cluster, _ = ray_specs(out)
+def test_clusters_need_a_token_and_only_the_operator_reaches_them_from_outside(exports: Exports) -> None:
+    cluster, _, policy = exports["kuberay"].ray()
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["enableIngress"] is False
-    for name, template in ray_pods(out).items():
-        assert template["spec"]["automountServiceAccountToken"] is False
-        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
-        (container,) = template["spec"]["containers"]
-        assert {each["name"] for each in container["volumeMounts"]} == volumes.keys()
-        if name != "submitter":
-            assert volumes["results"]["persistentVolumeClaim"] == {"claimName": "results"}
-            assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
-
-
-def test_the_operator_alone_reaches_the_head_from_outside(tmp_path: Path) -> None:
-    out = exported(tmp_path, "kuberay")
-    (policy,) = [each["spec"] for each in manifests(out) if each["kind"] == "NetworkPolicy"]
-    chosen = policy["podSelector"]
-    for template in ray_pods(out).values():
+    chosen, (peers, operator) = policy["podSelector"], policy["ingress"]
+    for template in exports["kuberay"].pods().values():
         assert chosen["matchLabels"].items() <= template["metadata"]["labels"].items()
-    peers, operator = policy["ingress"]
     assert peers == {"from": [{"podSelector": chosen}]}
-    assert operator["from"][0]["podSelector"]["matchLabels"] == {
-        "app.kubernetes.io/name": "kuberay-operator"
-    }
+    labels = {"app.kubernetes.io/name": "kuberay-operator"}
+    assert operator["from"][0]["podSelector"]["matchLabels"] == labels
     assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
 
 
 def test_the_job_runs_the_sweep_on_its_cluster(tmp_path: Path) -> None:
-    given = Options(**{**asdict(CLAIMS), "sets": ("lr=0.25",), "nodes": "2"})
+    given = replace(CLAIMS, sets=("lr=0.25",), nodes="2")
     text = "name: s\nray: {wait_s: 9}\nblocks: [{base: {strategy: rpc_split}, axes: {nodes: [2, 3]}}]\n"
     out = exported(tmp_path, "kuberay", text, given)
-    _, job = ray_specs(out)
-    (name,) = {each["metadata"]["name"] for each in manifests(out)}
+    (name,) = {each["metadata"]["name"] for each in out.objects}
+    job, inside = out.ray()[1], tmp_path / "inside.yml"
     assert job["clusterSelector"] == {"ray.io/cluster": name}
     command = shlex.split(job["entrypoint"])
     assert command[:4] == ["python", "-m", "orchestrator", "sweep"]
-    (text,) = [each["data"]["sweep.yml"] for each in manifests(out) if each["kind"] == "ConfigMap"]
-    (tmp_path / "inside.yml").write_text(text)
-    arguments = [str(tmp_path / "inside.yml") if each.endswith(".yml") else each for each in command[3:]]
+    (text,) = [each["data"]["sweep.yml"] for each in out.objects if each["kind"] == "ConfigMap"]
+    inside.write_text(text)
+    arguments = [str(inside) if each.endswith(".yml") else each for each in command[3:]]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "results"), "--dry-run"])
-    assert done.exit_code == 0, done.output
-    assert "rpc_split-rpc-n2-s0" in done.output
-    loaded = load_sweep(tmp_path / "inside.yml")
-    options = loaded.spec.options_of("ray")
-    assert options == RayOptions(address="auto", wait_s=9)
+    assert (done.exit_code, "rpc_split-rpc-n2-s0" in done.output) == (0, True)
+    assert load_sweep(inside).spec.options_of("ray") == RayOptions(address="auto", wait_s=9)
     assert {"--shared-network", "ray", "lr=0.25"} <= {*command}
 
 
-def test_ray_knows_the_parameters_of_its_start(tmp_path: Path) -> None:
+def test_ray_knows_the_parameters_of_its_start(exports: Exports) -> None:
     start = pytest.importorskip("ray.scripts.scripts", reason="ray is not installed").start
-    cluster, _ = ray_specs(exported(tmp_path, "kuberay"))
+    cluster, _, _ = exports["kuberay"].ray()
     assert cluster["rayVersion"].rpartition(".")[0] == version("ray").rpartition(".")[0]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        given = [f"--{name}={value}" for name, value in group["rayStartParams"].items()]
-        start.make_context("start", given)
-
-
-@pytest.mark.parametrize(
-    ("base", "given", "message"),
-    [
-        ("strategy: all_reduce, nodes: 2", CLAIMS, "mpi does not run on runtime ray"),
-        ("strategy: ddp, nodes: 2, restarts: 1", CLAIMS, "lost rank"),
-        ("strategy: ddp", IMAGE, "needs --results-claim"),
-        ("strategy: ddp, cpus: 0.3333", CLAIMS, "0.001"),
-    ],
-)
-def test_what_ray_cannot_run_is_refused(tmp_path: Path, base: str, given: Options, message: str) -> None:
-    assert message in refused(tmp_path, "kuberay", base, given)
+        start.make_context("start", [f"--{key}={value}" for key, value in group["rayStartParams"].items()])
 
 
 # Ranks
 
-
-def environment_of(template: Manifest, node: int) -> dict[str, str]:
-    """The variables of the pod of a node; fields of the pod are the Job's index."""
-    (container,) = template["spec"]["containers"]
-    return {
-        "JOB_COMPLETION_INDEX": str(node),
-        **{each["name"]: each.get("value", str(node)) for each in container["env"]},
-    }
-
-
-def spec_of(out: Path, key: str) -> RunSpec:
-    return RunSpec.model_validate_json(by_kind(out, "ConfigMap")[key]["data"]["spec.json"])
-
-
-@pytest.mark.parametrize("key", [DDP, RPC])
-def test_pods_of_a_job_are_the_ranks_of_the_run(tmp_path: Path, key: str) -> None:
-    out = exported(tmp_path, "kubernetes")
-    spec, job, template = spec_of(out, key), by_kind(out, "Job")[key], each_pod(out)[key]
-    name = job["metadata"]["name"]
-    for node in range(spec.nodes):
-        context = read_context(spec, environment_of(template, node))
-        assert (context.rank, context.size) == (node, spec.nodes)
-        assert context.rendezvous == f"tcp://{name}-0.{name}:29500"
-        assert str(context.out_dir) == f"/results/my_sweep-/{spec.key}"
-    assert template["spec"]["containers"][0]["command"] == ["python", "-m", "trainer"]
-
-
-@pytest.mark.parametrize("key", [DDP, RPC])
-def test_pods_of_a_train_job_are_the_ranks_of_the_run(tmp_path: Path, key: str) -> None:
-    out = exported(tmp_path, "kubeflow")
-    spec, job, template = spec_of(out, key), by_kind(out, "TrainJob")[key], each_pod(out)[key]
-    trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
-    for node in range(spec.nodes):
-        set_by_kubeflow = {
-            "PET_NNODES": str(trainer["numNodes"]),
-            "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
-            "PET_NODE_RANK": str(node),
-            "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
-            "PET_MASTER_PORT": "29500",
-        }
-        context = read_context(spec, {**environment_of(template, node), **set_by_kubeflow})
-        assert (context.rank, context.size) == (node, spec.nodes)
-        assert context.rendezvous == f"tcp://{name}-node-0-0.{name}:29500"
+NUMBERS = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR")
 
 
 @pytest.mark.parametrize("to", PODS)
-def test_torchrun_starts_several_ranks_of_a_pod(tmp_path: Path, to: str) -> None:
-    out = exported(tmp_path, to)
-    template = each_pod(out)[ALL_REDUCE]
-    assert template["spec"]["containers"][0]["command"][1:3] == ["-m", "torch.distributed.run"]
-    found = environment_of(template, 1)
-    if to == "kubernetes":
-        assert (found["PET_NNODES"], found["PET_NODE_RANK"], found["PET_NPROC_PER_NODE"]) == ("2", "1", "2")
-    else:
-        assert by_kind(out, "TrainJob")[ALL_REDUCE]["spec"]["trainer"]["numProcPerNode"] == 2
-    spec = spec_of(out, ALL_REDUCE)
-    with pytest.raises(LaunchError, match="RANK is not set"):
-        read_context(spec, found)
-    inner = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert read_context(spec, {**found, **inner}).rank == 3
+def test_pods_are_the_ranks_of_their_run(exports: Exports, to: str) -> None:
+    jobs = exports[to].of_kind("Job" if to == "kubernetes" else "TrainJob")
+    specs = exports[to].of_kind("ConfigMap")
+    for key, template in exports[to].pods().items():
+        name = jobs[key]["metadata"]["name"]
+        spec = RunSpec.model_validate_json(specs[key]["data"]["spec.json"])
+        host = f"{name}-0.{name}" if to == "kubernetes" else f"{name}-node-0-0.{name}"
+        (container,) = template["spec"]["containers"]
+        for node in range(SIZES[key][0]):
+            env = {each["name"]: each.get("value", str(node)) for each in container["env"]}
+            env["JOB_COMPLETION_INDEX"] = str(node)
+            saved = f"{env['SHARDYARD_OUT']}/checkpoints" if spec.checkpoints else None
+            assert env.get("SHARDYARD_CHECKPOINTS") == saved
+            if to == "kubeflow":  # which sets these
+                trainer = jobs[key]["spec"]["trainer"]
+                values = (trainer["numNodes"], node, trainer["numProcPerNode"], host)
+                env |= {**dict(zip(NUMBERS, map(str, values), strict=True)), "PET_MASTER_PORT": "29500"}
+            if key == ALL_REDUCE:  # torchrun starts two ranks
+                assert container["command"][1:] == ["-m", "torch.distributed.run", "-m", "trainer"]
+                assert [env[each] for each in NUMBERS] == ["2", str(node), "2", host]
+                with pytest.raises(LaunchError, match="RANK is not set"):
+                    read_context(spec, env)
+                continue
+            context = read_context(spec, env)
+            assert (context.rank, context.size) == (node, spec.world_size)
+            assert context.rendezvous == ("" if key == HOGWILD else f"tcp://{host}:29500")
+            assert str(context.out_dir) == f"/results/my_sweep-/{spec.key}"
+            assert container["command"] == ["python", "-m", "trainer"]
 
 
-@pytest.mark.parametrize("to", PODS)
-def test_one_pod_has_all_ranks_of_topology_single(tmp_path: Path, to: str) -> None:
-    out = exported(tmp_path, to)
-    pet = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1"}
-    found = environment_of(each_pod(out)[HOGWILD], 0) | (pet if to == "kubeflow" else {})
-    assert read_context(spec_of(out, HOGWILD), found).size == 4
-
-
-def run_task(tmp_path: Path, task: Mapping[str, Any], node: int) -> tuple[dict[str, str], list[str]]:
-    """Run a task's `run` with a Python that writes its environment. Returns that, and its arguments."""
-    home = tmp_path / f"home-{node}"
+def environment_of(task: Manifest, node: int, home: Path) -> dict[str, str]:
+    """What a task's `run` gives to Python, with `ARGUMENTS`."""
     python = home / "shardyard" / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -c "$DUMP" "$@"\n')
+    python.write_text('#!/bin/sh\nARGUMENTS="$*" exec env -0\n')
     python.chmod(0o755)
-    dump = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-    addresses = "".join(f"10.0.0.{each}\n" for each in range(1, task["num_nodes"] + 1))
     cluster = {
         "SKYPILOT_NODE_RANK": str(node),
         "SKYPILOT_NUM_NODES": str(task["num_nodes"]),
-        "SKYPILOT_NODE_IPS": addresses,
+        "SKYPILOT_NODE_IPS": "".join(f"10.0.0.{each}\n" for each in range(1, task["num_nodes"] + 1)),
         "SKYPILOT_NUM_GPUS_PER_NODE": "0",
     }
-    done = subprocess.run(
-        ["bash", "-c", task["run"]],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "DUMP": dump, **task["envs"], **cluster},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    environment, arguments = json.loads(done.stdout)
-    return environment, arguments
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(home), **task["envs"], **cluster}
+    written = subprocess.check_output(["bash", "-c", task["run"]], env=env, timeout=30, text=True)
+    return dict(each.split("=", 1) for each in written.split("\0")[:-1])
 
 
-def test_machines_of_skypilot_are_the_nodes_of_the_run(tmp_path: Path) -> None:
-    out = exported(tmp_path, "skypilot")
-    tasks = {path.stem: yaml.safe_load(path.read_text()) for path in out.glob("*.yaml")}
-    for name, task in tasks.items():
-        for source in task["file_mounts"].values():
-            assert (out / source).exists()
+def test_machines_of_skypilot_are_the_nodes_of_the_run(exports: Exports, tmp_path: Path) -> None:
+    out = exports["skypilot"].out
+    for task in exports["skypilot"].objects:
+        assert all((out / source).exists() for source in task["file_mounts"].values())
         subprocess.run(["bash", "-n", "-c", task["setup"]], check=True, timeout=30)
-        spec = RunSpec.model_validate_json((out / "specs" / f"{name}.json").read_text())
+        spec = RunSpec.model_validate_json((out / f"specs/{task['name']}.json").read_text())
+        nodes, _, *sizes = SIZES[spec.key.rpartition("-")[0]]
+        cores, megabytes = (int(re.sub(r"\D", "", each)) for each in sizes[:2])
+        least = {"cpus": f"{ceil(cores / 1000)}+", "memory": f"{ceil(megabytes / 1024)}+"}
+        assert (task["num_nodes"], least.items() <= task["resources"].items()) == (nodes, True)
         for node in range(task["num_nodes"]):
-            environment, arguments = run_task(tmp_path / name, task, node)
-            assert Path(environment["SHARDYARD_SPEC"]).name == "spec.json"
+            env = environment_of(task, node, tmp_path / f"{task['name']}-{node}")
+            assert env["SHARDYARD_OUT"].endswith(f"/results/my_sweep-/{spec.key}")
             if spec.processes_per_node == 1:
-                context = read_context(spec, environment)
-                assert context.rank == (0 if spec.topology == "single" else node)
-                assert arguments == ["-m", "trainer"]
+                assert (read_context(spec, env).rank, env["ARGUMENTS"]) == (node, "-m trainer")
             else:
-                numbers = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR")
-                assert [environment[each] for each in numbers] == ["2", str(node), "2", "10.0.0.1"]
-                assert arguments == ["-m", "torch.distributed.run", "-m", "trainer"]
-
-
-def test_skypilot_downloads_a_dataset_that_needs_it(tmp_path: Path) -> None:
-    text = "name: s\nblocks: [base: {strategy: ddp, dataset: mnist}]\n"
-    (path,) = exported(tmp_path, "skypilot", text).glob("*.yaml")
-    assert "prepare" in yaml.safe_load(path.read_text())["setup"]
+                assert [env[each] for each in NUMBERS] == ["2", str(node), "2", "10.0.0.1"]
+                assert env["ARGUMENTS"] == "-m torch.distributed.run -m trainer"
 
 
 # Names
 
 
-def planned(sweep: str = "s", **fields: Any) -> PlannedRun:
-    return PlannedRun(sweep, RunSpec.model_validate({"strategy": "ddp", **fields}))
-
-
-@pytest.mark.parametrize("sweep", ["s", "7", "a" * 64, "a_b-", "0-" + "x" * 60])
-def test_names_are_dns_labels_and_unique(sweep: str) -> None:
-    runs = [planned(each, seed=seed) for each in (sweep, f"{sweep}x") for seed in range(20)]
-    names = {run.name for run in runs}
-    assert len(names) == len(runs)
+@settings(deadline=None, max_examples=30)
+@example("a" * 64)
+@given(sweep=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True))
+def test_names_are_dns_labels_and_labels_are_values_and_all_are_unique(sweep: str) -> None:
+    specs = [RunSpec(strategy="ddp", seed=seed) for seed in (0, 1)]  # type: ignore[arg-type]
+    runs = [PlannedRun(name, spec) for name in (sweep, f"{sweep}x", f"{sweep}_") for spec in specs]
+    assert len({run.name for run in runs}) == len({(*run.labels.values(),) for run in runs}) == len(runs)
     for run in runs:
         assert re.fullmatch(r"[a-z]([a-z0-9-]{0,46}[a-z0-9])?", run.name)
-        assert len(f"{run.name}-node-0-1023") <= 63
-        for value in run.labels.values():
+        for value, whole in zip(run.labels.values(), run.annotations.values(), strict=True):
             assert re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", value)
+            assert value == whole or re.search(r"\W|_$|-$|.{64}", whole)
 
 
-def test_labels_that_are_shortened_stay_unique() -> None:
-    assert label_value("ddp-gloo-n2-s0") == "ddp-gloo-n2-s0"
-    long = ["a" * 64, "a" * 65, "b_", "b", "größe"]
-    assert len({label_value(each) for each in long}) == len(long)
+# What is refused
 
 
-# Exporting again, and what is refused
-
-
-@pytest.mark.parametrize("to", [*PODS, "skypilot"])
-def test_exporting_again_changes_only_what_has_changed(tmp_path: Path, to: str) -> None:
-    def changes(text: str) -> list[str]:
-        (tmp_path / "sweep.yml").write_text(text)
-        lines = export(tmp_path / "sweep.yml", to, tmp_path / "out", options(to))
-        return [line.partition(":")[0] for line in lines if re.match(r"(added|replaced|unchanged): ", line)]
-
-    assert {*changes(SWEEP)} == {"added"}
-    assert {*changes(SWEEP)} == {"unchanged"}
-    again = changes(SWEEP.replace("timeout_s: 7.5", "timeout_s: 9"))
-    assert (again.count("replaced"), again.count("unchanged")) == (1, 4)
-
-
-def refused(tmp_path: Path, to: str, base: str, given: Options | None = None) -> str:
-    with pytest.raises(InputError) as error:
-        exported(tmp_path, to, f"name: s\nblocks: [base: {{{base}}}]\n", given)
-    assert not (tmp_path / "out").exists()
-    return str(error.value)
-
-
-@pytest.mark.parametrize("to", [*PODS, "skypilot"])
 @pytest.mark.parametrize(
-    ("base", "message"),
+    ("to", "base", "given", "message"),
     [
-        ("strategy: all_reduce, nodes: 2", "transport mpi needs mpirun.*--gloo-for-mpi"),
-        ("strategy: ddp, nodes: 2, link: {bandwidth_mbit: 10}", "link needs a runtime of Shardyard"),
-        ("strategy: ddp, nodes: 2, node_speed: [1, 0.5]", "node_speed needs"),
-        ("strategy: ddp, nodes: 2, restarts: 1", "restarts needs"),
-        ("strategy: ddp, nodes: 2, checkpoint_epochs: 1", "checkpoints need"),
+        ("kubeflow", "nodes: 2, strategy: all_reduce", None, "transport mpi needs mpirun.*--gloo-for-mpi"),
+        ("kubernetes", "nodes: 2, link: {bandwidth_mbit: 10}", None, "link needs a runtime of Shardyard"),
+        ("kubernetes", "nodes: 2, node_speed: [1, 0.5]", None, "node_speed needs"),
+        ("kubernetes", "nodes: 2, restarts: 1", None, "restarts needs"),
+        ("kubernetes", "checkpoint_epochs: 1", None, "checkpoints need --results-claim"),
+        ("skypilot", "checkpoint_epochs: 1", None, "checkpoints need a directory"),
+        ("skypilot", "transport: nccl", None, "GPU"),
+        ("kubernetes", "dataset: mnist", None, "needs --data-claim"),
+        ("kubernetes", "cpus: 0.3333", None, "0.001"),
+        ("kubernetes", "seed: 1", Options(sets=("epochs=1",)), "needs --image"),
+        ("kubeflow", "seed: 1", Options(image="a b"), "--image 'a b': is not the name"),
+        ("kubeflow", "seed: 1", Options(image="x", data_claim="A_b"), "--data-claim 'A_b': is not"),
+        ("kuberay", "nodes: 2, strategy: all_reduce", CLAIMS, "mpi does not run on runtime ray"),
+        ("kuberay", "nodes: 2, restarts: 1", CLAIMS, "lost rank"),
+        ("kuberay", "seed: 1", IMAGE, "needs --results-claim"),
     ],
 )
-def test_runs_that_need_a_runtime_are_refused(tmp_path: Path, to: str, base: str, message: str) -> None:
-    assert re.search(message, refused(tmp_path, to, base))
+def test_what_a_format_cannot_run_is_refused_before_anything_is_written(
+    tmp_path: Path, to: str, base: str, given: Options | None, message: str
+) -> None:
+    strategy = "" if "strategy" in base else "strategy: ddp, "
+    with pytest.raises(InputError, match=message):
+        exported(tmp_path, to, f"name: s\nblocks: [base: {{{strategy}{base}}}]\n", given)
+    assert not (tmp_path / to).exists()
 
 
-@pytest.mark.slow
-def test_components_from_import_paths_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n\n\ndef net(shape, classes):\n"
-        "    linear = nn.Linear(shape[1] * shape[2], classes)\n"
-        "    return nn.Sequential(nn.Flatten(), linear, nn.LogSoftmax(dim=1))\n"
-    )
-    message = refused(tmp_path, "kubernetes", "strategy: ddp, model: './mine.py:net'")
-    assert "import paths" in message
-
-
-def test_what_pods_need_beside(tmp_path: Path) -> None:
-    assert "needs --data-claim" in refused(tmp_path, "kubernetes", "strategy: ddp, dataset: mnist")
-    assert "0.001" in refused(tmp_path, "kubernetes", "strategy: ddp, cpus: 0.3333")
-    assert "needs --image" in refused(tmp_path, "kubernetes", "strategy: ddp", Options(sets=("epochs=1",)))
-    for given in (Options(image="a b"), Options(image="x", data_claim="A_b")):
-        assert "is not the name" in refused(tmp_path, "kubeflow", "strategy: ddp", given)
-    assert "GPU" in refused(tmp_path, "skypilot", "strategy: ddp, transport: nccl")
-    checkpoints = "name: s\nblocks: [base: {strategy: ddp, checkpoint_epochs: 1}]\n"
-    (template,) = each_pod(exported(tmp_path, "kubernetes", checkpoints, CLAIMS)).values()
-    assert environment_of(template, 0)["SHARDYARD_CHECKPOINTS"].startswith("/results/s/ddp-")
+def test_components_from_import_paths_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(RunSpec, "has_imports", True)
+    for to in ("kubernetes", "kuberay"):
+        with pytest.raises(InputError, match=r"import paths.* and 3 more"):
+            exported(tmp_path, to)
 
 
 def test_gloo_twins_are_asked_for_and_counted(tmp_path: Path) -> None:
     text = "name: s\nblocks: [{base: {strategy: all_reduce, nodes: 2}, axes: {transport: [mpi, gloo]}}]\n"
-    (tmp_path / "sweep.yml").write_text(text)
-    given = Options(image="x", gloo_for_mpi=True)
-    lines = [*export(tmp_path / "sweep.yml", "kubernetes", tmp_path / "out", given)]
+    out = exported(tmp_path, "kubernetes", text, replace(IMAGE, gloo_for_mpi=True))
     # The twin is the run over gloo, which the sweep has already.
-    assert [*by_kind(tmp_path / "out", "Job")] == ["all_reduce-gloo-n2-s0"]
-    assert any("over mpi" in line and line.endswith(": 1") for line in lines)
+    assert [*out.pods()] == ["all_reduce-gloo-n2-s0"]
+    assert any("over mpi" in line and line.endswith(": 1") for line in out.lines)
 
 
-@pytest.mark.parametrize("to", EXPORTERS.entries)
-def test_options_of_other_formats_are_refused(tmp_path: Path, to: str) -> None:
-    used = EXPORTERS.load(to).uses
-    assert {*used} <= {*Options.__dataclass_fields__}
+def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
     values: dict[str, Any] = {"sets": ("epochs=1",), "gloo_for_mpi": True}
-    for name in Options.__dataclass_fields__.keys() - {*used}:
-        with pytest.raises(InputError, match=f"{option(name)} has no effect with --to {to}"):
-            [*export(tmp_path, to, None, Options(**{name: values.get(name, "x")}))]
-
-
-@pytest.mark.parametrize("to", PODS)
-def test_options_change_all_runs(tmp_path: Path, to: str) -> None:
-    assert issubclass(EXPORTERS.load(to), PodExporter)
-    given = Options(image="x", sets=("epochs=4", "nodes=2"))
-    out = exported(tmp_path, to, "name: s\nblocks: [base: {strategy: ddp, nodes: 3}]\n", given)
-    spec = spec_of(out, "ddp-gloo-n2-s0")
-    assert (spec.epochs, spec.nodes) == (4, 2)
-
-
-def test_a_results_directory_is_no_sweep(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="takes a sweep file"):
-        [*export(tmp_path, "kubernetes", None, IMAGE)]
-    with pytest.raises(InputError, match=r"no such file or shipped sweep.*quickstart"):
-        [*export(Path("quickstrt"), "kubernetes", None, IMAGE)]
+    for to in EXPORTERS.entries:
+        for name in Options.__dataclass_fields__.keys() - {*EXPORTERS.load(to).uses}:
+            with pytest.raises(InputError, match=f"{option(name)} has no effect with --to {to}"):
+                [*export(tmp_path, to, None, Options(**{name: values.get(name, "x")}))]
