@@ -1,32 +1,27 @@
-"""What keeps a version from being released."""
+"""Mistakes that keep a version from being released, and decisions that are not in their list."""
 
 from __future__ import annotations
 
-from orchestrator.shipped import IMPORT_ROOT
+from tests.unit.conftest import PROJECT
 from tools.release import problems
 
 CHANGES = "# Changelog\n\n## Unreleased\n\n## 1.0.0 - 2026-12-01\n"
 
 
 def test_a_version_needs_its_changes_and_no_others() -> None:
+    assert "\n## Unreleased\n" in (PROJECT / "CHANGELOG.md").read_text()
     assert problems("1.0.0", CHANGES, "") == []
-    (undated,) = problems("1.0.0", CHANGES.replace(" - 2026-12-01", ""), "")
-    (unlisted,) = problems("1.0", CHANGES, "")
-    assert "1.0.0" in undated
-    assert "1.0 -" in unlisted
-    (uncommitted,) = problems("1.0.0", CHANGES, " M README.md\n")
-    assert "not committed" in uncommitted
-
-
-def test_the_changelog_is_one() -> None:
-    text = (IMPORT_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert text.startswith("# Changelog\n")
-    assert "\n## Unreleased\n" in text
+    for version, changes, status, named in (
+        ("1.0.0", CHANGES.replace(" - 2026-12-01", ""), "", "1.0.0"),
+        ("1.0", CHANGES, "", "1.0 -"),
+        ("1.0.0", CHANGES, " M README.md\n", "not committed"),
+    ):
+        (problem,) = problems(version, changes, status)
+        assert named in problem
 
 
 def test_every_decision_is_in_the_list() -> None:
-    folder = IMPORT_ROOT / "docs" / "decisions"
-    listed = (folder / "README.md").read_text(encoding="utf-8")
-    pages = sorted(page.name for page in folder.glob("0*.md"))
+    pages = {page.name: page.read_text() for page in (PROJECT / "docs" / "decisions").glob("*.md")}
+    listed = pages.pop("README.md")
     assert pages
-    assert [page for page in pages if f"]({page})" not in listed] == []
+    assert [name for name in pages if f"]({name})" not in listed] == []
