@@ -29,8 +29,7 @@ from orchestrator.execution.run_result import Execution, Place, build_result
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.timelines import with_timelines
-from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths, read_result, untraced_ranks
+from orchestrator.results.store import RunPaths, read_result, untraced_ranks
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.shipped import SWEEPS
 from orchestrator.sweeps.load import load_sweep
@@ -111,10 +110,8 @@ def test_sweep_files_and_results() -> None:
                 load(directory / "file")
 
     result = run_result(key=RUN.key, spec=RUN.model_dump(mode="json")).model_dump_json()
-    read(
-        damaged([json.dumps(yaml.safe_load(path.read_text())) for path in sorted(SWEEPS.rglob("*.yml"))]),
-        reader,
-    )
+    sweeps = [json.dumps(yaml.safe_load(path.read_text())) for path in sorted(SWEEPS.rglob("*.yml"))]
+    read(damaged(sweeps), reader)
     read(damaged([result]), reader)
 
 
@@ -155,70 +152,59 @@ def test_events_reach_the_result_of_their_run() -> None:
     read(st.lists(damaged(valid), max_size=3), reader)
 
 
-def test_traces_give_their_run_a_time_or_a_cause_as_other_runs_have() -> None:
-    valid = traces_of(traced_run(0))[1]
+def test_damaged_files_of_a_run_cost_its_time_and_no_other(tmp_path: Path) -> None:
+    """Every run has a cluster time or a cause. Other runs than the first have a time."""
+    valid, (paths, results) = traces_of(traced_run(0))[1], traced_sweep(tmp_path, runs=2)
+    with_timelines(paths, read_comparison(paths))
+    stored = [paths.run(results[0].key).cluster_time, *paths.directory.glob("*/timeline.window.json")]
+    documents = [*(file.read_text() for file in stored), results[0].model_dump_json(include={"links"})]
     values = st.sampled_from(EXTREMES) | st.integers(0, 50) | st.floats(0, 1e4)
-    fields = st.sampled_from(RECORD.names or ())
-    records = st.lists(st.tuples(st.integers(0, len(valid.records) - 1), fields, values), max_size=6)
+    field = st.sampled_from(RECORD.names or ())
+    records = st.lists(st.tuples(st.integers(0, len(valid.records) - 1), field, values), max_size=6)
 
-    def reader(drawn: tuple[Any, list[tuple[int, str, float]]], directory: Path) -> None:
-        header, changes = drawn
+    def reader(drawn: Any, directory: Path) -> None:
         paths, results = traced_sweep(directory, runs=2)
-        run, trace = results[0].run, valid
+        files = paths.run(results[0].key)
+        if isinstance(drawn, bytes):
+            for path in (files.cluster_time, files.windows):
+                path.write_bytes(drawn)
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
+                row = {**json.loads(files.result.read_text()), "links": json.loads(drawn)["links"]}
+                files.result.write_bytes(json.dumps(row).encode())
+        else:
+            write_trace(results[0].run, files, *drawn)
+        comparison = with_timelines(paths, read_comparison(paths))
+        known = {**comparison.clusters, **comparison.unusable}
+        assert known.keys() == {result.key for result in results}
+        assert isinstance(known[results[1].key], ClusterTime)
+        options = replay.Options(Link(latency_s=1e-3, bytes_per_s=1e8))
+        rows = [*replay.rows(paths, options, timelines=True)]
+        replay.as_json(rows)
+        assert {row.key for row in rows} == known.keys()
+
+    def write_trace(run: RunSpec, files: RunPaths, header: Any, changes: list[Any]) -> None:
+        trace = valid
         for at, field, value in changes:
             with np.errstate(all="ignore"):
                 trace = with_record(trace, at, **{field: value})
         content = json.dumps(header).encode() + b"\n" + trace.records.tobytes()
         content += zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
-        trace_path(paths.run(run.key).directory, 1).write_bytes(content)
-        limits = OutputLimits.of(run)
-        incoming, half = IncomingTrace(run.key, 1, limits.trace_bytes, limits.trace), len(content) // 2
+        trace_path(files.directory, 1).write_bytes(content)
+        limits, half = OutputLimits.of(run), len(content) // 2
+        incoming = IncomingTrace(run.key, 1, limits.trace_bytes, limits.trace)
         with suppress(ValueError):
             incoming.add(content[:half], last=False)
             incoming.add(content[half:], last=True)
-        assert incoming.complete or untraced_ranks(paths.run(run.key), run)
-        check_times(paths, results)
+        assert incoming.complete or untraced_ranks(files, run)
 
+    read(damaged(documents), reader)
     read(st.tuples(changed([valid.header.model_dump_json()]), records), reader)
 
 
-def test_stored_cluster_times_windows_and_links(tmp_path: Path) -> None:
-    paths, results = traced_sweep(tmp_path, runs=2)
-    with_timelines(paths, read_comparison(paths))
-    files = [paths.run(results[0].key).cluster_time, *paths.directory.glob("*/timeline.window.json")]
-    documents = [*(file.read_text() for file in files), results[0].model_dump_json(include={"links"})]
-
-    def reader(data: bytes, directory: Path) -> None:
-        paths, results = traced_sweep(directory, runs=2)
-        files = paths.run(results[0].key)
-        for path in (files.cluster_time, files.windows):
-            path.write_bytes(data)
-        with suppress(ValueError, TypeError, KeyError, RecursionError):
-            row = {**json.loads(files.result.read_text()), "links": json.loads(data)["links"]}
-            files.result.write_bytes(json.dumps(row).encode())
-        check_times(paths, results)
-
-    read(damaged(documents), reader)
-
-
-def check_times(paths: SweepPaths, results: list[RunResult]) -> None:
-    """Every run has a cluster time or a cause. Other runs than the first have a time."""
-    comparison = with_timelines(paths, read_comparison(paths))
-    known = {**comparison.clusters, **comparison.unusable}
-    assert known.keys() == {result.key for result in results}
-    assert isinstance(known[results[1].key], ClusterTime)
-    rows = [*replay.rows(paths, replay.Options(Link(latency_s=1e-3, bytes_per_s=1e8)), timelines=True)]
-    replay.as_json(rows)
-    assert {row.key for row in rows} == known.keys()
-
-
 def test_messages_of_agents() -> None:
-    messages: list[dict[str, Any]] = [
-        {"kind": "hello", "public_keys": {}, "replaced": None},
-        {"kind": "event", "line": "{}"},
-        {"kind": "weights", "chunk": "AAAA", "last": True},
-        {"kind": "exit", "codes": {"0": 0}, "cause": None, "usage": {"cpu_s": 1.0}, "lost": None},
-    ]
+    last = {"kind": "exit", "codes": {"0": 0}, "cause": None, "usage": {"cpu_s": 1.0}, "lost": None}
+    weights, line = {"kind": "weights", "chunk": "AAAA", "last": True}, {"kind": "event", "line": "{}"}
+    messages = [{"kind": "hello", "public_keys": {}, "replaced": None}, line, weights, last]
 
     async def receive(data: bytes) -> None:
         stream = asyncio.StreamReader(limit=2**16)

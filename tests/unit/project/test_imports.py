@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.course.assignments import KITS
 from tests.unit.conftest import PROJECT
+from trainer.spec.registries import STRATEGIES
 
 RUN = "results runtimes execution"
 ANALYSIS = "formats statistics model quantities metrics findings figures"
@@ -119,12 +120,9 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
 
 
-PATHS = {
-    module_name(path): path
-    for package in ("trainer", "orchestrator", "shardyard")
-    for path in sorted((PROJECT / package).rglob("*.py"))
-    if not path.is_relative_to(KITS)  # files for students, which are no modules
-}
+FILES = [path for of in ("trainer", "orchestrator", "shardyard") for path in (PROJECT / of).rglob("*.py")]
+# Without files for students, which are no modules.
+PATHS = {module_name(path): path for path in FILES if not path.is_relative_to(KITS)}
 TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 
 
@@ -198,7 +196,10 @@ def test_modules_have_docstrings_and_names_of_what_is_in_them() -> None:
 
 def test_benchmarks_soak_tests_and_test_support_can_be_imported() -> None:
     folders = (PROJECT / "tests" / name for name in ("bench", "faults", "soak", "support"))
-    modules = [module_name(path) for folder in folders for path in folder.glob("[!_]*.py")]
-    assert "tests.support.runs" in modules
+    modules = {module_name(path) for folder in folders for path in folder.glob("[!_]*.py")}
+    assert {"tests.bench.predictions", "tests.support.runs"} <= modules
     for module in modules:
         import_module(module)
+    predicted = {run.name_of("strategy") for run in import_module("tests.bench.predictions").strategies(0)}
+    traced = {name for name in STRATEGIES.entries if STRATEGIES.load(name).trains}
+    assert traced - predicted == {"hogwild", "serial"}  # without messages
