@@ -49,7 +49,7 @@ ELSEWHERE = {
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"(make layout |.*-m orchestrator layout )": "tests/integration/test_layout.py",
     r"make (test|test-all)$": ".ci/run",
-    r"make mutants ": "tests/unit/project/test_mutants.py",
+    r"make mutants ": "tests/unit/project/test_docs.py",
     # They read the results of such runs.
     r"python -m orchestrator replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
     # They need a downloaded dataset.

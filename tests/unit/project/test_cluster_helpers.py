@@ -108,16 +108,6 @@ def test_port_of_another_cluster_is_named(machine: Machine) -> None:
     assert (code, str(port) in shown, machine.called(*CHANGES)) == (1, True, [])
 
 
-def test_missing_packages_of_slurm_are_installed(machine: Machine) -> None:
-    (machine.bin / "sinfo").unlink()
-    machine.write("apt-get", 'case "$*" in *install*) echo "E: no network"; exit 100 ;; esac')
-    code, shown = machine.run("slurm/cluster")
-    assert (code, "E: no network" in shown) == (1, True)
-    (installed,) = (call for call in machine.called("apt-get") if " install " in call)
-    assert {*installed.rpartition(" --no-remove ")[2].split()} >= {"slurmctld", "slurmd", "munge"}
-    assert not machine.called("slurm", "munged")
-
-
 def test_root_is_needed(machine: Machine) -> None:
     machine.write("id", "echo 1000")
     assert machine.run("swarm/cluster")[0] == 0

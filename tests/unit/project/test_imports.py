@@ -129,19 +129,16 @@ TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 def imported_modules(name: str) -> Iterator[str]:
     """The project's modules that a module imports, including imports in functions and for types."""
     for node in ast.walk(TREES[name]):
-        if isinstance(node, ast.Import):
-            names = [(alias.name, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}:{node.lineno}: relative import"
-            names = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
-        else:
-            continue
-        for full, module in names:
-            target = full if full in PATHS else module
-            assert target in PATHS or target.split(".")[0] not in LAYERS, f"{name}: {target} does not exist"
-            assert target.split(".")[0] != "tools", f"{name} imports a tool of maintainers"
-            if target in PATHS and target != name:
-                yield target
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            relative = isinstance(node, ast.ImportFrom) and node.level
+            assert not relative, f"{name}:{node.lineno}: relative import"
+            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for full in (of + alias.name for alias in node.names):
+                target = full if full in PATHS else of.removesuffix(".")
+                assert full.split(".")[0] != "tools", f"{name} imports a tool of maintainers"
+                assert target in PATHS or full.split(".")[0] not in LAYERS, f"{name}: {full} does not exist"
+                if target in PATHS and target != name:
+                    yield target
 
 
 GRAPH = {name: {*imported_modules(name)} for name in PATHS}
