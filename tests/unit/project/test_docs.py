@@ -108,10 +108,8 @@ def test_shown_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in [" ".join(["make", *targets]), *others]:
         for arguments in orchestrator_commands(line):
             parse(arguments)
-    (wrong,) = orchestrator_commands('make sweep ARGS="--node 2"')
-    for arguments in (wrong, ["swep"]):
-        with pytest.raises(Exception, match=r"--node|swep"):
-            parse(arguments)
+    with pytest.raises(Exception, match="--node"):
+        parse(*orchestrator_commands('make sweep ARGS="--node 2"'))
 
 
 def test_shown_commands_that_change_labs_have_runs(tmp_path: Path) -> None:
@@ -123,9 +121,6 @@ def test_shown_commands_that_change_labs_have_runs(tmp_path: Path) -> None:
         options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
         done = CliRunner().invoke(app, [*shlex.split(line)[3:], *options])
         assert done.exit_code == 0, (line, done.exception or done.output)
-
-
-# Examples and figures
 
 
 def test_examples_load(tmp_path: Path) -> None:
@@ -181,9 +176,6 @@ def test_versions_in_the_readme_are_pinned() -> None:
     named = {*re.findall(r"\b[a-z]+==[\d.]+", PAGES[PROJECT / "README.md"])}
     assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
     assert named <= pinned
-
-
-# Generated parts
 
 
 def test_generated_tables_are_current(tmp_path: Path) -> None:

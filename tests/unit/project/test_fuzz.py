@@ -110,8 +110,7 @@ def test_sweep_files_and_results() -> None:
 
     result = run_result(key=RUN.key, spec=RUN.model_dump(mode="json")).model_dump_json()
     sweeps = [json.dumps(yaml.safe_load(path.read_text())) for path in sorted(SWEEPS.rglob("*.yml"))]
-    read(damaged(sweeps), reader)
-    read(damaged([result]), reader)
+    read(damaged(sweeps) | damaged([result]), reader)
 
 
 def test_events_reach_the_result_of_their_run() -> None:
