@@ -43,7 +43,7 @@ from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, Position
 
-TIMES = int(os.environ.get("FUZZ_TIMES", "60"))
+TIMES = int(os.environ.get("FUZZ_TIMES", "40"))
 RUN = RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1})
 TEXTS = ["", "\x1b[2J", "mlp", "serial", "nodes", "../..", "\ud800", "1e999", "{", "[" * 2000]
 SCALARS = st.sampled_from([None, False, True, 0, -1, 2**31, 2**63, 10**400, *TEXTS])
