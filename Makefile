@@ -109,14 +109,14 @@ golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its d
 smoke: $(VENV)/ready-dev ## run the tests that start containers; NIGHTLY=1 for all of them
 	$(RUN) -m pytest tests/attacks tests/contract tests/smoke $(if $(NIGHTLY),tests/integration) -m "containers$(KEPT)" $(ARGS)
 
-soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
-	$(RUN) -m tests.soak $(ARGS)
+soak: $(VENV)/ready-dev ## start and stop topologies and warm nodes repeatedly; SOAK_TIMES=5 for less
+	$(RUN) -m pytest -v tests/soak $(ARGS)
 
 mutants: $(VENV)/ready-dev ## make deliberate mistakes and show which ones the tests notice; ARGS="--only NAME" for some
 	$(RUN) -m tests.mutants $(ARGS)
 
-faults: $(VENV)/ready-dev ## play every case of docs/faults.md; ARGS="kill --runtime local --seeds 1" for some
-	$(RUN) -m tests.faults $(ARGS)
+faults: $(VENV)/ready-dev ## make every fault of docs/faults.md happen; ARGS="-k local-kill" for some
+	$(RUN) -m pytest -v tests/faults $(ARGS)
 
 check: $(VENV)/ready-dev ## lint, format and types
 	$(RUN) -m ruff check .
@@ -128,7 +128,6 @@ bench: $(VENV)/ready-dev ## measure speed and overhead; ARGS="collectives bytes"
 
 docs: venv ## renew the tables of components in README and docs, and the JSON Schemas
 	$(RUN) -m tools.docs
-	$(RUN) -m tests.faults docs
 	$(RUN) -m orchestrator schema
 
 picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results

@@ -24,8 +24,8 @@ ELSEWHERE = {
     # They need an engine, Slurm or a swarm, or they install packages.
     r"make engine\b": "tests/unit/project/test_engine_helper.py",
     r"make image\b": "tests/unit/orchestrator/runtimes/docker/test_image.py",
-    r"make slurm-cluster\b": "tests/unit/project/test_slurm_cluster_helper.py",
-    r"make swarm-cluster\b": "tests/unit/project/test_swarm_cluster_helper.py",
+    r"make slurm-cluster\b": "tests/unit/project/test_cluster_helpers.py",
+    r"make swarm-cluster\b": "tests/unit/project/test_cluster_helpers.py",
     r".*--runtime docker": "tests/smoke/test_sweep_in_containers.py",
     r".*--runtime slurm|.*SLURM_CONF|sinfo": "tests/integration/test_slurm_runtime.py",
     r".*--runtime swarm|.*DOCKER_HOST|docker node ": "tests/smoke/test_swarm.py",
@@ -49,7 +49,7 @@ ELSEWHERE = {
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
     r"(make layout |.*-m orchestrator layout )": "tests/integration/test_layout.py",
     r"make (test|test-all)$": ".ci/run",
-    r"make mutants ": "tests/unit/project/test_mutants.py",
+    r"make mutants ": "tests/unit/project/test_docs.py",
     # They read the results of such runs.
     r"python -m orchestrator replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
     # They need a downloaded dataset.

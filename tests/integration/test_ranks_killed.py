@@ -1,6 +1,6 @@
 """Killed ranks: torchrun restarts all ranks, and the run ends with the same weights.
 
-These moments have caused failures; `make soak ARGS=kill` draws random ones.
+These moments have caused failures; the rows `restart` of tests/faults draw random ones.
 """
 
 from __future__ import annotations

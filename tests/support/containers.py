@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from contextlib import closing
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
 from orchestrator.runtimes.swarm.machines import manager_trouble
-from orchestrator.shipped import COMPOSE, ROOT
+from orchestrator.shipped import ROOT
 
 
 @cache
@@ -30,14 +27,6 @@ def containers_missing() -> str | None:
 def swarm_host() -> str:
     """The engine of a swarm's manager: DOCKER_HOST of the tests of runtime `swarm`."""
     return os.environ.get("SHARDYARD_TEST_SWARM") or f"unix://{ROOT}/.swarm/1/docker.sock"
-
-
-def spec_of_up(topology: str, directory: Path, **fields: Any) -> Path:
-    """Write the spec of a bare `up` of this topology with changed fields, on data that need no download."""
-    spec = directory / f"{topology}.json"
-    bare = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
-    spec.write_text(json.dumps({**bare, "dataset": "digits", **fields}))
-    return spec
 
 
 # Takes the network interface of a container down for some seconds. Needs no tool of the image.

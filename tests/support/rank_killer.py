@@ -1,10 +1,9 @@
-"""Kill a rank of a running run at a chosen moment, on local processes or in containers."""
+"""Kill a rank of a running local run at a chosen moment."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from types import TracebackType
 
 import psutil
 
-from orchestrator.identity import identity
 from tests.support.runs import RecordingDisplay
 from trainer.core.events import Event
 
@@ -75,34 +73,3 @@ def kill_process(directory: Path) -> Kill:
         return False
 
     return kill
-
-
-# The image has no pkill.
-IN_CONTAINER = """
-for each in /proc/[0-9]*
-do
-    tr '\\0' '\\n' 2>/dev/null <$each/environ | grep -qx RANK={rank} || continue
-    kill -9 ${{each#/proc/}} && echo killed
-done
-"""
-
-
-def kill_in_container(processes_per_node: int) -> Kill:
-    """Kill a rank of the run that this process has started in containers."""
-
-    def kill(rank: int) -> bool:
-        labels = (
-            f"shardyard.orchestrator={identity()}",
-            "com.docker.compose.service=node",
-            f"com.docker.compose.container-number={rank // processes_per_node + 1}",
-        )
-        filters = [part for label in labels for part in ("--filter", f"label={label}")]
-        script = IN_CONTAINER.format(rank=rank)
-        nodes = _docker("ps", "-q", *filters).split()
-        return any("killed" in _docker("exec", node, "sh", "-c", script) for node in nodes)
-
-    return kill
-
-
-def _docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout

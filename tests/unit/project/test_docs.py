@@ -1,4 +1,4 @@
-"""README and docs: links, anchors, files and commands exist, examples load, generated parts are current."""
+"""Mistakes in README and docs: dead links, commands that do not parse, examples and tables that are old."""
 
 from __future__ import annotations
 
@@ -19,76 +19,51 @@ from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
 from tests.mutants.catalogue import read_catalogue
+from tests.unit.conftest import PROJECT
 from tests.unit.project.test_imports import ORCHESTRATOR, TRAINER
 from tools.docs import KINDS, TABLES, listed, stale
-from tools.picture import GAP, PICTURE, draw_picture, grid, same_drawing
+from tools.picture import PICTURE, draw_picture, same_drawing
 
-PROJECT = Path(__file__).resolve().parents[3]
-PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
-# Directories to which paths in pages may be relative.
-ROOTS = (PROJECT, PROJECT / "orchestrator", PROJECT / "trainer")
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
-ENDINGS = r"(?:py|md|yml|json|svg|toml|txt)"
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(PROJECT))
-
-
-def prose(page: Path) -> str:
-    """The page without its code blocks."""
-    return FENCE.sub("", page.read_text())
+PAGES = {page: page.read_text() for page in sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])}
+PROSE = {page: FENCE.sub("", text) for page, text in PAGES.items()}
+# Where paths in pages may begin.
+ROOTS = (PROJECT, PROJECT / "orchestrator", PROJECT / "trainer")
+DOCS = PROJECT / "docs"
 
 
 def blocks(language: str, *pages: Path) -> Iterator[str]:
     """The code blocks of a language; "" selects blocks without one, which hold commands and output."""
     for page in pages:
-        yield from (text for found, text in FENCE.findall(page.read_text()) if found == language)
+        yield from (text for found, text in FENCE.findall(PAGES[page]) if found == language)
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub generates them."""
-    headings = re.findall(r"(?m)^#+ (.+)$", prose(page))
+    headings = re.findall(r"(?m)^#+ (.+)$", PROSE.get(page, ""))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# Links and files
+def test_links_anchors_and_files_exist() -> None:
+    for page, prose in PROSE.items():
+        for target in re.findall(r"\]\(((?:(?!://)[^)])+)\)", prose):
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), (page, target)
+            assert not anchor or anchor in anchors(there), (page, target)
+        now = re.sub(r"[\w./-]+`?,? of\s+(the\s+same\s+)?commit\b", "", prose)  # files of the past
+        for name in re.findall(r"[\w.-]+/[\w./-]*\.(?:py|md|yml|json|svg|toml|txt)\b(?!:\w)", now):
+            found = any((root / name).exists() for root in (*ROOTS, page.parent))
+            of_runs = name.startswith(("results/", "plots/"))
+            assert found or of_runs or "://" in name or f"<name>.{name[-2:]}" in name, (page, name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_and_anchors_resolve(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
-        if "://" in target:
-            continue
-        path, _, anchor = target.partition("#")
-        there = page.parent / path if path else page
-        assert there.exists(), target
-        assert not anchor or anchor in anchors(there), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_named_files_exist(page: Path) -> None:
-    now = re.sub(r"[\w./-]+`?,? of\s+(the\s+same\s+)?commit\b", "", prose(page))  # files of the past
-    for name in re.findall(rf"[\w.-]+/[\w./-]*\.{ENDINGS}\b(?!:\w)", now):  # no import paths
-        written_by_runs = name.startswith(("results/", "plots/"))
-        found = any((root / name).exists() for root in (*ROOTS, page.parent))
-        assert written_by_runs or "://" in name or found or f"<name>.{name[-2:]}" in name, name
-
-
-def test_architecture_lists_the_packages_in_the_order_of_their_imports() -> None:
-    rooms = re.findall(r"(?m)^\| `(\w+)/` \|", (PROJECT / "docs" / "architecture.md").read_text())
-    modules = {
-        "__main__",
-        "errors",
-        "identity",
-        "interrupts",
-        "registries",
-        "shipped",
-        "terminal",
-        "api",
-        "cli",
-    }
-    assert rooms == [name for name in (*TRAINER, *ORCHESTRATOR) if name not in modules]
+def test_lists_of_packages_and_decisions_are_complete_and_in_order() -> None:
+    rooms = re.findall(r"(?m)^\| `(\w+)/` \|", PAGES[DOCS / "architecture.md"])
+    packages = {path.parent.name for root in ROOTS[1:] for path in root.glob("*/*.py")}
+    assert rooms == [name for name in (*TRAINER, *ORCHESTRATOR) if name in packages]
+    decisions = {page.name for page in DOCS.glob("decisions/0*.md")}
+    assert decisions == {*re.findall(r"\]\((0[\w-]+\.md)\)", PAGES[DOCS / "decisions" / "README.md"])}
 
 
 # Commands
@@ -96,34 +71,23 @@ def test_architecture_lists_the_packages_in_the_order_of_their_imports() -> None
 
 def commands_shown() -> list[str]:
     """Every command line that a page shows for make or the orchestrator, without its comment."""
-    lines: list[str] = []
-    for text in blocks("", *PAGES):
-        lines += text.replace("\\\n", " ").splitlines()
-    for page in PAGES:
-        lines += re.findall(r"`((?:make|python -m orchestrator) [^`]+)`", prose(page))
+    lines = [line for text in blocks("", *PAGES) for line in text.replace("\\\n", " ").splitlines()]
+    for prose in PROSE.values():
+        lines += re.findall(r"`((?:make|python -m orchestrator) [^`]+)`", prose)
     shown = (" ".join(line.partition(" #")[0].split()) for line in lines)
     return sorted({line for line in shown if re.match(r"make |(\S*/)?python -m orchestrator ", line)})
 
 
 def orchestrator_commands(line: str) -> list[list[str]]:
     """The arguments that a command passes to the orchestrator; for make, those in its recipe."""
+    recipe = line
     if line.startswith("make "):
-        # Without the arguments of a `make test ARGS=...` around this test.
-        outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}
-        ready = ["-o", ".venv/ready", "-o", ".venv/ready-dev"]
-        done = subprocess.run(
-            ["make", "--no-print-directory", "-n", *ready, *shlex.split(line)[1:]],
-            cwd=PROJECT,
-            env={name: value for name, value in os.environ.items() if name not in outer},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        recipe = done.stdout.splitlines()
-    else:
-        recipe = [line]
-    return [shlex.split(part[1]) for each in recipe if (part := re.search(r"-m orchestrator (.+)", each))]
+        command = ["make", "-n", "-o", ".venv/ready", "-o", ".venv/ready-dev", *shlex.split(line)[1:]]
+        alone = {"PATH": os.environ["PATH"]}  # without the arguments of a `make` around this test
+        recipe = subprocess.run(
+            command, cwd=PROJECT, env=alone, capture_output=True, check=True, text=True
+        ).stdout
+    return [shlex.split(each) for each in re.findall(r"-m orchestrator (.+)", recipe)]
 
 
 def parse(arguments: list[str]) -> None:
@@ -135,122 +99,95 @@ def parse(arguments: list[str]) -> None:
             command.make_context(name, rest, parent=context).close()
 
 
-@pytest.mark.parametrize("line", commands_shown())
-def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shown_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
-    if "RESULTS_DIR" in line or "NAME" in line:
-        return
-    for arguments in orchestrator_commands(line):
-        parse(arguments)
+    shown = [line for line in commands_shown() if "RESULTS_DIR" not in line and "NAME" not in line]
+    assert {"make sweep", "make test", "make test-all", "make doctor"} <= {*shown}
+    targets = [line.split()[1] for line in shown if re.fullmatch(r"make [\w-]+", line)]
+    others = [line for line in shown if line.removeprefix("make ") not in targets]
+    for line in [" ".join(["make", *targets]), *others]:
+        for arguments in orchestrator_commands(line):
+            parse(arguments)
+    with pytest.raises(Exception, match="--node"):
+        parse(*orchestrator_commands('make sweep ARGS="--node 2"'))
 
 
-def test_commands_are_found_and_unknown_ones_rejected() -> None:
-    assert {"make sweep", "make test", "make test-all", "make doctor"} <= set(commands_shown())
-    assert orchestrator_commands('make sweep ARGS="--nodes 2"') == [["sweep", "--nodes", "2"]]
-    for wrong in (["swep"], ["sweep", "--node", "2"]):
-        with pytest.raises(Exception, match=wrong[-1] if len(wrong) == 1 else "--node"):
-            parse(wrong)
+def test_shown_commands_that_change_labs_have_runs(tmp_path: Path) -> None:
+    shown = [
+        line for line in commands_shown() if re.search(r"orchestrator lab (?!NAME).*--(set|nodes)", line)
+    ]
+    assert shown
+    for line in shown:
+        options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
+        done = CliRunner().invoke(app, [*shlex.split(line)[3:], *options])
+        assert done.exit_code == 0, (line, done.exception or done.output)
 
 
-def test_the_targets_of_make_are_listed_in_columns() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
-    lines = re.findall(r"(?m)^([a-z%-]+)( *)(.*)$", done.stdout)
-    assert {"slurm-cluster", "test-process", "venv"} <= {name for name, _, _ in lines}
-    assert len({len(name + gap) for name, gap, _ in lines}) == 1
-    assert all(len(gap) > 0 for _, gap, _ in lines)
+def test_examples_load(tmp_path: Path) -> None:
+    for page, quick, runs in (
+        ("sweeps", False, 5 * (1 + 5 + 2)),
+        ("labs", False, 5 * 6),
+        ("labs", True, 4),
+    ):
+        (tmp_path / "mine.yml").write_text(next(blocks("yaml", DOCS / f"{page}.md")))
+        assert len(load_sweep(tmp_path / "mine.yml", quick=quick).runs) == runs
 
 
-LAB_COMMANDS = [line for line in commands_shown() if re.match(r"python -m orchestrator lab (?!NAME)", line)]
-
-
-@pytest.mark.parametrize("line", LAB_COMMANDS)
-def test_shown_lab_command_has_runs(line: str, tmp_path: Path) -> None:
-    options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
-    done = CliRunner().invoke(app, [*shlex.split(line)[3:], *options])
-    assert done.exit_code == 0, done.exception or done.output
-
-
-# Examples and figures
-
-
-def test_example_sweep_file_loads(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yml"
-    file.write_text(next(blocks("yaml", PROJECT / "docs" / "sweeps.md")))
-    assert len(load_sweep(file).runs) == 5 * (1 + (3 * 2 - 1) + 2)
-
-
-@pytest.mark.parametrize(("quick", "runs"), [(False, 5 * (1 + 3 + 2)), (True, 1 + 2 + 1)])
-def test_example_lab_loads(quick: bool, runs: int, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yml"
-    file.write_text(next(blocks("yaml", PROJECT / "docs" / "labs.md")))
-    assert len(load_sweep(file, quick=quick).runs) == runs
-
-
-@pytest.mark.parametrize("name", labs.names())
-def test_page_of_a_lab_has_its_blocks_and_published_figures(name: str) -> None:
-    page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
-    rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
-    for block in load_sweep(LABS / f"{name}.yml").spec.blocks:
-        assert f"`{block.name}`" in page
-        for entry in block.published:
-            assert any(set(figures(entry)) <= row for row in rows), entry
-
-
-def test_the_page_of_bugs_names_mutants_their_tests_and_where_they_were_reported() -> None:
-    page = (PROJECT / "docs" / "bugs.md").read_text()
-    mutants = {mutant.name: mutant for mutant in read_catalogue()}
-    assert set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", page)) <= set(mutants)
-    for names in re.findall(r"--only ([a-z0-9 -]+)", page):
-        assert set(names.split()) <= set(mutants)
-    rows = re.findall(r"(?m)^\| `([^`]+)` \| .+\]\(\.\./(tests/[^)]+)\).* \| (.+) \|$", page)
-    for name, file, _ in rows:
-        assert file in {test.partition("::")[0] for test in mutants[name].tests}, name
-    reports = [report for _, _, report in rows if report != "no public report found"]
-    assert len(reports) >= 30
-    assert all(re.match(r"\[[^]]+\]\(https://", report) for report in reports)
+def test_pages_of_labs_have_their_blocks_and_published_figures() -> None:
+    for name in labs.names():
+        page = PAGES[DOCS / "labs" / f"{name}.md"]
+        rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
+        for block in load_sweep(LABS / f"{name}.yml").spec.blocks:
+            assert f"`{block.name}`" in page
+            for entry in block.published:
+                assert any({*figures(entry)} <= row for row in rows), (name, entry)
 
 
 def figures(entry: Published) -> list[str]:
     """The published figures, formatted as on a page."""
     formats = [
-        (entry.time_s, lambda value: f"{value:g} s"),
-        (entry.accuracy, lambda value: f"{100 * value:.4g} %"),
-        (entry.coverage, lambda value: f"{100 * value:.4g} %"),
-        (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
-        (entry.rounds_to_target, str),
-        (entry.steps_per_epoch, str),
-        (entry.staleness, lambda value: f"{value:g}"),
+        (entry.time_s, "{:g} s"),
+        (entry.accuracy and 100 * entry.accuracy, "{:.4g} %"),
+        (entry.coverage and 100 * entry.coverage, "{:.4g} %"),
+        (entry.accuracy_change and 100 * entry.accuracy_change, "{:+.4g} points"),
+        (entry.rounds_to_target, "{}"),
+        (entry.steps_per_epoch, "{}"),
+        (entry.staleness, "{:g}"),
     ]
-    return [write(value) for value, write in formats if value is not None]
+    return [form.format(value).replace("-", "−") for value, form in formats if value is not None]
+
+
+def test_mutants_fit_the_sources_and_the_page_of_bugs_names_their_tests_and_reports() -> None:
+    page = PAGES[DOCS / "bugs.md"]
+    mutants = {mutant.name: mutant for mutant in read_catalogue()}  # an error names entries that do not fit
+    assert len(mutants) >= 110
+    named = {name for names in re.findall(r"--only ([a-z0-9 -]+)", page) for name in names.split()}
+    assert named | {*re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", page)} <= {*mutants}
+    rows = re.findall(r"(?m)^\| `([^`]+)` \| .+\]\(\.\./(tests/[^)]+)\).* \| (.+) \|$", page)
+    for name, file, report in rows:
+        assert file in {test.partition("::")[0] for test in mutants[name].tests}, name
+        assert re.match(r"\[[^]]+\]\(https://|no public report found$", report), name
+    assert len(rows) >= 30
 
 
 def test_versions_in_the_readme_are_pinned() -> None:
     files = ("requirements.txt", "trainer/requirements.txt")
     pinned = {word for file in files for word in (PROJECT / file).read_text().split()}
-    named = set(re.findall(r"\b[a-z]+==[\d.]+", (PROJECT / "README.md").read_text()))
+    named = {*re.findall(r"\b[a-z]+==[\d.]+", PAGES[PROJECT / "README.md"])}
     assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
     assert named <= pinned
 
 
-# Generated parts
-
-
-def test_generated_tables_are_current() -> None:
+def test_generated_tables_are_current(tmp_path: Path) -> None:
     assert list(stale()) == [], "run: make docs"
-
-
-def test_every_kind_of_component_has_a_table() -> None:
-    asked = {name for page in PAGES for name in re.findall(r"<!-- table: ([\w ]+) -->", page.read_text())}
-    assert asked <= set(TABLES)
+    (page := tmp_path / "docs" / "old.md").parent.mkdir()
+    page.write_text("<!-- table: methods of Batch -->\nAn older table.\n<!-- end of table -->\n")
+    assert [*stale(tmp_path)] == [page]
+    asked = {name for text in PAGES.values() for name in re.findall(r"<!-- table: ([\w ]+) -->", text)}
+    assert asked <= {*TABLES}
     for kind in KINDS:
         assert asked & {kind, f"{kind} details", f"{kind} transports"}, kind
-
-
-def test_fault_injection_is_not_listed() -> None:
-    assert "fault_injection" in KINDS["strategy"].entries
-    assert "fault_injection" not in listed("strategy")
+    assert {*KINDS["strategy"].entries} - {*listed("strategy")} == {"fault_injection"}
 
 
 @pytest.mark.slow
@@ -258,15 +195,3 @@ def test_picture_equals_the_figures_of_the_report() -> None:
     drawn = draw_picture()
     assert same_drawing(drawn, PICTURE.read_text()), "run: make picture"
     assert not same_drawing(drawn.replace("Speedup", "Slowdown"), PICTURE.read_text())
-
-
-def test_figures_of_the_picture_are_side_by_side() -> None:
-    svg = '<svg width="{0}" height="{1}" viewBox="0 0 {0} {1}"><g id="a" clip-path="url(#a)"/></svg>'
-    picture = grid([svg.format(100, 50), svg.format(90, 60), svg.format(100, 40)], columns=2)
-    assert f'viewBox="0 0 {200 + GAP} {100 + GAP}"' in picture
-    placed = re.findall(r'<svg x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
-    right, below = str(100 + GAP), str(60 + GAP)
-    assert placed == [("0", "0", "100", "50"), (right, "0", "90", "60"), ("0", below, "100", "40")]
-    ids = re.findall(r'id="([^"]+)"', picture)
-    assert len(set(ids)) == 3
-    assert re.findall(r"url\(#([^)]+)\)", picture) == ids

@@ -1,11 +1,10 @@
-"""Imports go one way: which package may import which, and no circles, type-only imports included."""
+"""Mistakes in the layers: imports against their order or in circles, also those for types only."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +12,11 @@ import pytest
 
 from orchestrator.course.assignments import KITS
 from tests.unit.conftest import PROJECT
+from trainer.spec.registries import STRATEGIES
 
+RUN = "results runtimes execution"
+ANALYSIS = "formats statistics model quantities metrics findings figures"
+COMPONENTS = "data models losses optimizers compression"
 # Package (or module) -> the packages that it may import besides itself.
 TRAINER: dict[str, str] = {
     "core": "",
@@ -25,28 +28,19 @@ TRAINER: dict[str, str] = {
     "compression": "core comm data models optimizers",
     "aggregation": "core",
     "attacks": "core",
-    "spec": "core comm data models losses optimizers compression aggregation attacks",
+    "spec": f"core comm {COMPONENTS} aggregation attacks",
     "time_model": "core spec",
     "user_components": "core data models losses optimizers",
     "link_switch": "core spec",
-    "training": "core comm data models losses optimizers compression aggregation attacks spec",
-    "parallel": "core comm data models losses optimizers compression aggregation spec training",
-    "strategies": "core comm data models losses optimizers compression aggregation spec training parallel",
-    "launch": (
-        "core comm data models losses optimizers compression spec user_components training parallel "
-        "strategies"
-    ),
-    "component_trials": (
-        "core comm data models losses optimizers compression spec user_components training strategies "
-        "launch"
-    ),
+    "training": f"core comm {COMPONENTS} aggregation attacks spec",
+    "parallel": f"core comm {COMPONENTS} aggregation spec training",
+    "strategies": f"core comm {COMPONENTS} aggregation spec training parallel",
+    "launch": f"core comm {COMPONENTS} spec user_components training parallel strategies",
+    "component_trials": f"core comm {COMPONENTS} spec user_components training strategies launch",
     "conformance": (
-        "core comm data models losses optimizers compression spec user_components component_trials "
-        "training parallel strategies launch"
+        f"core comm {COMPONENTS} spec user_components component_trials training parallel strategies launch"
     ),
-    "torchrun_restarts": (
-        "core comm data models losses optimizers compression spec training parallel strategies launch"
-    ),
+    "torchrun_restarts": f"core comm {COMPONENTS} spec training parallel strategies launch",
     "virtual": "core comm spec time_model training launch",
     "__main__": "core comm data models spec training launch torchrun_restarts virtual",
     "warm": "core comm data spec launch __main__",
@@ -73,15 +67,9 @@ ORCHESTRATOR: dict[str, str] = {
     "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
     "course": "errors identity shipped sandbox results runtimes",
-    "commands": (
-        "errors shipped sandbox sweeps results runtimes execution replay prediction layouts report export "
-        "watch course"
-    ),
+    "commands": f"errors shipped sandbox sweeps {RUN} replay prediction layouts report export watch course",
     "api": "errors shipped sweeps results commands report",
-    "cli": (
-        "errors shipped sandbox sweeps terminal results runtimes execution replay report export course "
-        "commands"
-    ),
+    "cli": f"errors shipped sandbox sweeps terminal {RUN} replay report export course commands",
     "__main__": "interrupts cli",
 }
 REPORT: dict[str, str] = {
@@ -92,109 +80,67 @@ REPORT: dict[str, str] = {
     "metrics": "formats statistics model quantities",
     "findings": "formats statistics model quantities metrics",
     "figures": "formats statistics model quantities metrics findings",
-    "topics": "formats statistics model quantities metrics findings figures",
+    "topics": ANALYSIS,
     "verdict": "formats statistics model quantities metrics findings topics",
     "plots": "model figures topics",
     "renderer": "",
-    "render": "formats statistics model quantities metrics findings figures topics verdict plots renderer",
-    "directory_comparison": "formats statistics model quantities metrics findings figures render",
-    "__init__": (
-        "formats statistics model quantities metrics findings figures topics verdict plots renderer render"
-    ),
+    "render": f"{ANALYSIS} topics verdict plots renderer",
+    "directory_comparison": f"{ANALYSIS} render",
+    "__init__": f"{ANALYSIS} topics verdict plots renderer render",
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
-SHARED_MODULES = (
-    "slurm_allocation.leader",
-    "slurm_allocation.messages",
-    "cluster.hand_over",
-    "cluster.heartbeat",
-    "cluster.rank_assignment",
-    "conformance.report",
-    "core.cgroup",
-    "core.event_schema",
-    "core.events",
-    "core.frames",
-    "core.json_files",
-    "core.membership",
-    "core.position",
-    "core.processes",
-    "core.record",
-    "core.registry",
-    "core.regular_files",
-    "core.result",
-    "core.trace",
-    "core.whole_number",
-    "course.protocol",
-    "data.base",
-    "torchrun_restarts.attempts",
-    "torchrun_restarts.command",
-    "user_components.source",
-    "component_trials.messages",
-    "launch.launchers",
-    "models.base",
-    "models.split_points",
-    "spec.byzantine",
-    "spec.checks",
-    "spec.faults",
-    "spec.link",
-    "spec.node_speed",
-    "spec.output_limits",
-    "spec.registries",
-    "spec.run_spec",
-    "spec.traces",
-    "strategies.hybrid",
-    "time_model.algorithms",
-    "time_model.cluster",
-    "time_model.collectives",
-    "time_model.described",
-    "time_model.errors",
-    "time_model.outcome",
-    "time_model.program",
-    "time_model.simulate",
-    "link_switch.control",
-    "training.partition",
-    "training.profile",
-    "training.stopping",
-    "virtual.options",
-    "warm.client",
-    "warm.process",
-)
-
-
-def module_name(path: Path) -> str:
-    name = ".".join(path.relative_to(PROJECT).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
-PATHS = {
-    module_name(path): path
-    for package in ("trainer", "orchestrator")
-    for path in sorted((PROJECT / package).rglob("*.py"))
-    if not path.is_relative_to(KITS)  # files for students, which are no modules
+SHARED = {
+    "cluster": "hand_over heartbeat rank_assignment",
+    "component_trials": "messages",
+    "conformance": "report",
+    "core": (
+        "cgroup event_schema events frames json_files membership position processes record registry "
+        "regular_files result trace whole_number"
+    ),
+    "course": "protocol",
+    "data": "base",
+    "launch": "launchers",
+    "link_switch": "control",
+    "models": "base split_points",
+    "slurm_allocation": "leader messages",
+    "spec": "byzantine checks faults link node_speed output_limits registries run_spec traces",
+    "strategies": "hybrid",
+    "time_model": "algorithms cluster collectives described errors outcome program simulate",
+    "torchrun_restarts": "attempts command",
+    "training": "partition profile stopping",
+    "user_components": "source",
+    "virtual": "options",
+    "warm": "client process",
 }
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """The project's modules that a file imports, including imports in functions and for types."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [(alias.name, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            names = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
-        else:
-            continue
-        for full, module in names:
-            target = full if full in PATHS else module
-            if target in PATHS:
-                yield target
-            else:
-                assert target.split(".")[0] not in LAYERS, f"{path}: {target} does not exist"
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
 
 
-GRAPH = {name: {*imported_modules(path)} - {name} for name, path in PATHS.items()}
+FILES = [path for of in ("trainer", "orchestrator", "shardyard") for path in (PROJECT / of).rglob("*.py")]
+# Without files for students, which are no modules.
+PATHS = {module_name(path): path for path in FILES if not path.is_relative_to(KITS)}
+TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
+
+
+def imported_modules(name: str) -> Iterator[str]:
+    """The project's modules that a module imports, including imports in functions and for types."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            assert not getattr(node, "level", 0), f"{name}:{node.lineno}: relative import"
+            for full in (of + alias.name for alias in node.names):
+                target = full if full in PATHS else of.removesuffix(".")
+                assert full.split(".")[0] != "tools", f"{name} imports a tool of maintainers"
+                assert target in PATHS or full.split(".")[0] not in LAYERS, f"{name}: {full} does not exist"
+                if target in PATHS and target != name:
+                    yield target
+
+
+GRAPH = {name: {*imported_modules(name)} for name in PATHS}
 
 
 def layer(package: str, module: str) -> str | None:
@@ -204,106 +150,49 @@ def layer(package: str, module: str) -> str | None:
     return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
 
 
-def violations(package: str, allowed: dict[str, str]) -> set[tuple[str, str]]:
-    found = set()
-    for module, targets in GRAPH.items():
-        for target in targets:
-            source, imported = layer(package, module), layer(package, target)
-            if source is None or imported in (None, "__init__", source) or source not in allowed:
-                continue
-            if imported not in allowed[source].split():
-                found.add((module, target))
-    return found
-
-
-def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
-    """Yield circles one by one; drops an import of each to find the next."""
-    graph = {name: {*targets} for name, targets in graph.items()}
-    while True:
-        try:
-            [*TopologicalSorter(graph).static_order()]
-        except CycleError as error:
-            circle = error.args[1]
-            yield {*circle}
-            graph[circle[1]].discard(circle[0])
-        else:
-            return
-
-
 @pytest.mark.parametrize("package", LAYERS)
-def test_tables_list_every_package_in_order(package: str) -> None:
-    """Each row may import only earlier rows, so the table itself has no circle."""
+def test_packages_import_only_earlier_ones_that_their_row_allows(package: str) -> None:
     table = LAYERS[package]
-    layers = {layer(package, module) for module in PATHS} - {None, "__init__"}
-    assert layers <= table.keys()
-    earlier: list[str] = []
-    for name, allowed in table.items():
-        assert {*allowed.split()} <= {*earlier}, name
-        earlier.append(name)
-
-
-@pytest.mark.parametrize("package", LAYERS)
-def test_packages_import_only_earlier_ones(package: str) -> None:
-    assert sorted(violations(package, LAYERS[package])) == []
-
-
-def test_trainer_does_not_import_the_orchestrator() -> None:
-    found = [
+    assert {layer(package, module) for module in PATHS} - {None, "__init__"} <= table.keys()
+    rows = [*table]
+    assert [name for name in rows if not {*table[name].split()} <= {*rows[: rows.index(name)]}] == []
+    wrong = [
         (module, target)
         for module, targets in GRAPH.items()
         for target in targets
-        if module.startswith("trainer.") and target.startswith("orchestrator")
+        if (source := layer(package, module)) in table
+        and (imported := layer(package, target)) not in (None, "__init__", source)
+        and imported not in table[str(source)].split()
     ]
-    assert found == []
+    assert wrong == []
 
 
-def test_orchestrator_imports_only_shared_modules_of_the_trainer() -> None:
-    found = {
-        target.removeprefix("trainer.")
-        for module, targets in GRAPH.items()
+def test_trainer_and_orchestrator_share_only_what_is_listed() -> None:
+    across = {
+        (name.partition(".")[0], target)
+        for name, targets in GRAPH.items()
         for target in targets
-        if module.startswith("orchestrator") and target.startswith("trainer")
+        if name.partition(".")[0] not in (target.partition(".")[0], "shardyard")
     }
-    assert found == {*SHARED_MODULES}
-
-
-def test_products_do_not_import_the_tools_of_maintainers() -> None:
-    packages = ("trainer", "orchestrator", "shardyard")
-    files = [path for package in packages for path in (PROJECT / package).rglob("*.py")]
-    assert [path for path in files if re.search(r"(?m)^\s*(from|import) tools\b", path.read_text())] == []
+    listed = (f"trainer.{package}.{name}" for package, names in SHARED.items() for name in names.split())
+    assert across == {("orchestrator", target) for target in listed}
 
 
 def test_no_module_is_in_an_import_circle() -> None:
-    assert [*circles(GRAPH)] == []
+    assert len([*TopologicalSorter(GRAPH).static_order()]) == len(PATHS)  # or CycleError names the circle
 
 
-@pytest.mark.parametrize(
-    ("graph", "expected"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
-        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [{"a", "b"}]),
-    ],
-)
-def test_circles_are_found(graph: dict[str, set[str]], expected: list[set[str]]) -> None:
-    assert [*circles(graph)] == expected
-
-
-@pytest.mark.parametrize("module", PATHS)
-def test_module_has_a_docstring(module: str) -> None:
-    assert ast.get_docstring(ast.parse(PATHS[module].read_text()))
-
-
-def test_no_utils_modules() -> None:
+def test_modules_have_docstrings_and_names_of_what_is_in_them() -> None:
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
     assert [path for path in PATHS.values() if path.stem in ("utils", "util", "helpers", "misc")] == []
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
-        for folder in ("bench", "soak", "support")
-        for path in sorted((PROJECT / "tests" / folder).glob("[!_]*.py"))
-    ],
-)
-def test_benchmarks_soak_tests_and_test_support_can_be_imported(module: str) -> None:
-    import_module(module)
+def test_benchmarks_soak_tests_and_test_support_can_be_imported() -> None:
+    folders = (PROJECT / "tests" / name for name in ("bench", "faults", "soak", "support"))
+    modules = {module_name(path) for folder in folders for path in folder.glob("[!_]*.py")}
+    assert {"tests.bench.predictions", "tests.support.runs"} <= modules
+    for module in modules:
+        import_module(module)
+    predicted = {run.name_of("strategy") for run in import_module("tests.bench.predictions").strategies(0)}
+    traced = {name for name in STRATEGIES.entries if STRATEGIES.load(name).trains}
+    assert traced - predicted == {"hogwild", "serial"}  # without messages

@@ -1,29 +1,44 @@
-"""Mistakes in the fault matrix: an outdated page, two cases of one name, cases that cannot be played."""
+"""Mistakes in the table of faults, whose rows run at night: sweeps that do not load, verdicts that miss."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
-from orchestrator.sweeps.load import load_sweep
-from tests.faults.case import Then
-from tests.faults.page import PAGE, with_cases
+import pytest
+
 from tests.faults.scene import Scene
-from tests.faults.table import CASES, SECTIONS
-from tests.support.places import PLACES
+from tests.faults.table import CASES
+from tests.faults.test_faults_of_runs import ROWS, judge
+from tests.unit.conftest import run_result
 
 
-def test_the_page_is_current() -> None:
-    text = PAGE.read_text()
-    assert with_cases(text) == text, "run: make docs"
-    assert all(f"## {title}" in text for title in SECTIONS)
-
-
-def test_every_case_has_a_name_a_sweep_of_two_runs_and_a_verdict(tmp_path: Path) -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    runs = {text: load_sweep(tmp_path, text=text).runs for text in {*map(Scene.document, CASES)}}
+def test_rows_have_names_of_their_own_and_two_runs_of_one_topology(tmp_path: Path) -> None:
+    assert len({row.id for row in ROWS}) == len(ROWS)
     for case in CASES:
-        disturbed, healthy = runs[Scene.document(case)]
+        disturbed, healthy = Scene(case, "local", Random(0), tmp_path).runs
         assert disturbed.topology == healthy.topology, case.name
-        assert {*case.runtimes} <= {*PLACES}, case.name
-        assert set(case.victims) <= set(range(max(disturbed.world_size, healthy.world_size))), case.name
-        assert case.verdict.status or case.verdict.then is Then.STOPS, case.name
+
+
+def test_a_verdict_is_compared_with_the_rows(tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == "kill-epoch"]
+    scene = Scene(case, "local", Random(0), tmp_path)
+    (victim,) = scene.victims
+    paths = [scene.paths.run(run.key).result for run in scene.runs]
+    right = f"node {victim} was killed by SIGKILL"
+    for holds, code, status, cause, healthy in (
+        (True, 1, "failed", right, "ok"),
+        (False, 0, "failed", right, "ok"),
+        (False, 1, "timeout", right, "ok"),
+        (False, 1, "failed", f"node {victim} was lost", "ok"),
+        (False, 1, "failed", f"node {1 - victim} was lost, then {right}", "ok"),
+        (False, 1, "failed", right, "failed"),
+    ):
+        for path, row in zip(paths, (run_result(status, cause=cause), run_result(healthy)), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(row.model_dump_json())
+        if holds:
+            judge(scene, code)
+        else:
+            with pytest.raises(AssertionError):
+                judge(scene, code)

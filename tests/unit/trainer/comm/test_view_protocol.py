@@ -1,6 +1,6 @@
 """Mistakes in the protocol of elastic runs: deadlocks and disagreement in any order of losses and returns.
 
-`make soak ARGS=views` searches larger settings.
+`make soak` searches larger settings.
 """
 
 from __future__ import annotations

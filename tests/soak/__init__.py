@@ -1,1 +1,0 @@
-"""Soak tests: start every topology repeatedly, and count the failures."""
