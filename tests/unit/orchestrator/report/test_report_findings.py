@@ -1,5 +1,5 @@
 """Mistakes in findings: which configurations are compared and named, the direction of a difference, the
-seeds and limits from which something is said, and the runs that a finding is about."""
+seeds and limits from which something is said, and what figures say of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings.base import Finding, findings_json
+from orchestrator.report.figures.sentences import figure_sentence
+from orchestrator.report.findings.base import KINDS, QUESTIONS, Finding, findings_json
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.speedups import speedup_intervals
-from orchestrator.report.formats import JOIN, percent
-from orchestrator.report.model.rows import NO_SERIAL
+from orchestrator.report.formats import JOIN
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.render.summary import seeds_line
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import FIGURES, TOPICS, asked_by, find
+from orchestrator.report.topics.partitioners import partitioners_by_strategy
 from orchestrator.report.topics.runs import Tally
 from orchestrator.results.records import RunResult
+from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
     FAST,
     ONE_SHOT_ALONE,
@@ -27,15 +28,13 @@ from tests.unit.report_support import (
     around,
     finding_of,
     findings_of,
+    on_360_images,
+    records_of,
     repeated,
+    view_of,
 )
 
 approx = pytest.approx
-
-
-def compared(finding: Finding) -> list[tuple[float, float, str]]:
-    """The two values and the decision of each of its comparisons."""
-    return [(*map(pytest.approx, each["values"]), each["decision"]) for each in finding.data["compared"]]
 
 
 def timed(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields: Any) -> list[RunResult]:
@@ -48,22 +47,11 @@ def scored(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields
     return repeated(strategy, around(mean), "accuracy", nodes=nodes, **fields)
 
 
+def decisions(finding: Finding) -> list[str]:
+    return [each["decision"] for each in finding.data["compared"]]
+
+
 # Speed
-
-
-def test_the_fastest_has_its_numbers_and_runs() -> None:
-    serial, slow, fast = timed("serial", 8, 1), timed("ddp", 6), timed("all_reduce", 4)
-    finding = finding_of(a_comparison(*serial, *slow, *fast), "fastest")
-    data = finding.data
-    assert (data["strategy"], data["ranks"], data["fastest"]) == ("all_reduce over mpi", 2, True)
-    assert (data["train_s"], data["serial_train_s"]) == (approx(4, rel=1e-3), approx(8, rel=1e-3))
-    assert (data["speedup"], data["efficiency"]) == (approx(2, rel=1e-3), approx(1, rel=1e-3))
-    low, high = data["speedup_interval"]
-    assert 1.7 < low < data["speedup"] < high < 2.3
-    assert (data["faster"], data["slower"]) == (True, False)
-    assert {row.key for row in finding.rows} == {result.key for result in [*serial, *fast]}
-    swapped = a_comparison(*serial, *timed("ddp", 3), *fast)
-    assert finding_of(swapped, "fastest").data["strategy"] == "ddp over gloo"
 
 
 def test_ranks_per_node_count_in_the_efficiency_and_are_no_more_nodes() -> None:
@@ -74,112 +62,84 @@ def test_ranks_per_node_count_in_the_efficiency_and_are_no_more_nodes() -> None:
         *timed("all_reduce", 7, 2, processes_per_node=2, cores=1.5),
         *timed("all_reduce", 3, 2, cores=1.5),
     )
-    fastest = finding_of(comparison, "fastest")
-    assert (fastest.data["strategy"], fastest.data["ranks"]) == ("all_reduce over mpi", 4)
-    assert fastest.data["efficiency"] == approx(8 / 7 / 4, rel=1e-3)
-    assert f"efficiency {percent(fastest.data['efficiency'])}" in fastest.text
+    fastest = finding_of(comparison, "fastest").data
+    assert (fastest["strategy"], fastest["ranks"]) == ("all_reduce over mpi", 4)
+    assert fastest["efficiency"] == approx(8 / 7 / 4, rel=1e-3)
     more = finding_of(comparison, "more_nodes").data  # the same number of ranks in each node
     assert (more["strategy"], more["ranks"], more["steps"]) == ("ddp over gloo", [2, 4], ["more"])
     shared = finding_of(comparison, "shared_cores").data
     assert (shared["shapes"], shared["limit"]) == (["1 × 2", "2", "2 × 2"], 1.5)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "fields"),
-    [(ONE_SHOT_ALONE, {}), ("one_shot", {"lr_scaling": "linear"})],
-    ids=["init", "scaling"],
-)
-def test_variants_that_do_the_same_work_are_not_ranked_by_time(
-    strategy: Any, fields: dict[str, Any]
-) -> None:
+def test_variants_that_do_the_same_work_are_not_ranked_by_time() -> None:
     default = timed("one_shot", 5, accuracy=0.5)
-    variant = timed(strategy, 4, accuracy=0.5, **fields)
-    comparison = a_comparison(*default, *variant, *timed("ddp", 9, accuracy=0.5))
-    data = finding_of(comparison, "fastest").data
-    assert (data["strategy"], data["fastest"]) == ("one_shot over mpi", True)
-    assert {key for each in data["compared"] for key in each["left"]} == {run.key for run in default}
-    assert "one_shot over mpi" not in finding_of(comparison, "front").data["off"]
+    for variant in (
+        timed(ONE_SHOT_ALONE, 4, accuracy=0.5),
+        timed("one_shot", 4, accuracy=0.5, lr_scaling="linear"),
+    ):
+        comparison = a_comparison(*default, *variant, *timed("ddp", 9, accuracy=0.5))
+        data = finding_of(comparison, "fastest").data
+        assert (data["strategy"], data["fastest"]) == ("one_shot over mpi", True)
+        assert {key for each in data["compared"] for key in each["left"]} == {run.key for run in default}
+        assert "one_shot over mpi" not in finding_of(comparison, "front").data["off"]
 
 
 @pytest.mark.parametrize(
     ("slower", "faster", "first", "few"),
     [
-        (around(4.1, 0.1), around(4, 0.1)[::-1], False, False),
-        (around(5, 0.1), around(4, 0.1), True, False),
-        (around(5, 0.1, seeds=4), around(4, 0.1, seeds=4), False, True),  # however far apart
+        (around(4.1, 0.1), around(4, 0.1)[::-1], False, []),
+        (around(5, 0.1), around(4, 0.1), True, []),
+        (around(5, 0.1, seeds=4), around(4, 0.1, seeds=4), False, [True]),  # however far apart
     ],
     ids=["undecided", "decided", "four seeds"],
 )
 def test_only_a_decided_order_names_the_fastest(
-    slower: list[float], faster: list[float], first: bool, few: bool
+    slower: list[float], faster: list[float], first: bool, few: list[bool]
 ) -> None:
     comparison = a_comparison(*repeated("ddp", slower, nodes=2), *repeated("all_reduce", faster, nodes=2))
     assert finding_of(comparison, "fastest").data["fastest"] is first
-    found = [finding.data["all"] for finding in findings_of(comparison, "too_few_seeds")]
-    assert found == ([True] if few else [])
-    assert ("claims no differences" in seeds_line(comparison)) is few
+    assert [finding.data["all"] for finding in findings_of(comparison, "too_few_seeds")] == few
+    assert ("claims no differences" in seeds_line(comparison)) is bool(few)
 
 
-def test_one_configuration_with_enough_seeds_allows_claims() -> None:
-    comparison = a_comparison(*timed("serial", 8, 1), FAST)
-    assert "claims no differences" not in seeds_line(comparison)
-    assert finding_of(comparison, "too_few_seeds").data["configurations"] == [
-        f"all_reduce over mpi on 2{JOIN}nodes"
-    ]
-
-
-@pytest.mark.parametrize("number", [4, 5])
-def test_more_than_four_slower_strategies_are_named_by_their_ends(number: int) -> None:
-    names = ["all_reduce", "all_gather", "reduce_broadcast", "local_sgd", "gossip"][:number]
-    runs = [run for at, name in enumerate(names) for run in timed(name, 9.0 + at, transport="mpi")]
-    fast = timed("ddp", 4)
-    finding = finding_of(a_comparison(*timed("serial", 8, 1), *runs, *fast), "slower_than_serial")
+def test_more_than_four_slower_strategies_are_named_by_their_ends() -> None:
+    names = ["all_reduce", "all_gather", "reduce_broadcast", "local_sgd", "gossip"]
     named = [f"{name} over mpi" for name in names]
-    assert finding.data["named"] == (named if number == 4 else [named[0], named[-1]])
-    assert (list(finding.data["train_s"]), finding.data["of"]) == (named, number + 1)
-    assert {decision for *_, decision in compared(finding)} == {"more"}
+    runs = [timed(name, 9.0 + at, transport="mpi") for at, name in enumerate(names)]
+    for count, shown in ((4, named[:4]), (5, [named[0], named[4]])):
+        slow = [run for each in runs[:count] for run in each]
+        comparison = a_comparison(*timed("serial", 8, 1), *slow, *timed("ddp", 4))
+        finding = finding_of(comparison, "slower_than_serial")
+        assert finding.data["named"] == shown
+        assert (list(finding.data["train_s"]), finding.data["of"]) == (named[:count], count + 1)
+        assert {*decisions(finding)} == {"more"}
 
 
 def test_more_nodes_are_compared_with_the_next_fewer() -> None:
     runs = [run for nodes, mean in ((2, 5), (4, 9), (8, 3)) for run in timed("ddp", mean, nodes)]
-    finding = finding_of(a_comparison(*runs), "more_nodes")
-    assert (finding.data["ranks"], finding.data["steps"]) == ([2, 4, 8], ["more", "less"])
-    assert finding.data["whole"] == "less"
-    assert [
-        (round(left), round(right)) for left, right in (each["values"] for each in finding.data["compared"])
-    ] == [
-        (9, 5),
-        (3, 9),
-        (3, 5),
-    ]
+    data = finding_of(a_comparison(*runs), "more_nodes").data
+    assert (data["ranks"], data["steps"], data["whole"]) == ([2, 4, 8], ["more", "less"], "less")
+    pairs = [[round(each) for each in compared["values"]] for compared in data["compared"]]
+    assert pairs == [[9, 5], [3, 9], [3, 5]]
 
 
 def test_ways_to_take_the_same_mean_gradient_are_compared_by_step() -> None:
-    def taking(strategy: str | dict[str, Any], exchange_s: float) -> list[RunResult]:
-        times = around(exchange_s, 0.01)
-        return repeated(strategy, times, "communicate_s", nodes=2, transport="mpi", steps=90)
-
     sign = {"name": "all_reduce", "compression": "sign"}
+    spent: Any = [("all_gather", 1.8), ("all_reduce", 0.9), ("one_shot", 0.1), (sign, 0.1)]
     runs = [
-        *taking("all_gather", 1.8),
-        *taking("all_reduce", 0.9),
-        *taking("one_shot", 0.1),
-        *taking(sign, 0.1),
+        run
+        for strategy, mean in spent
+        for run in repeated(strategy, around(mean, 0.01), "communicate_s", nodes=2, transport="mpi")
     ]
     finding = finding_of(a_comparison(*runs), "mean_gradient")
-    assert finding.data["exchange_s_per_step"] == {
-        "all_reduce": approx(0.01, rel=1e-3),
-        "all_gather": approx(0.02, rel=1e-3),
-    }
+    per_step = {"all_reduce": approx(0.01, rel=1e-3), "all_gather": approx(0.02, rel=1e-3)}
+    assert (finding.data["exchange_s_per_step"], decisions(finding)) == (per_step, ["more"])
     assert finding.data["bytes_per_step"]["all_reduce"] == approx(1e6 / 90)
-    assert [decision for *_, decision in compared(finding)] == ["more"]
     assert findings_of(a_comparison(*runs[:5], *runs[15:]), "mean_gradient") == []
 
 
 def test_the_front_needs_a_decision_against_every_other() -> None:
-    def both(
-        strategy: str, train_s: float, accuracy: float, sign: int = 1, step: float = 0.001
-    ) -> list[RunResult]:
+    def both(strategy: str, train_s: float, accuracy: float, sign: int = 1, step: float = 0.001) -> Any:
         pairs = zip(around(train_s, 0.02 * sign), around(accuracy, step * sign), strict=True)
         return [
             a_run(strategy, nodes=2, seed=seed, train_s=time, accuracy=reached)
@@ -188,24 +148,28 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
 
     fast, exact = both("one_shot", 2, 0.90), both("all_reduce", 4, 0.95)
     dominated, similar = both("gossip", 5, 0.85), both("ddp", 4.01, 0.9505, -1)
-    data = finding_of(a_comparison(*fast, *exact, *dominated), "front").data
-    assert data["on"] == ["one_shot over mpi", "all_reduce over mpi"]
-    assert (data["off"], data["undecided"]) == (["gossip over mpi"], [])
-    data = finding_of(a_comparison(*fast, *exact, *similar), "front").data
-    assert (data["on"], data["off"]) == (["one_shot over mpi"], [])
-    assert data["undecided"] == ["all_reduce over mpi", "ddp over gloo"]
-    even = [both(name, time, 0.9, step=0.0) for name, time in (("gossip", 2), ("all_reduce", 4))]
-    data = finding_of(a_comparison(*even[0], *even[1]), "front").data
-    assert data["off"] == ["all_reduce over mpi"]  # slower, and exactly as accurate
+    even = [*both("gossip", 2, 0.9, step=0.0), *both("all_reduce", 4, 0.9, step=0.0)]
+    for runs, on, off, undecided in (
+        ([*fast, *exact, *dominated], ["one_shot", "all_reduce"], ["gossip"], []),
+        ([*fast, *exact, *similar], ["one_shot"], [], ["all_reduce", "ddp"]),
+        (even, ["gossip"], ["all_reduce"], []),  # slower, and exactly as accurate
+    ):
+        data = finding_of(a_comparison(*runs), "front").data
+        found = [[name.split()[0] for name in data[which]] for which in ("on", "off", "undecided")]
+        assert found == [on, off, undecided]
 
 
-def test_the_interval_of_a_speedup_is_over_the_first_serial_configuration() -> None:
-    serial = timed("serial", 8, 1)
-    kept = timed("serial", 16, 1, checkpoint_epochs=1)
-    comparison = a_comparison(*serial, *kept, *timed("ddp", 4))
-    interval = speedup_intervals(comparison, Claims())(comparison.groups[-1])
-    assert interval is not None
-    assert interval[0] < 2 < interval[1] < 4
+def test_shared_cores_bound_the_wall_clock_speedup() -> None:
+    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}  # five nodes fit
+
+    def limits(nodes: int, train_s: float, **fields: Any) -> list[tuple[float, float | None]]:
+        comparison = a_comparison(a_run(**fields), a_run("ddp", nodes=nodes, train_s=train_s, **fields))
+        found = [finding.data for finding in findings_of(comparison, "shared_cores")]
+        return [(data["limit"], data.get("beyond_limit")) for data in found]
+
+    assert limits(4, 8.0, cores=4) == limits(5, 8.0, **small) == []
+    assert [limits(4, 8.0, cores=2), limits(6, 2.0, **small)] == [[(2, None)], [(5, None)]]
+    assert [limits(4, 2.0, cores=2), limits(6, 1.0, **small)] == [[(2, 4.0)], [(5, 8.0)]]
 
 
 # Accuracy
@@ -215,9 +179,8 @@ def test_every_difference_is_that_of_the_values_beside_it() -> None:
     serial = scored("serial", 0.955, 1)  # one seed is missing
     ddp = repeated("ddp", [0.90, 0.91, 0.92, 0.93, 0.94, 0.98], "accuracy", nodes=2)
     (each,) = finding_of(a_comparison(*serial, *ddp), "best_accuracy").data["compared"]
-    low, high = each["interval"]
-    assert (low + high) / 2 == approx(each["values"][0] - each["values"][1])
-    assert each["values"] == [approx(0.93), approx(0.955)]
+    assert each["values"] == approx([0.93, 0.955])
+    assert sum(each["interval"]) / 2 == approx(0.93 - 0.955)
 
 
 def test_fewer_updates_explain_a_loss_only_on_the_same_samples_from_the_same_start() -> None:
@@ -256,7 +219,7 @@ def test_variants_are_compared_with_the_default_and_not_with_each_other() -> Non
         (({"compression": "none"}, {"compression": name}), (approx(0.91), approx(accuracy)), (1e6, sent))
         for name, accuracy, sent in (("sign", 0.81, 2e4), ("fp16", 0.905, 5e5))
     ]
-    assert [each for finding in found for *_, each in compared(finding)] == ["less", "less"]
+    assert [each for finding in found for each in decisions(finding)] == ["less", "less"]
 
 
 # Partitioners
@@ -271,12 +234,13 @@ def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") ->
     [
         (around(0.61), around(0.81), ("one_shot over mpi", "local_sgd over mpi")),
         (around(0.61, 0.03), around(0.63, 0.03)[::-1], ("local_sgd over mpi", None)),
+        (around(0.85), around(0.7), ("local_sgd over mpi", "one_shot over mpi")),  # not the lowest
         (around(0.90, 0.03)[::-1], around(0.94, 0.03), None),
         (around(0.95), around(0.98), None),
     ],
-    ids=["recovered", "not recovered", "undecided", "gain"],
+    ids=["recovered", "not recovered", "largest", "undecided", "gain"],
 )
-def test_the_loss_under_a_partitioner_and_its_recovery(
+def test_the_largest_loss_under_a_partitioner_and_its_recovery(
     one_shot: list[float], local_sgd: list[float], expected: tuple[str, str | None] | None
 ) -> None:
     even = [
@@ -288,15 +252,69 @@ def test_the_loss_under_a_partitioner_and_its_recovery(
     assert [(data["strategy"], data["best"]) for data in found] == ([expected] if expected else [])
 
 
-def test_the_largest_loss_is_not_that_of_the_lowest_accuracy() -> None:
-    runs = [
-        *skewed("one_shot", around(0.6), "random_partition"),
-        *skewed("local_sgd", around(0.95), "random_partition"),
-        *skewed("one_shot", around(0.5)),
-        *skewed("local_sgd", around(0.7)),
+def test_the_map_has_a_strategy_per_row_and_a_partitioner_per_column() -> None:
+    def tried(partitioner: str, **accuracies: float) -> list[RunResult]:
+        fields: dict[str, Any] = {"nodes": 4, "transport": "mpi", "partitioner": partitioner}
+        return [a_run(name, accuracy=accuracy, **fields) for name, accuracy in accuracies.items()]
+
+    both = tried("random_partition", all_reduce=0.9, one_shot=0.8, gossip=0.7)
+    both += tried("shards", all_reduce=0.2)
+    assert partitioners_by_strategy(view_of(SERIAL, *both)) is None
+    more = tried("contiguous", all_reduce=0.6, one_shot=0.85)
+    chart = partitioners_by_strategy(view_of(SERIAL, *more, *both))
+    assert chart is not None
+    encoding = chart.spec["layer"][0]["encoding"]
+    assert encoding["x"]["sort"] == ["random_partition", "contiguous", "shards"]
+    series = ["all_reduce · mpi", "one_shot · mpi"]  # those with one partitioner are left out
+    assert (encoding["y"]["field"], encoding["y"]["sort"]) == ("series", series)
+    found = {(cell["series"], cell["partitioner"]): cell for cell in records_of(chart)}
+    for name, *cells in (
+        ("random_partition", ("90.0%", 0.0, "±0."), ("80.0%", 0.0, "±0.")),
+        ("contiguous", ("60.0%", approx(0.3), "−30"), ("85.0%", 0.0, "+5.")),  # a gain is not shaded
+        ("shards", ("20.0%", approx(0.7), "−70"), ("–", 0.0, "–")),
+    ):
+        shown = [found.pop((each, name)) for each in series]
+        assert [(cell["written"], cell["loss"], cell["change"][:3]) for cell in shown] == cells
+    assert found == {}
+
+
+# Many nodes
+
+
+def line(strategy: str, *on: tuple[int, float, float]) -> list[RunResult]:
+    """Five seeds of a strategy on each number of nodes, with times and accuracies around these means."""
+    return [
+        a_run(strategy, nodes=nodes, seed=seed, train_s=time, accuracy=accuracy, transport="gloo", cores=64)
+        for nodes, mean, of in on
+        for seed, (time, accuracy) in enumerate(zip(around(mean, 0.01 * mean), around(of), strict=True))
     ]
-    data = finding_of(a_comparison(*runs), "partitioner_loss").data
-    assert (data["strategy"], data["loss"], data["best"]) == ("local_sgd over mpi", approx(0.25), None)
+
+
+ALONE = repeated("serial", around(16, 0.1), accuracy=0.9, cores=64)
+FALLING = line("one_shot", (2, 8.0, 0.9), (8, 2.0, 0.89), (32, 1.0, 0.5))
+LEVEL = line("all_reduce", (2, 8.0, 0.9), (8, 4.0, 0.9), (32, 3.2, 0.9))
+RISING = line("gossip", (2, 20.0, 0.9), (8, 24.0, 0.9), (32, 28.0, 0.9))
+
+
+def test_the_last_numbers_of_nodes_that_save_time_and_keep_the_accuracy_of_serial() -> None:
+    comparison = a_comparison(*ALONE, *FALLING, *LEVEL, *RISING, tolerance=Tolerances(time="40%"))
+    found = finding_of(comparison, "many_nodes").data["strategies"]
+    assert {each["strategy"]: (each["falls_until"], each["kept_until"]) for each in found} == {
+        "one_shot over gloo": (32, 2),  # −1 point at 8 nodes may be more than the tolerance
+        "all_reduce over gloo": (8, 32),  # from 8 to 32 nodes it saves 20 %, within the tolerance
+        "gossip over gloo": (None, None),
+    }
+
+
+def test_without_serial_the_fewest_nodes_are_the_reference() -> None:
+    found = finding_of(a_comparison(*FALLING), "many_nodes").data
+    assert found["reference"] == "fewest"
+    assert [(each["falls_until"], each["kept_until"]) for each in found["strategies"]] == [(32, None)]
+    accuracies = [each["values"] for each in found["compared"] if each["quantity"] == "accuracy"]
+    assert [right for _, right in accuracies] == approx([0.9, 0.9])
+    few_seeds = [run for run in [*ALONE, *FALLING] if run.run.seed < 4]
+    for few in ([*ALONE, *FALLING[:10]], few_seeds):
+        assert not findings_of(a_comparison(*few), "many_nodes")
 
 
 # Seeds, claims and drift
@@ -320,10 +338,8 @@ def test_undecided_comparisons_are_counted_with_the_seeds_that_would_decide_them
 
 
 def test_all_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
-    comparison = a_comparison(
-        *timed("serial", 8, 1), *timed("ddp", 7), *scored("gossip", 0.8), *scored("diloco", 0.7)
-    )
-    serial, *others = comparison.groups
+    runs = [*timed("serial", 8, 1), *timed("ddp", 7), *scored("gossip", 0.8), *scored("diloco", 0.7)]
+    serial, *others = a_comparison(*runs).groups
 
     def width(rankings: int, families: int) -> float:
         claims = Claims()
@@ -333,9 +349,9 @@ def test_all_families_and_rankings_share_the_probability_of_a_false_claim() -> N
         for at in range(rankings):
             claims.all_pairs(ACCURACY, [others[at], others[at + 1]])
         (each,) = claims.decided().with_reference(TRAIN_S, serial, others[:1])
-        assert (each.level, each.interval is None) == ("shown", False)
-        low, high = each.interval or (1.0, 1.0)
-        return high / low
+        assert each.level == "shown"
+        assert each.interval is not None
+        return each.interval[1] / each.interval[0]
 
     assert width(0, 0) < width(2, 0) < width(2, 2)
     assert width(0, 0) < width(0, 2)
@@ -351,69 +367,6 @@ def test_drift_is_that_within_configurations() -> None:
     assert findings_of(a_comparison(*runs[:2], *runs[5:7]), "drift") == []
 
 
-def test_runs_that_did_not_learn_are_named() -> None:
-    def learned(accuracy: float, **fields: Any) -> RunResult:
-        run = a_run(accuracy=accuracy, **fields)
-        known = {"test_samples": 360, "chance_accuracy": 0.1}
-        return run.model_copy(update={"ranks": [rank.model_copy(update=known) for rank in run.ranks]})
-
-    def rising(run: RunResult, *losses: str) -> RunResult:
-        points = [
-            point.model_copy(update=dict.fromkeys(losses, float(point.epoch))) for point in run.epochs
-        ]
-        return run.model_copy(update={"epochs": points})
-
-    chance, trained = learned(0.12), learned(0.3, seed=1)
-    finding = finding_of(a_comparison(chance, trained), "not_learned")
-    assert [row.key for row in finding.rows] == [chance.key]
-    assert finding_of(a_comparison(rising(trained, "loss", "test_loss")), "not_learned")
-    assert findings_of(a_comparison(rising(trained, "test_loss")), "not_learned") == []  # overfitted
-    assert findings_of(a_comparison(a_run(accuracy=0.05)), "not_learned") == []  # the test set is unknown
-
-
-def test_shared_cores_bound_the_wall_clock_speedup() -> None:
-    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}  # five nodes fit
-
-    def limits(nodes: int, train_s: float, **fields: Any) -> list[tuple[float, float | None]]:
-        comparison = a_comparison(a_run(**fields), a_run("ddp", nodes=nodes, train_s=train_s, **fields))
-        found = [finding.data for finding in findings_of(comparison, "shared_cores")]
-        return [(data["limit"], data.get("beyond_limit")) for data in found]
-
-    assert limits(4, 8.0, cores=4) == limits(5, 8.0, **small) == []
-    assert [limits(4, 8.0, cores=2), limits(6, 2.0, **small)] == [[(2, None)], [(5, None)]]
-    assert [limits(4, 2.0, cores=2), limits(6, 1.0, **small)] == [[(2, 4.0)], [(5, 8.0)]]
-
-
-# Cautions
-
-
-def test_cautions() -> None:
-    unverified = a_run("ddp", nodes=2, verified=False, cores=4)
-    apart = a_run("all_reduce", nodes=2, digests=["one", "other"], runtime="docker")
-    late = a_run("fault_injection", status="timeout", cause="stopped after 9 s")
-    lost = [a_run("gossip", nodes=2, seed=seed, status="failed", cause="no room") for seed in range(9)]
-    comparison = a_comparison(unverified, apart, late, *lost, pending=["ddp-gloo-n4-s0-0"])
-    assert [row.key for row in finding_of(comparison, "not_verified").rows] == [unverified.key]
-    assert [row.key for row in finding_of(comparison, "replicas_differ").rows] == [apart.key]
-    conditions = {
-        finding.data["condition"]: (finding.data["values"], finding.data["compared"])
-        for finding in findings_of(comparison, "conditions_differ")
-    }
-    assert conditions == {"runtime": (["local", "docker"], False), "number of cores": (["4", "8"], True)}
-    separate = ["not compared" in finding.text for finding in findings_of(comparison, "conditions_differ")]
-    assert separate == [True, False]
-    assert [(each.data["status"], len(each.rows)) for each in findings_of(comparison, "failed")] == [
-        ("timeout", 1),
-        ("failed", 9),
-    ]
-    assert finding_of(comparison, "pending").data == {"pending": 1, "planned": 13}
-    assert {finding.data["reason"] for finding in findings_of(comparison, "no_serial")} == {NO_SERIAL}
-    assert {finding.kind for finding in find(comparison) if not finding.rows} == {
-        "pending",
-        "conditions_differ",
-    }
-
-
 @pytest.mark.parametrize(("reshard", "sent"), [(True, 8e6), (False, 9e6)])
 def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, sent: float) -> None:
     """Two all-gathers and a reduce-scatter with reshard, and one of each without it."""
@@ -421,8 +374,8 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
     fsdp = a_run({"name": "fsdp", "reshard": reshard}, **fields)
     others = [a_run("serial", bytes_sent=0.0), a_run("zero2", **fields), a_run("all_reduce", **fields)]
     finding = finding_of(a_comparison(*others, fsdp), "sent_beyond_count")
-    assert (finding.data["counted"], finding.data["sent"]) == (6e6, pytest.approx(sent))
-    assert ([row.key for row in finding.rows], finding.caution) == ([fsdp.key], True)
+    assert (finding.data["counted"], finding.data["sent"], finding.caution) == (6e6, approx(sent), True)
+    assert [row.key for row in finding.rows] == [fsdp.key]
 
 
 # Workloads, and findings as text
@@ -431,19 +384,17 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
 def test_findings_name_their_workload_unless_all_have_the_same() -> None:
     comparison = a_comparison(SERIAL, FAST, a_run("ddp", nodes=2, batch_size=16, train_s=1.0))
     first, second = findings_of(comparison, "fastest")
-    assert [finding.workload.batch_size for finding in (first, second) if finding.workload] == [32, 16]
+    assert [each.workload.batch_size for each in (first, second) if each.workload] == [32, 16]
     assert ["speedup" in finding.data for finding in (first, second)] == [True, False]
-    few = a_comparison(SERIAL, *(a_run(lr=lr) for lr in (0.1, 0.2)))
-    finding = finding_of(few, "too_few_seeds")
-    assert (finding.workload, len(finding.rows)) == (None, 3)
-    some = a_comparison(*timed("serial", 8, 1), *(a_run(lr=lr) for lr in (0.1, 0.2)))
-    found = findings_of(some, "too_few_seeds")
-    assert [finding.workload.lr for finding in found if finding.workload] == [0.1, 0.2]
+    more = [a_run(lr=lr) for lr in (0.1, 0.2)]
+    for others, rates in (([SERIAL], [None]), (timed("serial", 8, 1), [0.1, 0.2])):
+        found = findings_of(a_comparison(*others, *more), "too_few_seeds")
+        assert [each.workload and each.workload.lr for each in found] == rates
 
 
 def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
-    assert Finding("fastest", "It took 1.5 s. More.").first_sentence == "It took 1.5 s."
-    assert Finding("fastest", "It took 1.5 s.").first_sentence == "It took 1.5 s."
+    for more in ("", " More."):
+        assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
 
 
 def test_findings_json_has_all_numbers_in_plain_text() -> None:
@@ -455,6 +406,56 @@ def test_findings_json_has_all_numbers_in_plain_text() -> None:
     assert [(each["kind"], each["caution"], each["runs"]) for each in entries] == [
         (each.kind, each.caution, [row.key for row in each.rows]) for each in findings
     ]
-    (time,) = [each for each in entries[0:] if each["kind"] == "fastest"]
+    (time,) = [each for each in entries if each["kind"] == "fastest"]
     one, *_ = time["data"]["compared_with_serial"]
     assert (one["scale"], one["level"], len(one["left"]), len(one["right"])) == ("ratio", "shown", 5, 5)
+
+
+# What figures say
+
+
+def test_every_question_has_an_answer_and_every_figure_its_own_name() -> None:
+    assert {each.question for each in [*KINDS.values(), *FIGURES.values()]} == {*QUESTIONS}
+    assert {kind for figure in FIGURES.values() for kind in figure.shows} <= {*KINDS}
+    assert len(FIGURES) == sum(len(topic.figures) for topic in TOPICS)
+
+
+def said(name: str, *results: RunResult) -> list[str]:
+    """What a figure says of each workload."""
+    comparison, kind = a_comparison(*results), FIGURES[name]
+    found = find(comparison)
+    views = map(comparison.view, comparison.workloads)
+    return [figure_sentence(kind.shows, kind.otherwise, view, found).replace(JOIN, " ") for view in views]
+
+
+def test_only_a_finding_decides_what_is_the_fastest() -> None:
+    fast, equal = repeated("all_reduce", around(4.0, 0.1), nodes=2), around(4.02, 0.1)[::-1]
+    for times, decided in ((around(6.0, 0.1), True), (equal, False)):
+        (text,) = said("speedup", *fast, *repeated("ddp", times, nodes=2))
+        assert ("the fastest" in text) is decided
+        assert "all_reduce over mpi took 4.00 s and reached 90.0%" in text
+
+
+def test_accuracies_are_measured_whatever_is_decided() -> None:
+    best = scored("all_reduce", 0.9)
+    for runs, shown in (
+        ([*best, *scored("ddp", 0.5)], ": test accuracy from 50.0% (ddp over gloo) to 90.0%"),
+        ([*best, *scored("ddp", 0.9)], ": test accuracy 90.0% in each of 2 configurations."),
+        (best, ": test accuracy 90.0% (all_reduce over mpi)."),
+        (map(on_360_images, [*best, *scored("one_shot", 0.1)]), ", among those that learned: test acc"),
+    ):
+        (text,) = said("strategies", *runs)
+        assert text.startswith(f"Measured on 2 nodes{shown}")
+
+
+def test_a_figure_says_what_findings_on_its_own_workload_say() -> None:
+    """Those over another link are about the same serial runs."""
+    runs = [
+        run
+        for mbit, first, second in ((100, 4.0, 6.0), (10, 9.0, 8.0))
+        for name, mean in (("all_reduce", first), ("ddp", second))
+        for run in repeated(name, around(mean), nodes=2, transport="gloo", link={"bandwidth_mbit": mbit})
+    ]
+    found = said("speedup", *repeated("serial", around(12.0)), *runs)
+    named = [[name for name in ("all_reduce", "ddp") if f"{name} over" in each] for each in found]
+    assert named == [["all_reduce"], ["ddp"]]

@@ -32,13 +32,19 @@ from orchestrator.report.topics.faults import fault_costs
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.orchestrator.report.test_report_data_partition import with_labels
-from tests.unit.orchestrator.report.test_report_faults import KILL, disturbed
 from tests.unit.orchestrator.report.test_report_learning import learned
-from tests.unit.orchestrator.report.test_report_locations import NEWER, a_node, contained
+from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
-from tests.unit.orchestrator.report.test_report_stragglers import WAITS_FOR_LAST, waiting
-from tests.unit.orchestrator.report.test_report_textbook_optimizers import trained
+from tests.unit.orchestrator.report.test_report_topics import (
+    KILL,
+    NEWER,
+    WAITS_FOR_LAST,
+    a_node,
+    contained,
+    disturbed,
+    trained,
+    waiting,
+)
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
     a_pipeline,

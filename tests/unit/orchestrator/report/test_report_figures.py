@@ -1,0 +1,365 @@
+"""Mistakes in figures over nodes, of strategies and of model sizes: axes, outliers, order and names; and in
+the compact form of Vega's SVG and the scripts of a page, which another user may have written."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import altair as alt
+import pytest
+import vl_convert
+
+from orchestrator.report.figures import vega
+from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
+from orchestrator.report.figures.chart import HIDDEN, Chart
+from orchestrator.report.figures.glance import strategies_at_a_glance
+from orchestrator.report.figures.lines import lines_over_nodes
+from orchestrator.report.figures.named_lines import ROW, folded
+from orchestrator.report.figures.style import Style
+from orchestrator.report.figures.svg import compact, with_heading
+from orchestrator.report.figures.theme import with_light_colours
+from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
+from orchestrator.report.formats import JOIN
+from orchestrator.report.plots import draw
+from orchestrator.report.render.legend import legend
+from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
+from orchestrator.report.topics.exchange import exchange_by_size
+from orchestrator.report.topics.speed import SPEEDUPS as SPEEDUP
+from orchestrator.report.topics.speed import TIMES as TIME
+from orchestrator.results.records import RunResult
+from tests.unit.conftest import PROJECT
+from tests.unit.report_support import (
+    SERIAL,
+    a_comparison,
+    a_run,
+    layers,
+    marks_of,
+    points,
+    scale,
+    view_of,
+    with_ranks,
+)
+from tests.unit.training import fields_for
+from trainer.spec.registries import STRATEGIES
+
+FEW = ["all_reduce", "one_shot", "gossip", "local_sgd"]
+MANY = [*FEW, "diloco", "all_gather", "reduce_broadcast", "parameter_server"]
+
+
+def runs(names: list[str], nodes: tuple[int, ...] = (2, 4), **fields: Any) -> list[RunResult]:
+    return [
+        a_run(name, **{"nodes": of, "train_s": 8 / of + at / 100, "accuracy": 0.9 - at / 100, **fields})
+        for at, name in enumerate(names)
+        for of in nodes
+    ]
+
+
+def drawn(results: list[RunResult], quantity: Any = TIME) -> Chart:
+    view = view_of(*results)
+    chart = lines_over_nodes(view.line_groups, Style(view.groups), quantity)
+    assert chart is not None
+    return chart
+
+
+def svg(spec: dict[str, Any]) -> str:
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=VERSION))
+
+
+@pytest.fixture(scope="module")
+def panels() -> Chart:
+    """Of so many lines that each has a panel."""
+    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])])
+
+
+# Lines over nodes
+
+
+@pytest.mark.slow
+def test_specifications_are_valid_and_hide_what_is_switched_off() -> None:
+    spec = drawn([SERIAL, *runs(FEW)], SPEEDUP).spec
+    plain = {key: value for key, value in spec.items() if key not in ("background", "config")}
+    alt.Chart.from_dict(plain, validate=True)
+    assert "gossip · mpi" in svg(spec)
+    (off,) = [param for param in spec["params"] if param["name"] == HIDDEN]
+    off["value"] = ["gossip · mpi"]
+    assert "gossip · mpi" not in svg(spec)
+
+
+def test_points_are_at_whole_node_counts_in_a_fixed_order() -> None:
+    for quantity in (TIME, ACCURACY):
+        records = points(drawn([SERIAL, *runs(FEW, (5, 2, 3))], quantity))
+        series = ["serial", *(f"{name} · mpi" for name in FEW)]
+        assert list(dict.fromkeys(record["series"] for record in records)) == series
+        assert [record["nodes"] for record in records] == [1, *(2, 3, 5) * 4]
+
+
+def test_a_point_shows_its_values_under_the_pointer() -> None:
+    both = [a_run("ddp", nodes=2, seed=seed, train_s=train_s) for seed, train_s in ((0, 2.0), (1, 8.0))]
+    chart = drawn([SERIAL, *both])
+    (record,) = [record for record in points(chart) if not record["serial"]]
+    assert record["mean"] == pytest.approx(4)  # geometric
+    assert record["range"].replace(JOIN, " ") == "2.00–8.00 s, 2 seeds"
+    tips = next(filter(None, (layer["encoding"].get("tooltip") for layer in layers(chart.spec))))
+    assert [tip["field"] for tip in tips] == ["name", "nodes", "written", "range", "accuracy"]
+
+
+def test_figures_count_ranks_if_nodes_have_several() -> None:
+    for per_node, axis in (((1,), "nodes"), ((1, 4), "ranks")):
+        chart = drawn([SERIAL, *(a_run("ddp", nodes=2, processes_per_node=each) for each in per_node)])
+        encodings = [layer["encoding"].get("x", {}) for layer in layers(chart.spec)]
+        assert {x["axis"]["title"] for x in encodings if "axis" in x} == {axis}
+        names = [record["name"].replace("\n", " ") for record in points(chart)]
+        assert any(f"4{JOIN}ranks per node" in name for name in names) is (axis == "ranks")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "start"),
+    [
+        ([(2, 1), (4, 1), (6, 1), (8, 1)], [5]),  # between 4 and 6 nodes
+        ([(2, 1), (4, 1)], []),
+        ([(6, 1), (2, 4)], []),  # eight ranks on two nodes fit, so no rank count separates them
+    ],
+)
+def test_node_counts_are_shaded_from_where_all_runs_share_cores(
+    shapes: list[tuple[int, int]], start: list[float]
+) -> None:
+    docker: dict[str, Any] = {"runtime": "docker", "cores": 2, "cpus": 0.4, "threads": 1}
+    nodes = [a_run("ddp", nodes=n, processes_per_node=each, **docker) for n, each in shapes]
+    chart = drawn([a_run(**docker), *nodes])
+    shaded = [layer["data"]["name"] for layer in layers(chart.spec) if layer["mark"]["type"] == "rect"]
+    assert [chart.spec["datasets"][name][0]["nodes"] for name in shaded] == start
+
+
+def test_names_at_line_ends_never_overlap() -> None:
+    close = [a_run(name, nodes=2, train_s=4 + at / 1000) for at, name in enumerate(FEW)]
+    text = svg(drawn([SERIAL, *close]).spec)
+    names = {"serial", *(f"{name} · mpi" for name in FEW)}
+    found = re.findall(r'translate\([\d.]+,([\d.]+)\)"[^>]*>([^<>]+)</text>', text)
+    placed = {name: float(at) for at, name in found if name in names}
+    assert placed.keys() == names
+    assert all(other - one >= ROW - 0.01 for one, other in pairwise(sorted(placed.values())))
+    long = "async_parameter_server max_staleness=2 · mpi"
+    assert folded(long).split("\n") == ["async_parameter_server", "max_staleness=2 · mpi"]
+    assert folded("all_reduce · mpi") == "all_reduce · mpi"
+
+
+def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
+    plain = [SERIAL, *runs(FEW)]
+    for results, outside in (([*plain, *runs(["ddp"], (2,), accuracy=0.1)], ["10.0%"]), (plain, [])):
+        chart = drawn(results, ACCURACY)
+        assert scale(chart, "y")["domain"][0] > 0.8
+        assert [record["written"] for record in points(chart) if record["outside"] == -1] == outside
+        shapes = {layer["mark"].get("shape") for layer in layers(chart.spec)}
+        assert ("triangle-down" in shapes) is bool(outside)
+    for values, kept in (
+        ([0.1, 0.9, 0.91, 0.92, 0.95], (0.9, 0.95)),
+        ([0.1, 0.2, 0.9, 0.95], (0.1, 0.95)),
+        ([0.5, 0.5001, 0.5002, 0.51], (0.5, 0.51)),  # noise is no outlier
+        ([0.9], (0.9, 0.9)),
+    ):
+        assert focus(values) == kept
+    axis = share_axis([0.1, 0.9, 0.91, 0.92, 0.95], "mean", "", [(0.05, 0.15), (0.88, 0.96)])
+    assert 0.85 < axis.low < 0.88
+    assert axis.outside(0.1) == -1
+
+
+def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
+    assert not amount_axis([1, 20], "mean", "").log
+    far = amount_axis([0.12, 29], "mean", "")
+    assert (far.log, far.ticks, far.domains["linear"][0]) == (True, (0.2, 0.5, 1, 2, 5, 10, 20), 0)
+    assert far.domains["log"][0] > 0
+    assert not amount_axis([0, 29], "mean", "").domains  # zero has no logarithm
+    assert not count_axis([1, 2, 5], "nodes", "").log
+    many = count_axis([1, 2, 4, 64], "nodes", "")
+    assert (many.log, many.ticks) == (True, (1, 2, 4, 64))
+    for nodes, kind in ((15, "linear"), (16, "log")):  # from 16 times as many on, so that ideal is straight
+        assert scale(drawn([SERIAL, a_run("ddp", nodes=nodes, train_s=6.0)]), "y")["type"] == kind
+    times, accuracies = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(FEW)], ACCURACY)
+    assert (times.log_axis, accuracies.log_axis) == ("y", None)
+    assert times.spec["usermeta"]["domains"]["linear"] == scale(times, "y")["domain"]
+
+
+def test_all_lines_behind_the_panel_of_one_are_one_mark_with_gaps(panels: Chart) -> None:
+    inner = layers(panels.spec["spec"])
+    coloured = [layer for layer in inner if "color" in layer.get("encoding", {})]
+    assert len(coloured) > 2
+    assert not [layer for layer in coloured if "data" in layer]  # which would be drawn in every panel
+    (behind,) = [each for each in inner if each["mark"]["type"] == "line" and "order" in each["encoding"]]
+    records = panels.spec["datasets"][behind["data"]["name"]]
+    assert [record["at"] for record in records] == [*range(len(records))]
+    lines = len({record["series"] for record in records})
+    assert sum(record["mean"] is None for record in records) == lines > 1
+    assert "detail" not in behind["encoding"]
+
+
+# The overview of strategies, model sizes and the legend
+
+
+def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
+    accuracies = {"all_reduce": 0.88, "one_shot": 0.71, "gossip": 0.80, "local_sgd": 0.84}
+
+    def tried(**fields: Any) -> list[RunResult]:
+        return [
+            a_run(name, **{"nodes": 4, "transport": "mpi", "accuracy": of, "train_s": 4.0 + at, **fields})
+            for at, (name, of) in enumerate(accuracies.items())
+        ]
+
+    def glance(*others: RunResult) -> Chart | None:
+        view = view_of(SERIAL, *others)
+        return strategies_at_a_glance(view, Style(view.groups))
+
+    assert glance(*tried()[:2]) is None  # other figures show few
+    # The overview shows one partitioner.
+    chart = glance(*tried(), *tried(partitioner="contiguous", accuracy=0.1))
+    assert chart
+    shown = [chart.spec["datasets"][panel["data"]["name"]] for panel in chart.spec["hconcat"]]
+    rows = ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
+    assert [[record["series"] for record in records] for records in shown] == [rows] * 3
+    assert [record["mean"] for record in shown[0]] == pytest.approx([0.9, 0.88, 0.84, 0.80, 0.71])
+    assert [record["mean"] for record in shown[1]] == pytest.approx([8, 4, 7, 6, 5])  # not sorted
+    far = glance(*tried(), a_run("ddp", nodes=4, train_s=0.1))
+    assert far
+    for each, kind in ((chart, "linear"), (far, "log")):
+        assert scale(Chart(each.spec["hconcat"][1]), "x")["type"] == kind
+        assert not marks_of(each.spec) & {"bar", "area"}
+
+
+def sized(strategy: str, hidden: int, communicate_s: float, **fields: Any) -> RunResult:
+    """A run of a model with `hidden` parameters."""
+    fields |= {"model": {"name": "mlp", "hidden": [hidden]}, "nodes": 2, "transport": "mpi"}
+    return with_ranks(a_run(strategy, communicate_s=communicate_s, **fields), parameters=hidden)
+
+
+def test_exchange_by_model_size_is_one_figure_of_models_trained_alike() -> None:
+    spent = {"all_reduce": {100: 0.9, 10: 0.09, 1000: 4.5}, "all_gather": {10: 0.18, 1000: 2.7}}
+    comparison = a_comparison(*(sized(name, n, s) for name, of in spent.items() for n, s in of.items()))
+    chart = exchange_by_size(comparison, Style(comparison.groups))
+    assert [(record["series"], record["parameters"], record["mean"]) for record in points(chart)] == [
+        (f"{name} · mpi", size, pytest.approx(of[size] / 90))
+        for name, of in spent.items()
+        for size in sorted(of)
+    ]
+    assert scale(chart, "x")["type"] == scale(chart, "y")["type"] == "log"
+    for size, other in ((10, {}), (100, {"lr": 0.5})):  # one size, and another training
+        alone = a_comparison(sized("all_reduce", 10, 0.9), sized("all_reduce", size, 0.9, seed=1, **other))
+        assert exchange_by_size(alone, Style(alone.groups)) is None
+    two = a_comparison(sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
+    assert [plot.name for plot in draw(two) if plot.kind.name == "exchange"] == ["exchange-1"]
+
+
+def test_the_legend_has_the_file_and_the_colours_of_every_strategy() -> None:
+    names = [name for name in STRATEGIES.entries if name != "serial"]
+    nodes = {name: 4 if name == "hybrid" else max(2, STRATEGIES.load(name).min_nodes) for name in names}
+    registered = [a_run(name, nodes=nodes[name], **fields_for(name)) for name in names]
+    groups = a_comparison(
+        SERIAL, *registered, a_run({"name": "gossip", "graph": "complete"}, nodes=2)
+    ).groups
+    entries = {entry.name: entry for entry in legend(groups)}
+    assert [*entries] == ["serial", *names]
+    for name in names:
+        text = (PROJECT / entries[name].file).read_text()
+        assert f"class {type(STRATEGIES.parse(name)).__name__}(" in text
+        assert entries[name].summary in " ".join(text.split())
+    assert [label for label, _ in entries["gossip"].series] == ["gossip", "gossip graph=complete"]
+    style = Style(groups)
+    for group in groups:
+        assert (group.strategy_label, style.look(group).colour) in entries[group.strategy].series
+
+
+# The compact form
+
+
+def test_the_compact_form_has_a_fraction_of_the_bytes_and_the_same_text(panels: Chart) -> None:
+    large = svg(panels.spec)
+    small = compact(large, "a")
+    assert len(small) < len(large) / 3
+    assert small.count("<use ") > len(MANY)
+    one, other = ET.fromstring(small), ET.fromstring(large)
+    assert one.get("viewBox") == other.get("viewBox")
+    texts = [{text.text for text in each.iter() if text.tag.endswith("text")} for each in (one, other)]
+    assert texts[0] == texts[1]
+
+
+def test_references_name_one_element_each_and_files_have_no_variables(panels: Chart) -> None:
+    small = svg_of(panels.spec)
+    ids = re.findall(r'\bid="([^"]+)"', small)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', small)) == set(ids)
+    other = svg_of({**panels.spec, "width": 100})
+    assert not set(ids) & set(re.findall(r'\bid="([^"]+)"', other))
+    file = svg_file(small, "Time")
+    assert "var(" not in file
+    assert file == with_light_colours(file)
+
+
+def compacted(body: str, head: str = "") -> str:
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return compact(f"<svg {spaces}{head}>{body}</svg>", "a")
+
+
+def test_equal_elements_and_clip_paths_become_references_and_what_draws_nothing_is_dropped() -> None:
+    path = f'<path d="M0,0{"L1.5,2.25" * 20}" stroke="#123456"/>'
+    moved = "".join(f'<g transform="translate({at})">{path}</g>' for at in ("1,2", "3,4"))
+    assert compacted(moved).count("<path") == compacted(moved).count("<use") == 1
+    clip = '<clipPath id="{0}"><rect x="0" y="0" width="9" height="9"/></clipPath>'
+    shape = '<g clip-path="url(#{0})"><line x2="{1}" stroke="#111111"/></g>'
+    clips, shapes = (
+        "".join(text.format(name, at) for at, name in enumerate("pq")) for text in (clip, shape)
+    )
+    small = compacted(f"<defs>{clips}</defs>{shapes}")
+    assert (small.count("<clipPath"), len(set(re.findall(r"url\(#[^)]+\)", small)))) == (1, 1)
+    nothing = '<path class="background" d="M0,0h1v1h0Z"/><path d="" display="none" fill="#111111"/>'
+    assert len(ET.fromstring(compacted(f"{nothing}<g><g/></g>"))) == 0
+
+
+def test_a_style_moves_to_the_group_only_if_all_parts_share_it() -> None:
+    parts = '<text fill="#111111" font-size="12px">a</text><text fill="#222222" font-size="12px">b</text>'
+    (group,) = ET.fromstring(compacted(f'<g transform="scale(2)">{parts}</g>'))
+    assert (group.get("font-size"), group.get("fill")) == ("12px", None)
+    assert [text.get("fill") for text in group] == ["#111111", "#222222"]
+
+
+@pytest.mark.parametrize("heading", ["", "A < B & C"])
+def test_a_file_has_its_heading_above_the_picture(heading: str) -> None:
+    small = compacted("<g><text>a</text></g>", ' width="200" height="100.5" viewBox="0 0 200 100.5"')
+    file = ET.fromstring(with_heading(small, heading))
+    left, top, width, height = (float(number) for number in file.get("viewBox", "").split())
+    assert (left, width, top + height) == (0, 200, 100.5)
+    assert (float(file.get("width", 0)), float(file.get("height", 0))) == (width, height)
+    texts = [text.text for text in file.iter() if text.tag.endswith("text")]
+    assert texts == [*filter(None, [heading]), "a"]
+    assert (top < 0) == bool(heading)
+
+
+# Scripts
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "text", "mode", "link", "home"])
+def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
+    spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    assert alt.SCHEMA_VERSION.removeprefix("v").startswith(VERSION.removeprefix("v"))
+    built: list[str] = []
+    monkeypatch.setattr(vega, "scripts", lambda: built.append("") or f"scripts {len(built)}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library() == packed("scripts 1")
+    (kept,) = (tmp_path / "shardyard").iterdir()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    if spoil == "text":
+        kept.write_text(kept.read_text()[:-1])
+    elif spoil == "mode":
+        kept.chmod(0o620)
+    elif spoil == "link":
+        kept.rename(tmp_path / "other")
+        kept.symlink_to(tmp_path / "other")
+    elif spoil == "home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", refuse)
+    assert library() == packed("scripts 1" if spoil == "nothing" else "scripts 2")

@@ -1,0 +1,477 @@
+"""Mistakes in topics of a report: what waiting is divided by, what faults cost, which textbook curves are
+pairs, over which links and in which location runs compare, and what containers counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.report import formats
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.metrics.clock import clock_error
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.locations import node_limits
+from orchestrator.report.model.rows import FAULTS as FAULTY
+from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
+from orchestrator.report.quantities import ELAPSED_S
+from orchestrator.report.quantities.containers import Containers, containers
+from orchestrator.report.quantities.links import OWN_LINKS
+from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.render import columns
+from orchestrator.report.topics import find
+from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
+from orchestrator.report.topics.links import time_by_link
+from orchestrator.report.topics.stragglers import (
+    MAX_NUMBERED_RANKS,
+    MAX_PANELS,
+    MOST_ROWS,
+    straggler_attribution,
+)
+from orchestrator.report.topics.textbook_optimizers import loss_curves, optimizer_pairs
+from orchestrator.results.records import InjectedFault, LinkResult, RunResult
+from tests.unit.report_support import (
+    FAILED,
+    FAST,
+    SERIAL,
+    a_comparison,
+    a_run,
+    around,
+    cells,
+    finding_of,
+    findings_of,
+    in_cluster_time,
+    marks_of,
+    records_of,
+    repeated,
+    row_of,
+    value,
+    view_of,
+    with_epochs,
+    with_ranks,
+)
+from trainer.core.cgroup import NodeUsage
+from trainer.spec.registries import OPTIMIZERS
+
+# Stragglers
+
+# Seconds that each rank (row) waited for each other rank (column), of 10 s of training.
+WAITS_FOR_LAST = [[0.0, 0.5, 6.0], [0.25, 0.0, 5.0], [0.0, 0.25, 0.0]]
+WAITS_FOR_ALL = [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+
+
+def waiting(seconds: list[list[float]], strategy: Any = "all_reduce", **fields: Any) -> RunResult:
+    run = a_run(strategy, nodes=len(seconds), train_s=10.0, **fields)
+    return with_ranks(run, *({"wait_s_by_rank": each} for each in seconds))
+
+
+def over_seeds(*waits: list[list[float]], **fields: Any) -> Comparison:
+    """Of a run for each, with its own seed."""
+    return a_comparison(*(waiting(seconds, seed=seed, **fields) for seed, seconds in enumerate(waits)))
+
+
+def test_shares_are_relative_to_the_time_of_the_waiting_rank() -> None:
+    run = with_ranks(waiting(WAITS_FOR_LAST), *({"train_s": 10.0 + rank} for rank in range(3)))
+    shares = wait_shares(a_comparison(run).rows[0])
+    assert shares == pytest.approx(np.array(WAITS_FOR_LAST) / [[10], [11], [12]])
+    assert wait_shares(a_comparison(SERIAL).rows[0]) is None  # which recorded nothing
+    assert straggler_of(np.zeros((2, 2))) is None
+
+
+def test_a_straggler_delays_the_others_more_than_its_share_and_in_most_seeds() -> None:
+    comparison = over_seeds(*[WAITS_FOR_LAST] * 5)
+    most = straggler_of(mean_wait_shares(comparison.groups[0]))
+    assert most is not None
+    assert (most.rank, most.ranks) == (2, 3)
+    assert (most.share_of_time, most.share_of_waiting) == pytest.approx(((0.6 + 0.5) / 2, 11 / 12))
+    data = finding_of(comparison, "straggler").data
+    assert (data["strategy"], data["rank"]) == ("all_reduce over mpi", 2)
+    assert data["compared"][0]["values"] == [pytest.approx(11 / 12 - 1 / 3), 0.0]
+    waits_for_first = [row[::-1] for row in WAITS_FOR_LAST[::-1]]
+    little = [[seconds / 20 for seconds in row] for row in WAITS_FOR_LAST]
+    few = [WAITS_FOR_LAST, WAITS_FOR_LAST, waits_for_first]
+    for waits in ([WAITS_FOR_LAST], few, [little] * 5, [WAITS_FOR_ALL] * 5):
+        assert findings_of(over_seeds(*waits), "straggler") == []
+
+
+def test_a_run_with_a_slow_node_has_no_speedup() -> None:
+    alike = a_run("all_reduce", nodes=2, train_s=5.0)
+    comparison = a_comparison(SERIAL, alike, a_run("all_reduce", nodes=2, node_speed={-1: 0.25}))
+    first, last = comparison.rows[1:]
+    assert (first.speedup, first.no_speedup) == (8.0 / 5.0, None)
+    assert (last.speedup, value(last, "efficiency"), last.no_speedup) == (None, None, UNEQUAL_NODES)
+    assert last.shape.label.replace(formats.JOIN, " ") == "2 nodes, node 1 at speed 0.25"
+    assert last.workload.label == f"{first.workload.label}, one node at speed 0.25"
+    assert [finding.data["reason"] for finding in findings_of(comparison, "no_serial")] == [UNEQUAL_NODES]
+
+
+def test_a_slow_node_is_compared_with_the_same_run_on_equal_nodes() -> None:
+    shared, gloo = {"cpus": 0.5}, {"transport": "gloo"}
+    cases: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+        (shared, shared, 1),
+        (gloo, gloo, 1),
+        ({}, {}, 0),  # over Open MPI ranks poll if each has a core, and sleep if one node has less
+        ({**shared, **gloo}, shared, 0),
+    ]
+    for equal, slow, found in cases:
+        runs = [
+            a_run("all_reduce", nodes=2, train_s=5.0, **equal),
+            a_run("all_reduce", nodes=2, train_s=15.0, node_speed={-1: 0.25}, **slow),
+        ]
+        data = [finding.data for finding in findings_of(a_comparison(*runs), "slow_node")]
+        times = [(each["train_s"], each["equal_train_s"]) for each in data]
+        assert times == [pytest.approx((15.0, 5.0))] * found
+
+
+def figure_of(*runs: RunResult) -> Chart | None:
+    return straggler_attribution(view_of(*runs))
+
+
+def test_the_figure_has_a_map_for_each_run_on_one_scale() -> None:
+    chart = figure_of(waiting(WAITS_FOR_ALL, "all_gather"), waiting(WAITS_FOR_LAST))
+    assert chart is not None
+    assert chart.spec["facet"]["sort"] == ["all_reduce · mpi", "all_gather · mpi"]
+    shown = [each for each in records_of(chart) if each["series"] == "all_reduce · mpi"]
+    assert {(each["waiting"], each["for"]): each["share"] for each in shown} == {
+        (rank, other): None if rank == other else pytest.approx(WAITS_FOR_LAST[rank][other] / 10)
+        for rank in range(3)
+        for other in range(3)
+    }
+    assert chart.spec["spec"]["layer"][1]["encoding"]["opacity"]["scale"]["domain"] == [0, 0.6]
+    assert "text" in marks_of(chart.spec)
+    assert figure_of(waiting([[0.0, 0.01], [0.0, 0.0]])) is None
+    many = [waiting(WAITS_FOR_LAST, {"name": "local_sgd", "local_steps": steps}) for steps in range(1, 10)]
+    assert len({record["series"] for record in records_of(figure_of(*many))}) == MAX_PANELS
+    ranks = MAX_NUMBERED_RANKS + 1
+    chart = figure_of(waiting([[0.0, *[1.0] * (ranks - 1)]] * ranks))
+    assert chart is not None
+    assert "text" not in marks_of(chart.spec)
+
+
+def test_rows_and_columns_are_several_ranks_where_these_are_many() -> None:
+    """A cell is the mean over the ranks that wait, and the sum over those that they wait for."""
+    ranks = 2 * MOST_ROWS - 1
+    waits = np.random.default_rng(0).uniform(0.0, 2.0, (ranks, ranks)) * (1 - np.eye(ranks))
+    shown = records_of(figure_of(waiting(waits.tolist())))
+    assert len(shown) == MOST_ROWS**2
+    for record in shown:
+        rows, columns = (
+            [at for at in (record[side], record[side] + 1) if at < ranks] for side in ("waiting", "for")
+        )
+        assert record["waiting_ranks"] == "–".join(map(str, rows))
+        assert record["for_ranks"] == "–".join(map(str, columns))
+        expected = sum(waits[row, column] for row in rows for column in columns) / 10 / len(rows)
+        assert record["share"] == pytest.approx(expected, abs=1e-5)
+
+
+# What faults cost
+
+KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
+KEPT: dict[str, Any] = {"faults": KILL, "checkpoint_epochs": 1, "restarts": 1}
+
+
+def disturbed(
+    elapsed_s: float = 9.0, repeated_steps: int = 0, samples_lost: int = 0, **fields: Any
+) -> RunResult:
+    """A run on three nodes; of those with faults, all have fired."""
+    run = a_run(**{"strategy": "all_reduce", "nodes": 3, "transport": "gloo", **fields})
+    numbers = {"elapsed_s": elapsed_s, "repeated_steps": repeated_steps, "samples_lost": samples_lost}
+    fired = [
+        InjectedFault(fault=number, node=2, rank=2, action="kill", epoch=2, step=30, second=1.5)
+        for number in range(len(run.spec["faults"]))
+    ]
+    return run.model_copy(update={**numbers, "faults": fired})
+
+
+def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
+    plain = [disturbed(8.0 + seed, seed=seed) for seed in range(3)]
+    faulty = [disturbed(10.0 + 2 * seed, seed=seed, **KEPT) for seed in (0, 1, 2, 7)]
+    comparison = a_comparison(a_run(), *plain, *faulty)
+    (cost,) = fault_costs(comparison)
+    extra = cost.difference(ELAPSED_S.of)
+    assert extra is not None
+    assert (cost.missing, extra.low, extra.high, extra.mean) == (None, 2.0, 4.0, 3.0)
+    # Their wall times, which lack lost work, are not compared with those of other runs.
+    first, second = comparison.workloads
+    assert (first.faults, second.faults) == ("", "kill of node 2 at epoch 2")
+    assert (second.faults in second.label, second.faults in first.label) == (True, False)
+    assert {row.no_speedup for row in comparison.rows if row.run.faults} == {FAULTY}
+    about = {finding.kind for finding in find(comparison) if finding.workload == second}
+    assert about.isdisjoint({"fastest", "slower_than_serial", "best_accuracy"})
+
+
+@pytest.mark.parametrize(
+    ("others", "fields", "why"),
+    [
+        ([], {}, NO_COUNTERPART),
+        ([disturbed(seed=5)], {}, NO_COMMON_SEED),
+        ([disturbed(status="failed", cause="disk full")], {}, "disk full"),
+        ([disturbed(lr=0.3)], {}, NO_COUNTERPART),
+        ([disturbed(transport="mpi")], {}, NO_COUNTERPART),
+        ([disturbed()], {"status": "failed", "cause": "killed by SIGKILL"}, "SIGKILL"),
+    ],
+    ids=["none", "other seed", "failed", "other rate", "other transport", "failed itself"],
+)
+def test_a_run_without_counterpart_says_so(
+    others: list[RunResult], fields: dict[str, str], why: str
+) -> None:
+    comparison = a_comparison(*others, disturbed(faults=KILL, **fields))
+    (shown,) = cells(columns.FAULTS, fault_costs(comparison))
+    assert why in shown["missing"]
+    assert {"extra_time", "repeated_steps", "accuracy_difference"}.isdisjoint(shown)
+    assert findings_of(comparison, "fault_cost") == []
+
+
+def test_the_counterpart_is_the_most_similar_that_finished() -> None:
+    plain, saved = disturbed(8.0), disturbed(8.5, checkpoint_epochs=1)
+    lost = saved.model_copy(update={"status": "failed", "cause": "gone"})
+    for other, expected in ((saved, saved), (lost, plain)):
+        (cost,) = fault_costs(a_comparison(plain, other, disturbed(faults=KILL, checkpoint_epochs=1)))
+        assert cost.undisturbed
+        assert cost.undisturbed.first.key == expected.key
+
+
+# Textbook optimizers
+
+
+def trained(optimizer: Any, *losses: float, **fields: Any) -> RunResult:
+    """A serial run with these losses after its epochs."""
+    return with_epochs(a_run(optimizer=optimizer, **fields), lambda at: {"test_loss": losses[at.epoch - 1]})
+
+
+def curves(*runs: RunResult) -> list[Finding]:
+    return [finding for finding in find(a_comparison(*runs)) if finding.kind.startswith("textbook_curve")]
+
+
+def test_curves_differ_by_the_worst_seed_relative_to_the_highest_loss() -> None:
+    library = [trained("adam", 0.5, 0.25, train_s=4.0, seed=seed) for seed in (2, 1, 0)]
+    for ends, kind, difference in (
+        ((0.250001, 0.25), "textbook_curve_equal", 2e-6),
+        ((0.25, 0.26), "textbook_curve_differs", 0.02),
+    ):
+        textbook = [trained("textbook_adam", 0.5, end, seed=seed) for seed, end in enumerate(ends)]
+        (finding,) = curves(*library, *textbook, trained("textbook_adam", 9.0, 9.0, seed=3))
+        assert (finding.kind, finding.caution) == (kind, kind == "textbook_curve_differs")
+        assert finding.data["optimizers"] == ("textbook_adam", "adam")
+        assert (finding.data["max_difference"], finding.data["seeds"]) == (pytest.approx(difference), 2)
+    (equal,) = curves(trained("sgd", 0.5, 0.001), trained("textbook_sgd", 0.5, 0.001002))
+    assert equal.kind == "textbook_curve_equal"  # rounding at the end of a curve
+    (timed,) = curves(library[2], trained("textbook_adam", 0.5, 0.25, train_s=6.0))
+    assert timed.data["compared"][0]["values"] == [pytest.approx(6.0), pytest.approx(4.0)]
+
+
+@pytest.mark.parametrize(
+    ("textbook", "other", "fields"),
+    [
+        ("textbook_sgd", "sgd", {"lr": 0.1}),
+        ("textbook_sgd", "adam", {}),
+        ("textbook_momentum", {"name": "momentum", "momentum": 0.5}, {}),
+        ("textbook_sgd", "sgd", {"seed": 1}),
+        ("textbook_sgd", "sgd", {"strategy": "hogwild", "nodes": 2}),
+    ],
+    ids=["rate", "optimizer", "parameter", "seed", "irreproducible"],
+)
+def test_only_runs_with_all_else_equal_are_pairs(textbook: str, other: Any, fields: dict[str, Any]) -> None:
+    own = {name: each for name, each in fields.items() if name in ("strategy", "nodes")}
+    assert not curves(trained(textbook, 0.5, 0.25, **own), trained(other, 0.5, 0.25, **fields))
+
+
+def test_each_library_optimizer_is_registered_and_has_a_figure() -> None:
+    pairs = {name: getattr(OPTIMIZERS.load(name), "equals", None) for name in OPTIMIZERS.entries}
+    assert {name for name, library in pairs.items() if library} >= {"textbook_sgd", "textbook_adam"}
+    for name, library in pairs.items():
+        if library:
+            comparison = a_comparison(trained(library, 0.5, 0.25), trained(name, 0.5, 0.3))
+            (pair,) = optimizer_pairs(comparison)
+            assert pair.names == (name, library)
+            drawn = [(record["series"], record["loss"]) for record in records_of(loss_curves(pair))]
+            assert drawn == [(library, 0.5), (library, 0.25), (name, 0.5), (name, 0.3)]
+
+
+# Links
+
+SLOW = {"bandwidth_mbit": 10, "latency_ms": 1}
+FAR = {"bandwidth_mbit": 1000, "latency_ms": 10}
+ALONE = repeated("serial", around(2.0), cores=2, runtime="docker")
+
+
+def over(
+    link: dict[str, int] | None, strategy: str, mean: float, step: float = 0.001, runtime: str = "docker"
+) -> list[RunResult]:
+    """Runs whose ranks have measured three links, of which one is far slower."""
+    measured = ((0, 1, 0.0011, 1.2e6), (1, 0, 0.001, 1.3e6), (0, 1, 1.0, 1e3))
+    links = [LinkResult(source=at, to=to, latency_s=s, bytes_per_s=rate) for at, to, s, rate in measured]
+    fields: dict[str, Any] = {"nodes": 2, "cores": 2, "transport": "gloo", "runtime": runtime}
+    runs = repeated(strategy, around(mean, step), link=link, **fields)
+    return [run.model_copy(update={"links": links}) for run in runs]
+
+
+@pytest.fixture(scope="module")
+def linked() -> Comparison:
+    slow = [*over(SLOW, "all_reduce", 9.0), *over(SLOW, "gossip", 5.0)]
+    return a_comparison(*ALONE, *slow, *over(FAR, "all_reduce", 3.0), *over(FAR, "gossip", 3.0, -0.002))
+
+
+def test_each_link_is_a_workload_with_the_same_serial_runs(linked: Comparison) -> None:
+    views = [linked.view(workload) for workload in linked.workloads]
+    assert [view.workload.link for view in views] == ["10 Mbit/s, 1 ms", "1000 Mbit/s, 10 ms"]
+    for view in views:
+        assert [group.strategy for group in view.groups] == ["serial", "all_reduce", "gossip"]
+        assert view.clock == "wall"
+    assert row_of(linked, "all_reduce").speedup == pytest.approx(1.998 / 8.998)
+    without = a_comparison(*ALONE, *over(None, "all_reduce", 2.5), *over(SLOW, "all_reduce", 9.0))
+    assert [workload.link for workload in without.workloads] == ["", "10 Mbit/s, 1 ms"]
+    assert all(without.view(workload).serial for workload in without.workloads)
+
+
+def test_the_fastest_is_named_for_each_link_by_the_comparisons_of_the_workloads(linked: Comparison) -> None:
+    """They are decided once, so naming them again costs no probability of a false claim."""
+    finding = finding_of(linked, "links")
+    slow, far = finding.data["links"]
+    assert (slow["link"], slow["fastest"]) == ("10 Mbit/s, 1 ms", "gossip over gloo")
+    assert (far["link"], far["fastest"]) == ("1000 Mbit/s, 10 ms", None)
+    assert slow["order"] == ["gossip over gloo", "all_reduce over gloo"]
+    assert slow["train_s"] == pytest.approx([5.0, 9.0], rel=1e-3)
+    of_workloads = [each for found in findings_of(linked, "fastest") for each in found.data["compared"]]
+    assert finding.data["compared"]
+    assert all(each in of_workloads for each in finding.data["compared"])
+    link_of = {row.key: row.link_label for row in linked.rows}
+    for each in of_workloads:
+        assert len({link_of[key] for key in (*each["left"], *each["right"])} - {""}) == 1
+    one = a_comparison(*ALONE, *over(SLOW, "all_reduce", 9.0), *over(SLOW, "gossip", 5.0))
+    assert findings_of(one, "links") == []
+
+
+def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(linked: Comparison) -> None:
+    line = cells(columns.GROUPS, linked.groups_in(linked.workloads[0]))[1]
+    assert line["link_latency_s"] == "1.10 ms | 1.00 ms requested"
+    assert line["link_bytes_per_s"] == "9.60 Mbit/s | 10.0 Mbit/s requested"
+    (plain,) = cells(columns.GROUPS, a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
+    assert "link_latency_s" not in plain
+    assert findings_of(linked, "link_not_enforced") == []
+
+
+def test_links_that_were_not_enforced_are_compared_in_cluster_time() -> None:
+    cluster_s = {"serial": 2.0, "all_reduce": 9.0, "gossip": 5.0}
+    runs = [*over(SLOW, "all_reduce", 1.5, runtime="local"), *over(SLOW, "gossip", 1.6, runtime="local")]
+    results = [*repeated("serial", around(2.0), cores=2), *runs]
+    clusters = [in_cluster_time(run, cluster_s[run.run.name_of("strategy")]) for run in results]
+    comparison = a_comparison(*results, clusters=clusters)
+    assert {row.clock for row in comparison.rows} == {"cluster"}
+    assert finding_of(comparison, "fastest").data["strategy"] == "gossip over gloo"
+    finding = finding_of(comparison, "link_not_enforced")
+    assert {row.key for row in finding.rows} == {run.key for run in runs}
+    assert finding.data["in_wall_time"] == []
+    assert "not enforced" in cells(columns.GROUPS, comparison.groups)[1]["link_latency_s"]
+    # Their wall times are those of other links, and say nothing about the error of cluster times.
+    assert clock_error(comparison.rows) is None
+    untimed = finding_of(a_comparison(*results), "link_not_enforced")
+    assert len(untimed.data["in_wall_time"]) == len(runs)
+
+
+def test_cells_are_shaded_by_the_fastest_distributed_strategy_of_their_link() -> None:
+    runs = [
+        a_run(name, nodes=2, transport="gloo", link=link, train_s=train_s)
+        for name, link, train_s in (("all_reduce", SLOW, 8), ("gossip", SLOW, 2), ("all_reduce", None, 1.5))
+    ]
+    (views,) = a_comparison(a_run(train_s=1.0), *runs).over_links().values()
+    link = "10 Mbit/s, 1 ms"
+    assert {(each["series"], each["link"]): each["shade"] for each in records_of(time_by_link(views))} == {
+        ("serial", link): 0,
+        ("serial", OWN_LINKS): 0,
+        ("all_reduce · gloo", link): pytest.approx(log(4)),
+        ("gossip · gloo", link): 0,
+        ("all_reduce · gloo", OWN_LINKS): 0,
+    }
+    assert time_by_link(views[:1]) is None
+
+
+# Runtimes, images and containers
+
+DOCKER = {"docker": "26.1.5", "image": "shardyard-trainer from sources 4c3e83f91028d114"}
+NEWER = {**DOCKER, "image": "shardyard-trainer from sources cc817da906eec4a9"}
+
+
+def a_node(name: str, ranks: list[int], **fields: Any) -> NodeUsage:
+    counted = {"cpu_s": 3.0, "throttled_s": 0.0, "memory_peak_mb": 256.0, "sent_bytes": 1_100_000}
+    counted |= {"received_bytes": 9, "out_of_memory": 0}
+    return NodeUsage(name=name, ranks=ranks, **(counted | fields))
+
+
+def contained(
+    strategy: str, *usages: NodeUsage, environment: dict[str, str] = DOCKER, **fields: Any
+) -> RunResult:
+    """A run of runtime docker; without `usages` all nodes have equal usage."""
+    run = a_run(strategy, runtime="docker", **fields)
+    usage = usages or [a_node(f"node-{rank.rank + 1}", [rank.rank]) for rank in run.ranks]
+    return run.model_copy(update={"usage": list(usage), "environment": environment})
+
+
+def test_runs_of_two_runtimes_or_images_are_neither_averaged_nor_compared() -> None:
+    apart = [contained("all_reduce", nodes=2), a_run("all_reduce", nodes=2, seed=1)]
+    comparison = a_comparison(SERIAL, *apart)
+    assert [len(group.rows) for group in comparison.groups] == [1, 1, 1]
+    _, inside, outside = comparison.rows
+    assert (inside.no_speedup, inside.speedup, outside.speedup) == (NO_SERIAL, None, 1.0)
+    assert [each.location for each in comparison.workloads] == ["runtime local", "runtime docker"]
+    data = finding_of(comparison, "conditions_differ").data
+    assert (data["condition"], data["values"], data["compared"]) == ("runtime", ["local", "docker"], False)
+
+
+def test_a_location_is_named_only_if_there_are_several() -> None:
+    old = contained("ddp", nodes=2)
+    same_sources = {**DOCKER, "image": "mine from sources 4c3e83f91028d114"}
+    # Without training: what virtual nodes with `compute: sampled` leave.
+    run = a_run("ddp", nodes=2, seed=1)
+    nothing = {"accuracy": None, "test_loss": None, "weights_digest": None}
+    changes: dict[str, Any] = {"runtime_info": replace(run.runtime_info, trains=False), "epochs": []}
+    played = with_ranks(run, **nothing).model_copy(update={**changes, "certificate": None})
+    for one, other, named in (
+        (old, contained("ddp", nodes=2, seed=1, environment=NEWER), ["image 4c3e83f9", "image cc817da9"]),
+        (
+            old,
+            contained("ddp", nodes=2, seed=1, environment=same_sources),
+            ["image shardyard-trainer 4c3e83f9", "image mine 4c3e83f9"],
+        ),
+        (old, contained("ddp", nodes=2, seed=1), [""]),
+        (a_run("ddp", nodes=2), run, [""]),
+        (a_run("ddp", nodes=2), played, ["", "not trained"]),
+    ):
+        assert [workload.location for workload in a_comparison(one, other).workloads] == named
+    (alone,) = a_comparison(played).rows
+    assert (alone.location, alone.replicas_equal) == ("not trained", None)
+
+
+def test_limits_are_described_only_if_they_were_enforced() -> None:
+    runs = [contained("ddp", nodes=2, cpus=cpus, memory_mb=512 * int(10 * cpus)) for cpus in (0.4, 0.5, 2)]
+    assert [text.replace(formats.JOIN, " ") for text in node_limits(a_comparison(*runs).rows)] == [
+        "cpus 0.4, 0.5 or 2",
+        "2,048, 2,560 or 10,240 MiB memory",
+        "512 pids",
+        "256 MiB /dev/shm",
+    ]
+    more = a_comparison(*runs, contained("serial")).rows
+    assert node_limits(more, ["cpus"]) == ["cpus 0.4 to 2"]
+    assert node_limits(a_comparison(SERIAL, FAST).rows) == []
+
+
+def counted(*usages: NodeUsage, **fields: Any) -> Containers | None:
+    return containers(a_comparison(contained("ddp", *usages, **{"nodes": 2, **fields})).rows[0])
+
+
+def test_nodes_are_counted_and_the_launcher_is_not() -> None:
+    launcher = a_node("launcher", [], throttled_s=9.0, sent_bytes=50_000, memory_peak_mb=999.0)
+    second = {"cpu_s": 4.0, "throttled_s": 1.5, "memory_peak_mb": 300.0, "sent_bytes": 1_300_000}
+    found = counted(launcher, a_node("node-2", [1], **second), a_node("node-1", [0]), memory_mb=512)
+    assert found == Containers(2, 1_200_000, 1e6, 3.5, 1.5, 300.0, 512)
+    assert found.sent_by_payload == pytest.approx(1.2)
+    two = [a_node("node-1", [0, 1]), a_node("node-2", [2, 3])]  # which exchange inside, too
+    blind = [a_node("node-1", [0]), a_node("node-2", [1], cpu_s=None)]
+    several = counted(*two, processes_per_node=2)
+    assert several == Containers(2, 1_100_000, None, 3.0, 0.0, 256.0, 2048)
+    assert counted(*blind) == Containers(2, 1_100_000, 1e6, None, 0.0, 256.0, 2048)
+    assert counted(blind[0]) is counted(**FAILED) is containers(a_comparison(FAST).rows[0]) is None
