@@ -19,7 +19,6 @@ from tests.unit.report_support import (
     SERIAL,
     a_comparison,
     a_run,
-    csv_lines,
     finding_of,
     row_of,
     value,
@@ -279,17 +278,3 @@ def test_labels_name_what_is_not_the_default_as_sweep_files_write_it() -> None:
 def test_the_label_of_a_workload_names_what_is_not_the_default(fields: dict[str, Any], label: str) -> None:
     (workload,) = a_comparison(a_run(**{"strategy": "local_sgd", "nodes": 2, **fields})).workloads
     assert workload.label == f"digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs{label}"
-
-
-def test_csv_has_one_row_per_run_in_sweep_order() -> None:
-    failed = a_run("ddp", nodes=2, status="failed", cause="node 1: lost, with a comma")
-    several = a_run("gossip", nodes=2, processes_per_node=3, cores=1.5, lr=0.1)
-    results = (FAST, failed, SERIAL, several)
-    first, second, third, fourth, last = csv_lines(a_comparison(*results, pending=["ddp-gloo-n4-s0-0"]))
-    assert [line["key"] for line in (first, second, third, fourth)] == [each.key for each in results]
-    assert (float(first["speedup"]), first["baseline"]) == (pytest.approx(1.6), SERIAL.key)
-    names = ("status", "cause", "train_s", "accuracy")
-    assert [second[name] for name in names] == ["failed", failed.cause, "", ""]
-    names = ("nodes", "processes_per_node", "ranks", "cores", "bytes_sent_per_rank")
-    assert [fourth[name] for name in names] == ["2", "3", "6", "1.5", "1000000.0"]
-    assert {name for name, text in last.items() if text} == {"key", "status"}

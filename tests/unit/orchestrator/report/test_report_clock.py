@@ -24,6 +24,7 @@ from tests.unit.report_support import (
     row_of,
     value,
     verdicts_of,
+    with_ranks,
 )
 
 # Two cores: 2 ranks have one each, 4 ranks share them. In cluster time 4 nodes are four times as fast.
@@ -63,15 +64,6 @@ def test_runs_on_shared_cores_are_compared_in_cluster_time_and_keep_their_wall_t
     expected = (5.998, 1.998, 7.998 / 5.998, 7.998 / 1.998, 0.3)
     assert [float(line[name]) for name in names] == pytest.approx(expected)
     assert finding_of(comparison, "fastest").data["speedup"] == pytest.approx(4.0, rel=1e-3)
-
-
-def test_ranks_train_until_their_own_last_record_in_cluster_time() -> None:
-    run = ON_FOUR[0]
-    time = in_cluster_time(run, 2.0)
-    idle = [rank.model_copy(update={"idle_s": 0.1 * at}) for at, rank in enumerate(time.ranks)]
-    clusters = [in_cluster_time(SERIAL[0], 8.0), time.model_copy(update={"ranks": idle})]
-    row = row_of(a_comparison(SERIAL[0], run, clusters=clusters), "all_reduce")
-    assert [rank.train_s for rank in row.result.ranks] == pytest.approx([2.0, 1.9, 1.8, 1.7])
 
 
 def test_a_run_without_cluster_time_is_in_no_comparison_of_times(comparison: Comparison) -> None:
@@ -120,10 +112,7 @@ def test_a_difference_within_the_error_of_cluster_time_is_not_claimed(
 
 
 def contended(run: RunResult) -> RunResult:
-    ranks = [
-        rank.model_copy(update={"seconds": {**rank.seconds, "cpu_contention": 1.0}}) for rank in run.ranks
-    ]
-    return run.model_copy(update={"ranks": ranks})
+    return with_ranks(run, *({"seconds": {**rank.seconds, "cpu_contention": 1.0}} for rank in run.ranks))
 
 
 @pytest.mark.parametrize(
@@ -144,13 +133,16 @@ def test_cluster_times_without_a_small_known_error_are_flagged(
     assert fastest["compared"][0]["between_sessions"] > MAX_ERROR
 
 
-def test_half_of_the_runs_that_could_calibrate_are_enough() -> None:
+def test_half_of_the_runs_that_could_calibrate_and_a_quarter_of_all_may_have_waited_for_cores() -> None:
     four = ON_TWO[:4]
     clusters = [*times(SERIAL, 8.0), *times(ON_TWO, 4.0), *times(ON_FOUR, 2.0)]
     for busy, known in ((2, True), (3, False)):
         runs = [*map(contended, four[:busy]), *four[busy:]]
         rows = a_comparison(*SERIAL, *runs, *ON_FOUR, clusters=clusters).rows
         assert (clock_error(rows) is not None) is known
+    for alone, found in ((3, 0), (2, 1)):
+        runs = [contended(ON_TWO[0]), *ON_TWO[1 : alone + 1]]
+        assert len(findings_of(a_comparison(*runs), "disturbed")) == found
 
 
 @pytest.mark.parametrize(("waiting", "clock"), [(3, "cluster"), (2, "wall")])
@@ -160,18 +152,12 @@ def test_times_are_cluster_times_where_other_load_took_the_cores(waiting: int, c
     comparison = a_comparison(*SERIAL, *runs, clusters=[*times(SERIAL, 8.0), *times(ON_TWO, 4.0)])
     assert {row.clock for row in comparison.rows} == {clock}
     busy = findings_of(comparison, "disturbed")
-    assert [(finding.data["disturbed"], finding.data["of"]) for finding in busy] == [(3, 10)] * len(busy)
-    assert len(busy) == (clock == "cluster")
+    counts = [(finding.data["disturbed"], finding.data["of"]) for finding in busy]
+    assert counts == [(3, 10)] * (clock == "cluster")
     if busy:
         assert "Other load took the cores" in finding_of(comparison, "cluster_time_uncalibrated").text
         before_the_verdict, _, _ = page_of(comparison, find(comparison), []).partition('id="verdict"')
         assert busy[0].text in before_the_verdict
-
-
-def test_a_quarter_of_the_runs_may_have_waited_for_cores() -> None:
-    for alone, found in ((3, 0), (2, 1)):
-        runs = [contended(ON_TWO[0]), *ON_TWO[1 : alone + 1]]
-        assert len(findings_of(a_comparison(*runs), "disturbed")) == found
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ range or name, and what is stated of all."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from orchestrator.report.metrics.fairness import (
     unequal_conditions,
 )
 from orchestrator.report.render.summary import VARIED, seeds_line
-from orchestrator.report.topics import find
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
@@ -25,9 +23,6 @@ from tests.unit.report_support import (
     a_run,
     finding_of,
     findings_of,
-    only_view,
-    page_of,
-    text_of,
     view_of,
     with_certificate,
     with_epochs,
@@ -182,15 +177,6 @@ def test_values_name_strategies_and_abbreviate_the_majority() -> None:
         "coverage differs: 100.0% (serial and ddp over gloo with random_partition), "
         "70.0% (ddp over gloo with contiguous)"
     )
-
-
-def test_both_pages_name_differences_and_state_conditions() -> None:
-    comparison = a_comparison(a_run(), a_run("ddp", nodes=2))
-    caution, findings = finding_of(comparison, "conditions_unequal"), find(comparison)
-    page, text = page_of(comparison, findings, []), text_of(comparison, findings)
-    for shown in (re.sub("<[^>]+>", "", page), text):
-        for stated in (caution.text, stated_conditions(only_view(comparison)), seeds_line(comparison)):
-            assert shown.count(stated) == 1
 
 
 def test_the_report_says_what_seeds_vary() -> None:

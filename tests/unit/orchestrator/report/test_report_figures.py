@@ -20,7 +20,7 @@ from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import ROW, folded
 from orchestrator.report.figures.style import Style
-from orchestrator.report.figures.svg import compact, with_heading
+from orchestrator.report.figures.svg import compact
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
 from orchestrator.report.formats import JOIN
@@ -89,14 +89,6 @@ def test_specifications_are_valid_and_hide_what_is_switched_off() -> None:
     assert "gossip · mpi" not in svg(spec)
 
 
-def test_points_are_at_whole_node_counts_in_a_fixed_order() -> None:
-    for quantity in (TIME, ACCURACY):
-        records = points(drawn([SERIAL, *runs(FEW, (5, 2, 3))], quantity))
-        series = ["serial", *(f"{name} · mpi" for name in FEW)]
-        assert list(dict.fromkeys(record["series"] for record in records)) == series
-        assert [record["nodes"] for record in records] == [1, *(2, 3, 5) * 4]
-
-
 def test_a_point_shows_its_values_under_the_pointer() -> None:
     both = [a_run("ddp", nodes=2, seed=seed, train_s=train_s) for seed, train_s in ((0, 2.0), (1, 8.0))]
     chart = drawn([SERIAL, *both])
@@ -105,15 +97,6 @@ def test_a_point_shows_its_values_under_the_pointer() -> None:
     assert record["range"].replace(JOIN, " ") == "2.00–8.00 s, 2 seeds"
     tips = next(filter(None, (layer["encoding"].get("tooltip") for layer in layers(chart.spec))))
     assert [tip["field"] for tip in tips] == ["name", "nodes", "written", "range", "accuracy"]
-
-
-def test_figures_count_ranks_if_nodes_have_several() -> None:
-    for per_node, axis in (((1,), "nodes"), ((1, 4), "ranks")):
-        chart = drawn([SERIAL, *(a_run("ddp", nodes=2, processes_per_node=each) for each in per_node)])
-        encodings = [layer["encoding"].get("x", {}) for layer in layers(chart.spec)]
-        assert {x["axis"]["title"] for x in encodings if "axis" in x} == {axis}
-        names = [record["name"].replace("\n", " ") for record in points(chart)]
-        assert any(f"4{JOIN}ranks per node" in name for name in names) is (axis == "ranks")
 
 
 @pytest.mark.parametrize(
@@ -294,45 +277,6 @@ def test_references_name_one_element_each_and_files_have_no_variables(panels: Ch
     file = svg_file(small, "Time")
     assert "var(" not in file
     assert file == with_light_colours(file)
-
-
-def compacted(body: str, head: str = "") -> str:
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return compact(f"<svg {spaces}{head}>{body}</svg>", "a")
-
-
-def test_equal_elements_and_clip_paths_become_references_and_what_draws_nothing_is_dropped() -> None:
-    path = f'<path d="M0,0{"L1.5,2.25" * 20}" stroke="#123456"/>'
-    moved = "".join(f'<g transform="translate({at})">{path}</g>' for at in ("1,2", "3,4"))
-    assert compacted(moved).count("<path") == compacted(moved).count("<use") == 1
-    clip = '<clipPath id="{0}"><rect x="0" y="0" width="9" height="9"/></clipPath>'
-    shape = '<g clip-path="url(#{0})"><line x2="{1}" stroke="#111111"/></g>'
-    clips, shapes = (
-        "".join(text.format(name, at) for at, name in enumerate("pq")) for text in (clip, shape)
-    )
-    small = compacted(f"<defs>{clips}</defs>{shapes}")
-    assert (small.count("<clipPath"), len(set(re.findall(r"url\(#[^)]+\)", small)))) == (1, 1)
-    nothing = '<path class="background" d="M0,0h1v1h0Z"/><path d="" display="none" fill="#111111"/>'
-    assert len(ET.fromstring(compacted(f"{nothing}<g><g/></g>"))) == 0
-
-
-def test_a_style_moves_to_the_group_only_if_all_parts_share_it() -> None:
-    parts = '<text fill="#111111" font-size="12px">a</text><text fill="#222222" font-size="12px">b</text>'
-    (group,) = ET.fromstring(compacted(f'<g transform="scale(2)">{parts}</g>'))
-    assert (group.get("font-size"), group.get("fill")) == ("12px", None)
-    assert [text.get("fill") for text in group] == ["#111111", "#222222"]
-
-
-@pytest.mark.parametrize("heading", ["", "A < B & C"])
-def test_a_file_has_its_heading_above_the_picture(heading: str) -> None:
-    small = compacted("<g><text>a</text></g>", ' width="200" height="100.5" viewBox="0 0 200 100.5"')
-    file = ET.fromstring(with_heading(small, heading))
-    left, top, width, height = (float(number) for number in file.get("viewBox", "").split())
-    assert (left, width, top + height) == (0, 200, 100.5)
-    assert (float(file.get("width", 0)), float(file.get("height", 0))) == (width, height)
-    texts = [text.text for text in file.iter() if text.tag.endswith("text")]
-    assert texts == [*filter(None, [heading]), "a"]
-    assert (top < 0) == bool(heading)
 
 
 # Scripts

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.report.figures.sentences import figure_sentence
-from orchestrator.report.findings.base import KINDS, QUESTIONS, Finding, findings_json
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.base import Finding, findings_json
 from orchestrator.report.formats import JOIN
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.render.summary import seeds_line
-from orchestrator.report.topics import FIGURES, TOPICS, asked_by, find
+from orchestrator.report.topics import FIGURES, asked_by, find
 from orchestrator.report.topics.partitioners import partitioners_by_strategy
 from orchestrator.report.topics.runs import Tally
 from orchestrator.results.records import RunResult
@@ -71,19 +69,6 @@ def test_ranks_per_node_count_in_the_efficiency_and_are_no_more_nodes() -> None:
     assert (shared["shapes"], shared["limit"]) == (["1 × 2", "2", "2 × 2"], 1.5)
 
 
-def test_variants_that_do_the_same_work_are_not_ranked_by_time() -> None:
-    default = timed("one_shot", 5, accuracy=0.5)
-    for variant in (
-        timed(ONE_SHOT_ALONE, 4, accuracy=0.5),
-        timed("one_shot", 4, accuracy=0.5, lr_scaling="linear"),
-    ):
-        comparison = a_comparison(*default, *variant, *timed("ddp", 9, accuracy=0.5))
-        data = finding_of(comparison, "fastest").data
-        assert (data["strategy"], data["fastest"]) == ("one_shot over mpi", True)
-        assert {key for each in data["compared"] for key in each["left"]} == {run.key for run in default}
-        assert "one_shot over mpi" not in finding_of(comparison, "front").data["off"]
-
-
 @pytest.mark.parametrize(
     ("slower", "faster", "first", "few"),
     [
@@ -100,19 +85,6 @@ def test_only_a_decided_order_names_the_fastest(
     assert finding_of(comparison, "fastest").data["fastest"] is first
     assert [finding.data["all"] for finding in findings_of(comparison, "too_few_seeds")] == few
     assert ("claims no differences" in seeds_line(comparison)) is bool(few)
-
-
-def test_more_than_four_slower_strategies_are_named_by_their_ends() -> None:
-    names = ["all_reduce", "all_gather", "reduce_broadcast", "local_sgd", "gossip"]
-    named = [f"{name} over mpi" for name in names]
-    runs = [timed(name, 9.0 + at, transport="mpi") for at, name in enumerate(names)]
-    for count, shown in ((4, named[:4]), (5, [named[0], named[4]])):
-        slow = [run for each in runs[:count] for run in each]
-        comparison = a_comparison(*timed("serial", 8, 1), *slow, *timed("ddp", 4))
-        finding = finding_of(comparison, "slower_than_serial")
-        assert finding.data["named"] == shown
-        assert (list(finding.data["train_s"]), finding.data["of"]) == (named[:count], count + 1)
-        assert {*decisions(finding)} == {"more"}
 
 
 def test_more_nodes_are_compared_with_the_next_fewer() -> None:
@@ -157,19 +129,6 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
         data = finding_of(a_comparison(*runs), "front").data
         found = [[name.split()[0] for name in data[which]] for which in ("on", "off", "undecided")]
         assert found == [on, off, undecided]
-
-
-def test_shared_cores_bound_the_wall_clock_speedup() -> None:
-    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}  # five nodes fit
-
-    def limits(nodes: int, train_s: float, **fields: Any) -> list[tuple[float, float | None]]:
-        comparison = a_comparison(a_run(**fields), a_run("ddp", nodes=nodes, train_s=train_s, **fields))
-        found = [finding.data for finding in findings_of(comparison, "shared_cores")]
-        return [(data["limit"], data.get("beyond_limit")) for data in found]
-
-    assert limits(4, 8.0, cores=4) == limits(5, 8.0, **small) == []
-    assert [limits(4, 8.0, cores=2), limits(6, 2.0, **small)] == [[(2, None)], [(5, None)]]
-    assert [limits(4, 2.0, cores=2), limits(6, 1.0, **small)] == [[(2, 4.0)], [(5, 8.0)]]
 
 
 # Accuracy
@@ -337,36 +296,6 @@ def test_undecided_comparisons_are_counted_with_the_seeds_that_would_decide_them
         assert (tally.half, tally.beyond) == (half, 8 - len(needed))
 
 
-def test_all_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
-    runs = [*timed("serial", 8, 1), *timed("ddp", 7), *scored("gossip", 0.8), *scored("diloco", 0.7)]
-    serial, *others = a_comparison(*runs).groups
-
-    def width(rankings: int, families: int) -> float:
-        claims = Claims()
-        claims.with_reference(TRAIN_S, serial, others[:1])
-        for group in others[:families]:
-            claims.with_reference(ACCURACY, group, [serial])
-        for at in range(rankings):
-            claims.all_pairs(ACCURACY, [others[at], others[at + 1]])
-        (each,) = claims.decided().with_reference(TRAIN_S, serial, others[:1])
-        assert each.level == "shown"
-        assert each.interval is not None
-        return each.interval[1] / each.interval[0]
-
-    assert width(0, 0) < width(2, 0) < width(2, 2)
-    assert width(0, 0) < width(0, 2)
-
-
-def test_drift_is_that_within_configurations() -> None:
-    runs = [
-        run.model_copy(update={"started_at": run.started_at + 10.0 * seed + place})
-        for place, (name, base, nodes) in enumerate([("serial", 8.0, 1), ("ddp", 4.0, 2)])
-        for seed, run in enumerate(repeated(name, [base * 1.1**at for at in range(5)], nodes=nodes))
-    ]
-    assert finding_of(a_comparison(*runs), "drift").data["factor"] == approx(1.1 ** (41 / 10), rel=0.01)
-    assert findings_of(a_comparison(*runs[:2], *runs[5:7]), "drift") == []
-
-
 @pytest.mark.parametrize(("reshard", "sent"), [(True, 8e6), (False, 9e6)])
 def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, sent: float) -> None:
     """Two all-gathers and a reduce-scatter with reshard, and one of each without it."""
@@ -414,26 +343,12 @@ def test_findings_json_has_all_numbers_in_plain_text() -> None:
 # What figures say
 
 
-def test_every_question_has_an_answer_and_every_figure_its_own_name() -> None:
-    assert {each.question for each in [*KINDS.values(), *FIGURES.values()]} == {*QUESTIONS}
-    assert {kind for figure in FIGURES.values() for kind in figure.shows} <= {*KINDS}
-    assert len(FIGURES) == sum(len(topic.figures) for topic in TOPICS)
-
-
 def said(name: str, *results: RunResult) -> list[str]:
     """What a figure says of each workload."""
     comparison, kind = a_comparison(*results), FIGURES[name]
     found = find(comparison)
     views = map(comparison.view, comparison.workloads)
     return [figure_sentence(kind.shows, kind.otherwise, view, found).replace(JOIN, " ") for view in views]
-
-
-def test_only_a_finding_decides_what_is_the_fastest() -> None:
-    fast, equal = repeated("all_reduce", around(4.0, 0.1), nodes=2), around(4.02, 0.1)[::-1]
-    for times, decided in ((around(6.0, 0.1), True), (equal, False)):
-        (text,) = said("speedup", *fast, *repeated("ddp", times, nodes=2))
-        assert ("the fastest" in text) is decided
-        assert "all_reduce over mpi took 4.00 s and reached 90.0%" in text
 
 
 def test_accuracies_are_measured_whatever_is_decided() -> None:

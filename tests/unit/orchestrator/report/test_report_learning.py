@@ -11,18 +11,28 @@ import pytest
 from orchestrator.report import formats
 from orchestrator.report.figures.style import Style
 from orchestrator.report.metrics.curves import curve, reached_sooner
-from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import OTHER_EPOCHS
 from orchestrator.report.quantities.learning import learned as has_learned
 from orchestrator.report.quantities.learning import updates
 from orchestrator.report.render.columns import GROUPS, NOT_REACHED
 from orchestrator.report.render.csv_tables import epochs_csv
 from orchestrator.report.topics.target import time_to_target
-from orchestrator.results.records import Certificate, EpochPoint, RunResult
-from tests.unit.report_support import a_comparison, a_run, cells, csv_lines, value, verdicts_of
+from orchestrator.results.records import EpochPoint, RunResult
+from tests.unit.report_support import (
+    FAILED,
+    a_comparison,
+    a_run,
+    cells,
+    csv_lines,
+    only_view,
+    value,
+    verdicts_of,
+    with_certificate,
+    with_epochs,
+    with_ranks,
+)
 
 EPOCH_S = 2.0
-OVER_GLOO: dict[str, Any] = {"nodes": 2, "transport": "gloo"}
 
 
 def learned(
@@ -34,17 +44,12 @@ def learned(
     **fields: Any,
 ) -> RunResult:
     """A run of `epochs: 4` with these test accuracies, one per epoch; rank r finishes r/10 s later."""
-    patience = fields.get("patience", 1)
-    run = a_run(
-        strategy,
-        epochs=4,
-        target_accuracy=target,
-        accuracy=accuracies[-1],
-        train_s=EPOCH_S * len(accuracies),
-        **fields,
-    )
-    reached = target is not None and all(accuracy >= target for accuracy in accuracies[-patience:])
-    points = [
+    count = len(accuracies)
+    made: dict[str, Any] = {"epochs": 4, "target_accuracy": target, "accuracy": accuracies[-1], **fields}
+    run = a_run(strategy, train_s=EPOCH_S * count, **made)
+    last = accuracies[-fields.get("patience", 1) :]
+    reached = target is not None and all(accuracy >= target for accuracy in last)
+    epochs = [
         EpochPoint(
             rank=rank.rank,
             epoch=epoch,
@@ -53,25 +58,15 @@ def learned(
             accuracy=accuracy,
             test_loss=0.3,
             lr=lr * epoch,
-            target_reached=reached and epoch == len(accuracies),
+            target_reached=reached and epoch == count,
         )
         for rank in run.ranks
         for epoch, accuracy in enumerate(accuracies, 1)
     ]
     assert run.certificate
-    parts = [
-        part.model_copy(update={"epoch": epoch})
-        for epoch in range(1, len(accuracies) + 1)
-        for part in run.certificate.parts
-    ]
-    certificate = Certificate(verified=True, splits=run.certificate.splits, parts=parts)
-    return run.model_copy(update={"epochs": points, "certificate": certificate})
-
-
-def by_strategy(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """The cells of the table of results, by strategy and number of nodes."""
-    names = [f"{group.strategy_label} {group.shape.nodes}" for group in comparison.groups]
-    return dict(zip(names, cells(GROUPS, comparison.groups), strict=True))
+    first = run.certificate.parts
+    parts = [part.model_copy(update={"epoch": epoch}) for epoch in range(1, count + 1) for part in first]
+    return with_certificate(run, parts=parts).model_copy(update={"epochs": epochs})
 
 
 # Targets
@@ -84,27 +79,31 @@ def by_strategy(comparison: Comparison) -> dict[str, dict[str, str]]:
 def test_the_first_of_the_consecutive_epochs_counts(
     accuracies: list[float], patience: int, seconds: float
 ) -> None:
-    alone, of_three = csv_lines(
-        a_comparison(
-            learned("serial", accuracies, patience=patience),
-            learned("all_reduce", accuracies, patience=patience, nodes=3),
-        )
-    )
+    names = {"serial": 1, "ddp": 3}
+    runs = [learned(name, accuracies, patience=patience, nodes=nodes) for name, nodes in names.items()]
+    alone, of_three = csv_lines(a_comparison(*runs))
     assert float(alone["time_to_target_s"]) == seconds
     assert float(of_three["time_to_target_s"]) == pytest.approx(seconds + 0.2)  # the slowest rank
     assert (alone["target_reached"], int(alone["epochs_trained"])) == ("true", len(accuracies))
 
 
-def test_without_a_target_or_before_it_there_is_no_time_to_it() -> None:
-    never = a_comparison(learned("serial", [0.5, 0.6, 0.7, 0.8]))
-    plain = a_comparison(learned("serial", [0.5, 0.95, 0.6, 0.7], target=None))
-    for comparison, expected in ((never, ("", "false", "0.9")), (plain, ("", "", ""))):
-        (line,) = csv_lines(comparison)
-        assert (line["time_to_target_s"], line["target_reached"], line["target_accuracy"]) == expected
-        view = comparison.view(comparison.workloads[0])
-        assert time_to_target(view.line_groups, Style(comparison.groups)) is None
-    assert by_strategy(never)["serial 1"]["time_to_target_s"] == NOT_REACHED
-    assert "time_to_target_s" not in by_strategy(plain)["serial 1"]
+@pytest.mark.parametrize(
+    ("run", "line", "cell"),
+    [
+        (learned("serial", [0.5, 0.6, 0.7, 0.8]), ["", "false", "0.9"], NOT_REACHED),
+        (learned("serial", [0.5, 0.95, 0.6, 0.7], target=None), ["", "", ""], None),
+    ],
+    ids=["before it", "without"],
+)
+def test_without_a_target_or_before_it_there_is_no_time_to_it(
+    run: RunResult, line: list[str], cell: str | None
+) -> None:
+    comparison = a_comparison(run)
+    names = ("time_to_target_s", "target_reached", "target_accuracy")
+    assert [csv_lines(comparison)[0][name] for name in names] == line
+    view = only_view(comparison)
+    assert time_to_target(view.line_groups, Style(view.groups)) is None
+    assert cells(GROUPS, view.groups)[0].get("time_to_target_s") == cell
 
 
 def test_a_round_that_has_begun_counts() -> None:
@@ -119,27 +118,25 @@ def test_a_round_that_has_begun_counts() -> None:
 
 
 def test_a_speedup_needs_as_many_epochs_in_every_seed() -> None:
-    comparison = a_comparison(
+    rows = a_comparison(
         *(learned("serial", [0.6, 0.95], seed=seed) for seed in (0, 1)),
         learned("all_reduce", [0.5, 0.95], nodes=2, seed=0),
         learned("all_reduce", [0.5, 0.6, 0.95], nodes=2, seed=1),
         learned("ddp", [0.5, 0.95], nodes=2),
-    )
-    assert [row.no_speedup for row in comparison.rows] == [None, None, OTHER_EPOCHS, OTHER_EPOCHS, None]
-    names = ("speedup", "cpu_time_speedup", "efficiency")
-    assert [value(comparison.rows[2], name) for name in names] == [None] * 3
-    assert value(comparison.rows[2], "accuracy_difference") == pytest.approx(0.0)
-    assert comparison.rows[4].speedup == 1.0
+    ).rows
+    assert [row.no_speedup for row in rows] == [None, None, OTHER_EPOCHS, OTHER_EPOCHS, None]
+    assert [value(rows[2], name) for name in ("speedup", "cpu_time_speedup", "efficiency")] == [None] * 3
+    assert value(rows[2], "accuracy_difference") == pytest.approx(0.0)
+    assert rows[4].speedup == 1.0
 
 
 def test_a_run_compares_with_the_serial_run_of_its_warm_up() -> None:
     cold, warm = a_run("serial"), a_run("serial", warm_up_epochs=2)
-    runs = [a_run("all_reduce", warm_up_epochs=each, **OVER_GLOO) for each in (0, 2, 1)]
+    runs = [a_run("all_reduce", nodes=2, warm_up_epochs=each) for each in (0, 2, 1)]
     comparison = a_comparison(cold, warm, *runs)
     assert [workload.warm_up_epochs for workload in comparison.workloads] == [0, 2]
-    found = {row.key: row.baseline for row in comparison.rows}
-    baselines = [found[run.key] for run in runs]
-    assert [each and each.keys for each in baselines] == [(cold.key,), (warm.key,), (cold.key,)]
+    found = {row.key: row.baseline.keys for row in comparison.rows if row.baseline}
+    assert [found[run.key] for run in runs] == [(cold.key,), (warm.key,), (cold.key,)]
     (alone,) = a_comparison(warm, *runs).workloads
     assert alone.warm_up_epochs == 2
 
@@ -167,19 +164,15 @@ def test_a_line_for_each_run_and_epoch() -> None:
     comparison = a_comparison(
         learned("serial", [0.5, 0.95]),
         learned("parameter_server", [0.4, 0.6, 0.92], nodes=3, transport="gloo"),
-        a_run("gossip", status="failed", cause="odd", epochs=4, **OVER_GLOO),
+        a_run("gossip", nodes=2, epochs=4, **FAILED),
     )
     lines = list(csv.DictReader(epochs_csv(comparison).splitlines()))
     assert [(line["nodes"], line["epoch"]) for line in lines] == [*zip("11333", "12123", strict=True)]
     second = lines[3]
-    assert (second["key"], second["strategy"], second["seed"]) == (
-        comparison.rows[1].key,
-        "parameter_server",
-        "0",
-    )
-    assert [float(second[name]) for name in ("train_s", "lr", "accuracy")] == pytest.approx([4.2, 0.1, 0.6])
-    assert float(second["loss"]) == 2.0  # mean over the two workers; the server has no loss
-    assert float(second["samples_per_s"]) == pytest.approx(600 / 2.0)  # of this epoch, not cumulative
+    assert (second["key"], second["strategy"]) == (comparison.rows[1].key, "parameter_server")
+    # The loss is the mean over the two workers, and the samples are those of this epoch alone.
+    names = ("train_s", "lr", "accuracy", "loss", "samples_per_s")
+    assert [float(second[name]) for name in names] == pytest.approx([4.2, 0.1, 0.6, 2.0, 600 / 2.0])
     assert float(lines[2]["samples_per_s"]) == pytest.approx(600 / 2.2)
 
 
@@ -189,35 +182,33 @@ def test_updates_of_a_shared_model_are_those_of_all_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "last_loss", "expected"),
-    [(0.2, 0.5, True), (0.2, 0.51, False), (0.11, 0.4, False), (None, 0.4, None)],
+    ("accuracy", "losses", "images", "expected"),
+    [
+        (0.2, (0.5, 0.5), 500, True),
+        (0.2, (0.51, 0.51), 500, False),
+        (0.2, (0.5, 0.51), 500, True),  # overfitted
+        (0.11, (0.4, 0.4), 500, False),
+        (None, (0.4, 0.4), 500, None),
+        (0.05, (0.4, 0.4), None, None),  # the test set is unknown
+    ],
 )
 def test_a_model_has_learned_if_it_beats_chance_and_its_loss_did_not_rise(
-    accuracy: float | None, last_loss: float, expected: bool | None
+    accuracy: float | None, losses: tuple[float, float], images: int | None, expected: bool | None
 ) -> None:
-    run = a_run(accuracy=accuracy)
-    points = [
-        point.model_copy(update={"loss": loss, "test_loss": loss})
-        for point, loss in zip(run.epochs, (0.5, last_loss), strict=True)
-    ]
-    known = {"test_samples": 500, "chance_accuracy": 0.1}
-    ranks = [rank.model_copy(update=known) for rank in run.ranks]
-    (row,) = a_comparison(run.model_copy(update={"epochs": points, "ranks": ranks})).rows
-    assert has_learned(row) is expected
+    last = dict(zip(("loss", "test_loss"), losses, strict=True))
+    run = with_epochs(a_run(accuracy=accuracy), lambda at: last if at.epoch == 2 else {})
+    known = {"test_samples": images, "chance_accuracy": images and 0.1}
+    assert has_learned(a_comparison(with_ranks(run, **known)).rows[0]) is expected
 
 
 def test_who_reaches_an_accuracy_after_fewer_epochs_is_in_the_verdict() -> None:
     slow, fast = [0.935, 0.94, 0.94, 0.94], [0.5, 0.6, 0.7, 0.935]
     runs = [learned("serial", slow, target=None, seed=seed) for seed in range(5)]
-    for seed in range(5):
-        run = learned("all_reduce", fast, target=None, nodes=2, seed=seed)
-        ranks = [rank.model_copy(update={"train_s": 3.0}) for rank in run.ranks]
-        runs.append(run.model_copy(update={"ranks": ranks}))
-    comparison = a_comparison(*runs)
+    others = [learned("all_reduce", fast, target=None, nodes=2, seed=seed) for seed in range(5)]
+    comparison = a_comparison(*runs, *(with_ranks(run, train_s=3.0) for run in others))
     serial, group = comparison.groups
-    assert [point.train_s for point in curve(group)] == pytest.approx(
-        [2.1, 4.1, 6.1, 8.1]
-    )  # of the last rank
+    of_last_rank = pytest.approx([2.1, 4.1, 6.1, 8.1])
+    assert [point.train_s for point in curve(group)] == of_last_rank
     found = reached_sooner(group, comparison.groups)
     assert found is not None
     assert (found[0], found[1].epoch) == (serial, 1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -233,15 +231,6 @@ def test_filters_exist_for_what_differs_in_the_order_of_sizes() -> None:
     assert [*table.lines[0].filters.values()] == values
 
 
-def test_workloads_of_one_configuration_share_a_table() -> None:
-    comparison = a_comparison(*(a_run(lr=lr, seed=seed) for lr in (0.1, 0.2, 0.4) for seed in range(2)))
-    (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
-    assert [head.title for head in chapter.results.heads][:2] == ["Workload", "Strategy"]
-    assert len({line.cells[0].text for line in chapter.results.lines}) == 3
-    assert chapter.certified is not None
-    assert len(chapter.certified.lines) == 3
-
-
 def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
     terms = SectionTerms()
     marked = terms.mark("<i> CPU-time speedup <b> and speedups; speedup")
@@ -366,18 +355,6 @@ def test_every_table_of_the_text_is_parsed_and_narrow_and_no_column_is_lost() ->
         assert {head.title for table in parts if table for head in table.heads} == shown
 
 
-def test_figures_and_links_of_the_text_have_targets_and_what_is_folded_is_markdown() -> None:
-    text, plots = golden().markdown, golden().plots
-    assert sorted(re.findall(r"\]\(plots/(.+?)\.svg\)", text)) == sorted(plot.name for plot in plots)
-    targets = re.findall(r'<a id="([^"]+)"></a>', text)
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= set(targets)
-    assert len(targets) == len({*targets}) > 5
-    blocks = [token.content for token in RENDERER.parse(text) if token.type == "html_block"]
-    assert text.count("<details>") == text.count("</details>") == blocks.count("</details>\n") > 5
-    for block in blocks:
-        assert re.fullmatch(r"<details>\n<summary>[^<*|`]+</summary>\n|</details>\n", block)
-
-
 def test_text_from_files_is_no_markup() -> None:
     def rendered(cause: str, pending: str, **texts: str) -> str:
         failed = a_run("ddp", nodes=2, status="failed", cause=cause)
@@ -447,11 +424,3 @@ def test_number_formats() -> None:
         "a, b and c ": f"{formats.first_few(['a', 'b', 'c'], 2)} ",
     }
     assert [text.replace(formats.JOIN, " ") for text in written.values()] == [*written]
-
-
-@pytest.mark.slow
-def test_importing_the_report_loads_nothing_heavy() -> None:
-    heavy = "{'torch', 'mpi4py', 'altair', 'jinja2'}"
-    code = f"import sys, orchestrator.report; print({heavy} & {{*sys.modules}})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.stdout == "set()\n"

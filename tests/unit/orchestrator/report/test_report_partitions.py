@@ -35,7 +35,6 @@ from tests.unit.report_support import (
     a_run,
     csv_lines,
     finding_of,
-    findings_of,
     in_parts,
     marks_of,
     records_of,
@@ -207,22 +206,6 @@ def test_figures_have_the_numbers_of_each_configuration() -> None:
     assert [record["busy"] for record in records if "stage" in record][:2] == approx([3 / 90, 1 / 90])
 
 
-def test_the_least_memory_is_reported_beside_serial_or_the_most_and_their_times_per_step() -> None:
-    most = in_parts(a_run("gossip", nodes=2), [2000] * 2, activations=[9000] * 2)
-    for runs, other, held in (
-        ([WHOLE, COPIES, most, a_pipeline()], "serial", 19_000),
-        ([COPIES, most, a_pipeline()], "the most of any strategy", 33_000),
-    ):
-        data = finding_of(a_comparison(*runs), "least_memory").data
-        assert (data["strategy"], data["bytes"]) == (PIPELINE, 12_200)
-        assert (data["compared_with"], data["compared_bytes"]) == (other, held)
-        assert data["compared"][0]["values"] == approx([0.05, 0.02])
-    assert findings_of(a_comparison(WHOLE, COPIES), "least_memory") == []
-    threads = a_comparison(WHOLE, a_pipeline(transport="memory"))  # have no times
-    assert "compared" not in finding_of(threads, "least_memory").data
-    assert findings_of(threads, "bubble") == []
-
-
 @pytest.mark.parametrize(
     ("share", "cores", "shared"), [(0.5, 1, True), (0.1, 1, False), (0.5, 8, False)], ids=str
 )
@@ -361,18 +344,3 @@ def test_maps_of_equally_many_ranks_have_one_scale_and_a_title_each() -> None:
     titles = [panel["title"]["text"][0].replace(formats.JOIN, " ") for panel in panels]
     assert titles == ["made, 1 node × 2 ranks", "one, 3 nodes", "other, 3 nodes"]
     assert [each["y"]["axis"]["title"] for each in encodings] == ["rank", "node", "node"]
-
-
-def test_maps_are_side_by_side() -> None:
-    for of_each_size, rows in (
-        ([1], [1]),
-        ([3, 3], [3, 3]),
-        ([2, 2, 2], [2, 2, 2]),
-        ([4, 4], [3, 3, 2]),
-        ([1, 1], [2]),
-        ([1, 1, 2], [2, 2]),
-    ):
-        made = [a_map(size, 2, f"p{n}") for size, count in enumerate(of_each_size, 2) for n in range(count)]
-        drawn = [*maps._rows(made)]
-        assert [len(row) for row in drawn] == rows
-        assert [each for row in drawn for each in row] == made

@@ -138,30 +138,6 @@ def test_other_published_numbers() -> None:
     assert "activations is 1.25 times" in verdict.headline
 
 
-def test_rounds_to_the_target_are_those_until_the_first_of_its_epochs() -> None:
-    def reached(local_steps: int) -> RunResult:
-        strategy = {"name": "local_sgd", "local_steps": local_steps, "participation": {"fraction": 0.5}}
-        run = a_run(strategy, nodes=2, steps=200, epochs=4, target_accuracy=0.5, patience=2)
-        points = [
-            point.model_copy(update={"epoch": epoch, "target_reached": epoch == 4})
-            for point in run.epochs
-            if point.epoch == 1
-            for epoch in range(1, 5)
-        ]
-        return run.model_copy(update={"epochs": points})
-
-    published = [
-        {"runs": {"strategy.local_steps": steps}, "rounds_to_target": rounds}
-        for steps, rounds in ((40, 8), (100, 1))
-    ]
-    comparison = in_blocks(published, theirs=[reached(40), reached(100)])
-    # The third of four epochs was the first of two in a row: 150 of 200 steps.
-    assert [line["rounds_to_target_measured"] for line in table(comparison)] == ["4", "2"]
-    (verdict,) = verdicts_of(comparison)
-    assert "0.50" in verdict.headline
-    assert "2.00" in verdict.headline
-
-
 def test_only_options_that_change_runs_override_the_published_ones() -> None:
     for options, found in ((["--quick"], 0), (["--nodes 1,2", "--repeat 10"], 1)):
         comparison = a_lab(overrides=options)
@@ -213,21 +189,6 @@ def test_steps_that_lack_a_run_change_nothing_or_do_not_compare_are_no_ablation(
     ablation = {"measure": "time_to_target_s", "nodes": [2], "steps": steps}
     comparison = in_blocks(ablation=ablation, slow=slow, lucky=lucky)
     assert finding_of(comparison, "ablation_incomplete").data["lacking"] == ["lucky"]
-
-
-def test_a_step_selects_runs_of_its_block() -> None:
-    slow, alike = (
-        [a_run(name, nodes=2, cpus=1.0, train_s=train_s, **fields) for name in ("all_reduce", "ddp")]
-        for train_s, fields in ((9.0, {"node_speed": [1, 0.5]}), (4.0, {}))
-    )
-    steps = [
-        {"block": "slow", "runs": {"strategy": "ddp"}},
-        {"block": "alike", "runs": {"strategy": "ddp"}, "fixes": "half a core"},
-    ]
-    ablation = {"measure": "train_s", "nodes": [2], "steps": steps}
-    data = finding_of(in_blocks(ablation=ablation, slow=slow, alike=alike), "ablation").data
-    assert (data["first"], data["last"]) == (pytest.approx(9.0), pytest.approx(4.0))
-    assert [step["changes"] for step in data["steps"]] == [["node_speed [1.0, 0.5] → null"]]
 
 
 @pytest.mark.parametrize("number", [3, 8])

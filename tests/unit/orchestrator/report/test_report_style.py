@@ -1,18 +1,20 @@
 """Mistakes in the looks of strategies: two with one look, and looks that differ from report to report."""
 
 from __future__ import annotations
+
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from orchestrator.report.figures.style import Look, Style
-from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS
+from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, TOKENS
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, a_run
 from trainer.spec.registries import STRATEGIES
-from itertools import combinations
-import numpy as np
-from numpy.typing import NDArray
-from orchestrator.report.figures.theme import SERIES_COLOURS, TOKENS
 
 CSS = Path(__file__).parents[4] / "orchestrator/report/render/report.css"
 FEWEST = {"rpc_split": 3, "hybrid": 4, "parameter_server": 3, "async_parameter_server": 3, "serial": 1}

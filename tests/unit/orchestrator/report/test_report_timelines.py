@@ -11,12 +11,13 @@ from urllib.parse import unquote
 import pytest
 
 from orchestrator.replay.run import NoClusterTime
+from orchestrator.replay.windows import Part
 from orchestrator.report import plots, write_report
 from orchestrator.report.figures import timelines
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.timelines import MOST_RANKS, small_timelines
 from orchestrator.report.model import timelines as model
-from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
 from orchestrator.report.plots import Plot
 from orchestrator.results.records import RunResult
@@ -24,29 +25,23 @@ from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format
 from tests.support.traces import builders
 from tests.unit.report_support import (
+    FAILED,
     a_comparison,
     a_run,
     in_cluster_time,
+    only_view,
     page_of,
     records_of,
     repeated,
     text_of,
     unrendered_figures,
+    view_of,
     windowed,
     write_page,
 )
 from trainer.core.trace import Kind, encode_trace, trace_path
 
 EVIL = "</svg><script>alert(1)</script>"
-
-
-def only_view(comparison: Comparison) -> WorkloadView:
-    [workload] = comparison.workloads
-    return comparison.view(workload)
-
-
-def slowest(*results: RunResult) -> list[str]:
-    return [run.row.key for run in slowest_runs(only_view(a_comparison(*results)))]
 
 
 def drawn(*results: RunResult) -> Comparison:
@@ -62,37 +57,38 @@ def plots_of(comparison: Comparison) -> list[Plot]:
         return plots.draw(comparison)
 
 
-# The slowest runs
+MPI, GLOO, DDP = (
+    repeated(name, times, nodes=2, transport=transport)
+    for name, times, transport in (
+        ("all_reduce", [3, 5], "mpi"),
+        ("all_reduce", [3, 4.5], "gloo"),
+        ("ddp", [2, 1], "gloo"),
+    )
+)
+LOST = a_run("ddp", nodes=2, seed=7, train_s=50.0, **FAILED)
+AT_FOUR = [a_run(name, nodes=4, train_s=1.0) for name in ("all_reduce", "ddp")]
+SMALL = [a_run("gossip", nodes=nodes, train_s=1.0) for nodes in (2, 3)]
 
 
-def test_the_slowest_run_of_each_strategy() -> None:
-    mpi, gloo = (repeated("all_reduce", [3, last], nodes=2, transport=name) for name, last in OVER)
-    ddp = repeated("ddp", [2, 1], nodes=2)
-    failed = a_run("ddp", nodes=2, seed=7, train_s=50.0, status="failed", cause="gone")
-    assert slowest(*repeated("serial", [9, 8]), *mpi, *gloo, *ddp, failed) == [mpi[1].key, ddp[0].key]
-
-
-OVER = (("mpi", 5), ("gloo", 4.5))
-
-
-def test_runs_at_the_shape_at_which_strategies_are_compared_or_their_largest() -> None:
-    at_four = [a_run(name, nodes=4, train_s=1.0) for name in ("all_reduce", "ddp")]
-    slower = a_run("all_reduce", nodes=2, train_s=5.0)
-    only_small = [a_run("gossip", nodes=n, train_s=1.0) for n in (2, 3)]
-    assert slowest(*at_four, slower, *only_small) == [*(run.key for run in at_four), only_small[1].key]
+@pytest.mark.parametrize(
+    ("runs", "slowest"),
+    [
+        ([*repeated("serial", [9, 8]), *MPI, *GLOO, *DDP, LOST], [MPI[1], DDP[0]]),
+        # At the shape at which strategies are compared, or at their largest.
+        ([*AT_FOUR, a_run("all_reduce", nodes=2, train_s=5.0), *SMALL], [*AT_FOUR, SMALL[1]]),
+    ],
+    ids=["strategies", "shapes"],
+)
+def test_the_slowest_run_of_each_strategy(runs: list[RunResult], slowest: list[RunResult]) -> None:
+    assert [run.row.key for run in slowest_runs(view_of(*runs))] == [run.key for run in slowest]
 
 
 def test_of_many_strategies_those_that_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MOST", 2)
     times = (("ddp", 2.0), ("gossip", 1.0), ("all_reduce", 3.0))
-    runs = [a_run(name, nodes=2, train_s=s) for name, s in times]
-    assert slowest(*runs) == [runs[0].key, runs[2].key]
-    [plot] = plots_of(drawn(*runs))
-    assert len(plot.timelines) == 2
+    [plot] = plots_of(drawn(*(a_run(name, nodes=2, train_s=s) for name, s in times)))
+    assert [each.run.group.strategy for each in plot.timelines] == ["ddp", "all_reduce"]
     assert plot.note.endswith(": 1.")
-
-
-# The figure
 
 
 def test_what_is_missing_is_named_with_its_reason_as_text() -> None:
@@ -102,11 +98,10 @@ def test_what_is_missing_is_named_with_its_reason_as_text() -> None:
     shown, missing = timelines_of(only_view(comparison), comparison.windows)
     assert [each.run.group.strategy for each in shown] == ["all_reduce"]
     assert missing == {model.NO_TRACES.reason: ["hogwild"], EVIL: ["ddp"]}
-    found = plots_of(comparison)
-    [note] = [plot.note for plot in found]
-    assert all(part in note for part in ("hogwild", model.NO_TRACES.reason, EVIL))
-    assert EVIL not in page_of(comparison, [], found)
-    assert EVIL not in text_of(comparison, [], found)
+    [plot] = plots_of(comparison)
+    assert all(part in plot.note for part in ("hogwild", model.NO_TRACES.reason, EVIL))
+    assert EVIL not in page_of(comparison, [], [plot])
+    assert EVIL not in text_of(comparison, [], [plot])
     assert plots_of(a_comparison(*runs)) == []
 
 
@@ -116,22 +111,21 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     shown, _ = timelines_of(view, comparison.windows)
     chart = small_timelines(view, shown)
     assert chart is not None
-    panels = [series_name(timeline.run.group) for timeline in shown]
-    assert chart.spec["facet"]["sort"] == panels
+    assert chart.spec["facet"]["sort"] == [series_name(timeline.run.group) for timeline in shown]
     assert "wall" in chart.spec["title"]
-    for series, timeline in zip(panels, shown, strict=True):
-        window = timeline.window
-        boxes = [
-            (box["rank"], box["phase"], box["from"], box["to"])
-            for box in records_of(chart)
-            if box["series"] == series
-        ]
-        assert window.start_s > 0
-        assert boxes == [
-            (rank, part.phase, 1e3 * (part.start_s - window.start_s), 1e3 * (part.end_s - window.start_s))
-            for rank, parts in enumerate(window.ranks)
-            for part in parts
-        ]
+    start = shown[0].window.start_s
+    assert start > 0
+
+    def milliseconds(part: Part) -> tuple[float, float]:
+        return 1e3 * (part.start_s - start), 1e3 * (part.end_s - start)
+
+    names = ("series", "rank", "phase", "from", "to")
+    assert [tuple(box[name] for name in names) for box in records_of(chart)] == [
+        (series_name(each.run.group), rank, part.phase, *milliseconds(part))
+        for each in shown
+        for rank, parts in enumerate(each.window.ranks)
+        for part in parts
+    ]
 
 
 @pytest.mark.parametrize(
@@ -156,16 +150,13 @@ def test_ranks_are_left_out_if_they_or_their_boxes_are_many(
 
 def save_traces(paths: SweepPaths, result: RunResult) -> None:
     run = result.run
-    ranks = builders(run.world_size, run.transport, run=result.key)
-    for epoch in (1, 2):
-        for number, rank in enumerate(ranks):
+    for number, rank in enumerate(builders(run.world_size, run.transport, run=result.key)):
+        for epoch in (1, 2):
             rank.add(Kind.EPOCH, peer=epoch)
             for _ in range(10):
                 rank.work(0.01 * (number + 1))
-                if run.world_size > 1:
-                    rank.add(Kind.ALL_REDUCE, 1000)
+                rank.add(Kind.ALL_REDUCE, 1000)
                 rank.add(Kind.STEP)
-    for number, rank in enumerate(ranks):
         path = trace_path(paths.run(result.key).directory, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_trace(rank.trace()))
@@ -183,14 +174,11 @@ def linked_timelines(text: str) -> set[str]:
 
 def test_a_report_writes_and_links_the_timelines_of_the_slowest_runs_once(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
-    results = [
-        *repeated("serial", [8], cores=2),
-        *repeated("all_reduce", [6], nodes=4, cores=2),
-        *repeated("ddp", [5, 4], nodes=4, cores=2),
-    ]
+    on_two_cores = {"nodes": 4, "cores": 2}
+    results = [*repeated("all_reduce", [6], **on_two_cores), *repeated("ddp", [5, 4], **on_two_cores)]
     for result in results:
         save_traces(paths, result)
-    write_page(tmp_path, *results, a_run("gossip", nodes=4, cores=2))
+    write_page(tmp_path, a_run(cores=2), *results, a_run("gossip", **on_two_cores))
     written = timelines_in(paths)
     assert sorted(re.sub(r"-.*", "", key) for key in written) == ["all_reduce", "ddp"]
     for key in written:
@@ -200,7 +188,7 @@ def test_a_report_writes_and_links_the_timelines_of_the_slowest_runs_once(tmp_pa
     assert linked_timelines(figure) == linked_timelines(markdown) == {*written}
     assert "gossip (the run recorded no traces)" in markdown
 
-    slower = a_run("ddp", nodes=4, cores=2, seed=5, train_s=50.0)
+    slower = a_run("ddp", seed=5, train_s=50.0, **on_two_cores)
     save_traces(paths, slower)
     record = json.loads(paths.record.read_text())
     write_atomic(paths.record, json.dumps({**record, "keys": [*record["keys"], slower.key]}))

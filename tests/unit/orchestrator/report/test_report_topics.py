@@ -4,7 +4,6 @@ pairs, over which links and in which location runs compare, and what containers 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,16 @@ from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
 from orchestrator.report.quantities import ELAPSED_S
 from orchestrator.report.quantities.containers import Containers, containers
-from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.render import columns
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
-from orchestrator.report.topics.links import time_by_link
 from orchestrator.report.topics.stragglers import (
     MAX_NUMBERED_RANKS,
     MAX_PANELS,
     MOST_ROWS,
     straggler_attribution,
 )
-from orchestrator.report.topics.textbook_optimizers import loss_curves, optimizer_pairs
 from orchestrator.results.records import InjectedFault, LinkResult, RunResult
 from tests.unit.report_support import (
     FAILED,
@@ -55,7 +51,6 @@ from tests.unit.report_support import (
     with_ranks,
 )
 from trainer.core.cgroup import NodeUsage
-from trainer.spec.registries import OPTIMIZERS
 
 # Stragglers
 
@@ -280,18 +275,6 @@ def test_only_runs_with_all_else_equal_are_pairs(textbook: str, other: Any, fiel
     assert not curves(trained(textbook, 0.5, 0.25, **own), trained(other, 0.5, 0.25, **fields))
 
 
-def test_each_library_optimizer_is_registered_and_has_a_figure() -> None:
-    pairs = {name: getattr(OPTIMIZERS.load(name), "equals", None) for name in OPTIMIZERS.entries}
-    assert {name for name, library in pairs.items() if library} >= {"textbook_sgd", "textbook_adam"}
-    for name, library in pairs.items():
-        if library:
-            comparison = a_comparison(trained(library, 0.5, 0.25), trained(name, 0.5, 0.3))
-            (pair,) = optimizer_pairs(comparison)
-            assert pair.names == (name, library)
-            drawn = [(record["series"], record["loss"]) for record in records_of(loss_curves(pair))]
-            assert drawn == [(library, 0.5), (library, 0.25), (name, 0.5), (name, 0.3)]
-
-
 # Links
 
 SLOW = {"bandwidth_mbit": 10, "latency_ms": 1}
@@ -371,23 +354,6 @@ def test_links_that_were_not_enforced_are_compared_in_cluster_time() -> None:
     assert clock_error(comparison.rows) is None
     untimed = finding_of(a_comparison(*results), "link_not_enforced")
     assert len(untimed.data["in_wall_time"]) == len(runs)
-
-
-def test_cells_are_shaded_by_the_fastest_distributed_strategy_of_their_link() -> None:
-    runs = [
-        a_run(name, nodes=2, transport="gloo", link=link, train_s=train_s)
-        for name, link, train_s in (("all_reduce", SLOW, 8), ("gossip", SLOW, 2), ("all_reduce", None, 1.5))
-    ]
-    (views,) = a_comparison(a_run(train_s=1.0), *runs).over_links().values()
-    link = "10 Mbit/s, 1 ms"
-    assert {(each["series"], each["link"]): each["shade"] for each in records_of(time_by_link(views))} == {
-        ("serial", link): 0,
-        ("serial", OWN_LINKS): 0,
-        ("all_reduce · gloo", link): pytest.approx(log(4)),
-        ("gossip · gloo", link): 0,
-        ("all_reduce · gloo", OWN_LINKS): 0,
-    }
-    assert time_by_link(views[:1]) is None
 
 
 # Runtimes, images and containers

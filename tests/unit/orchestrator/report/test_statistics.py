@@ -1,17 +1,24 @@
 """Mistakes in statistics: n or n − 1, degrees of freedom, p-values that fall, errors that means share."""
 
 from __future__ import annotations
+
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import inf, sqrt
 from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
+
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import FALSE_SHOWN
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.chances import BOUND, Tolerance, draw_means, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
@@ -20,13 +27,6 @@ from orchestrator.report.statistics.intervals import accuracy_interval, ratio_in
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps, without_seed_effect
-from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.compared import Compared
-from orchestrator.report.findings.decide import FALSE_SHOWN
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
-from orchestrator.report.statistics.contrasts import Contrast
-from orchestrator.report.statistics.families import Decision
-from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.topics import asked_by
 from tests.unit.report_support import a_comparison, around, repeated
 
@@ -309,7 +309,6 @@ def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
 
 
 # test_claims.py
-
 
 
 def compared(quantity: Any, low: float, high: float) -> Compared:

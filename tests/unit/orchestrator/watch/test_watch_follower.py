@@ -1,15 +1,18 @@
 """Mistakes in what the page shows of a sweep: states, positions, which runs count, what is from before."""
 
 from __future__ import annotations
+
 import os
 import shutil
 from pathlib import Path
+
 import pytest
+
 from orchestrator.results.store import SweepPaths, claimed, is_claimed
+from orchestrator.watch.files import FIRST_BYTES, LINE_CHARACTERS, MOST_BYTES, LogPart, LogTail, log_names
 from orchestrator.watch.follower import Follower
 from tests.unit.watch_support import SweepInProgress, epoch, serial
 from trainer.spec.run_spec import RunSpec
-from orchestrator.watch.files import FIRST_BYTES, LINE_CHARACTERS, MOST_BYTES, LogPart, LogTail, log_names
 
 
 @pytest.fixture
@@ -161,7 +164,6 @@ def test_a_claimed_directory_is_in_use(tmp_path: Path) -> None:
 
 
 # test_watch_logs.py
-
 
 
 @pytest.fixture

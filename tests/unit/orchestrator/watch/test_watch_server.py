@@ -1,10 +1,13 @@
 """Mistakes of the page's server: who is answered, with which headers, files out of reach, its end."""
 
 from __future__ import annotations
+
 import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -12,20 +15,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
+
 import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli import app
 from orchestrator.errors import InputError
-from orchestrator.watch import connections
+from orchestrator.results.store import SweepPaths
+from orchestrator.watch import connections, growing_report
+from orchestrator.watch.growing_report import FIRST_S, SHARE, GrowingReport
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
-from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
-import subprocess
-import sys
-from typer.testing import CliRunner
-from orchestrator.cli import app
-from orchestrator.results.store import SweepPaths
-from orchestrator.watch import growing_report
-from orchestrator.watch.growing_report import FIRST_S, SHARE, GrowingReport
 from tests.unit.conftest import FakeTime
+from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
 
 TIMEOUT_S = 20
 NOTHING = {"default-src": "'none'", "frame-ancestors": "'none'"}
@@ -292,7 +294,6 @@ def test_a_damaged_record_and_a_port_in_use_are_named(tmp_path: Path) -> None:
 
 
 # test_watch_command.py
-
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
