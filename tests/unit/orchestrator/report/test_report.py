@@ -159,13 +159,6 @@ def test_each_number_of_a_run_is_that_of_the_right_ranks() -> None:
     assert [value(row, name) for name in names] == [None, 100.0, 300]
 
 
-def test_steps_that_exchange_nothing_have_no_exchange() -> None:
-    runs = [a_run(name, nodes=2, communicate_s=1.8) for name in ("one_shot", "hogwild")]
-    rows = a_comparison(*runs, a_run("ddp", communicate_s=1.8)).rows
-    assert [value(row, "exchange_s_per_step") for row in rows] == [None] * 3
-    assert [value(row, "bytes_sent_per_rank_per_step") for row in rows[:2]] == [None] * 2
-
-
 STALE = a_run("async_parameter_server", nodes=3, staleness=[(0.5, 2), (1.5, 7)])
 
 
@@ -222,15 +215,6 @@ def test_strategies_are_compared_at_the_most_common_shape_and_the_largest_of_equ
     for count, nodes in ((3, 2), (2, 4), (0, 1)):
         made = [a_run(name, nodes=of) for name, of in runs[:count]]
         assert view_of(SERIAL, *made).shape.nodes == nodes
-
-
-def test_many_partitioners_are_those_of_which_one_is_shown() -> None:
-    several = ["contiguous", "random_partition", "shards", "stratified"]
-    for number, shown in ((3, ["", *several[:3]]), (4, ["", "random_partition"])):
-        view = view_of(SERIAL, *(a_run("ddp", nodes=2, partitioner=name) for name in several[:number]))
-        assert view.partitioners[0] == "random_partition"  # the reference, whatever comes first
-        assert [group.partitioner_label for group in view.reference_candidates] == ["random_partition"]
-        assert [group.partitioner_label for group in view.line_groups] == shown
 
 
 def test_labels_name_what_is_not_the_default_as_sweep_files_write_it() -> None:

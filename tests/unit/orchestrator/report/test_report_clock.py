@@ -158,14 +158,3 @@ def test_times_are_cluster_times_where_other_load_took_the_cores(waiting: int, c
         assert "Other load took the cores" in finding_of(comparison, "cluster_time_uncalibrated").text
         before_the_verdict, _, _ = page_of(comparison, find(comparison), []).partition('id="verdict"')
         assert busy[0].text in before_the_verdict
-
-
-@pytest.mark.parametrize(
-    ("runs", "clusters"),
-    [([*SERIAL, *ON_TWO], CLUSTERS), ([*SERIAL, *ON_FOUR], []), ([*SERIAL, *ON_FOUR], times(ON_FOUR, 2.0))],
-    ids=["no shared cores", "no cluster times", "none of serial"],
-)
-def test_other_workloads_are_compared_in_wall_time(
-    runs: list[RunResult], clusters: list[ClusterTime]
-) -> None:
-    assert {row.clock for row in a_comparison(*runs, clusters=clusters).rows} == {"wall"}

@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.report.metrics.fairness import (
-    described,
     differences,
     global_batch,
     scales_beyond_the_rule,
-    stated_conditions,
     unequal_conditions,
 )
-from orchestrator.report.render.summary import VARIED, seeds_line
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
@@ -29,7 +26,6 @@ from tests.unit.report_support import (
     with_ranks,
 )
 from tests.unit.training import fields_for
-from trainer.core.rng import SOURCES
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 
@@ -162,28 +158,3 @@ def test_unequal_conditions_are_one_caution_per_workload() -> None:
     assert one.data["differences"] == {"global batch": {"32": ["serial"], "64": ["ddp over gloo"]}}
     assert set(other.data["differences"]) == {"samples per epoch", "global batch"}
     assert {row.key for row in one.rows} == {runs[0].key, runs[1].key}
-
-
-def test_values_name_strategies_and_abbreviate_the_majority() -> None:
-    names = ["all_reduce", "all_gather", "reduce_broadcast", "ddp"]
-    view = view_of(a_run(), *(a_run(name, nodes=2) for name in names))
-    (batch,) = differences(view)
-    assert described(view, batch) == "global batch differs: 32 (serial), 64 (all others)"
-    few = view_of(a_run(), *(a_run(name, nodes=2) for name in names[:3]))
-    assert "64 (all_reduce, all_gather and reduce_broadcast)" in described(few, *differences(few))
-    assert ", ".join(names[:3]) in stated_conditions(view)
-    both = view_of(EQUAL[0], EQUAL[2], another("ddp", partitioner="contiguous", coverage=0.7))
-    assert described(both, *differences(both)) == (
-        "coverage differs: 100.0% (serial and ddp over gloo with random_partition), "
-        "70.0% (ddp over gloo with contiguous)"
-    )
-
-
-def test_the_report_says_what_seeds_vary() -> None:
-    for vary in ([*SOURCES], ["split"], []):
-        line = seeds_line(a_comparison(a_run(vary=vary), a_run("ddp", nodes=2, vary=vary)))
-        assert [source for source in SOURCES if VARIED[source] in line] == vary
-    several = seeds_line(a_comparison(a_run(), a_run(vary=["split"])))
-    assert several
-    assert not any(name in several for name in VARIED.values())
-    assert seeds_line(a_comparison()) == ""

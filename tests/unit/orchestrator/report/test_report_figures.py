@@ -24,27 +24,19 @@ from orchestrator.report.figures.svg import compact
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
 from orchestrator.report.formats import JOIN
-from orchestrator.report.plots import draw
-from orchestrator.report.render.legend import legend
 from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
-from orchestrator.report.topics.exchange import exchange_by_size
 from orchestrator.report.topics.speed import SPEEDUPS as SPEEDUP
 from orchestrator.report.topics.speed import TIMES as TIME
 from orchestrator.results.records import RunResult
-from tests.unit.conftest import PROJECT
 from tests.unit.report_support import (
     SERIAL,
-    a_comparison,
     a_run,
     layers,
     marks_of,
     points,
     scale,
     view_of,
-    with_ranks,
 )
-from tests.unit.training import fields_for
-from trainer.spec.registries import STRATEGIES
 
 FEW = ["all_reduce", "one_shot", "gossip", "local_sgd"]
 MANY = [*FEW, "diloco", "all_gather", "reduce_broadcast", "parameter_server"]
@@ -209,48 +201,6 @@ def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
     for each, kind in ((chart, "linear"), (far, "log")):
         assert scale(Chart(each.spec["hconcat"][1]), "x")["type"] == kind
         assert not marks_of(each.spec) & {"bar", "area"}
-
-
-def sized(strategy: str, hidden: int, communicate_s: float, **fields: Any) -> RunResult:
-    """A run of a model with `hidden` parameters."""
-    fields |= {"model": {"name": "mlp", "hidden": [hidden]}, "nodes": 2, "transport": "mpi"}
-    return with_ranks(a_run(strategy, communicate_s=communicate_s, **fields), parameters=hidden)
-
-
-def test_exchange_by_model_size_is_one_figure_of_models_trained_alike() -> None:
-    spent = {"all_reduce": {100: 0.9, 10: 0.09, 1000: 4.5}, "all_gather": {10: 0.18, 1000: 2.7}}
-    comparison = a_comparison(*(sized(name, n, s) for name, of in spent.items() for n, s in of.items()))
-    chart = exchange_by_size(comparison, Style(comparison.groups))
-    assert [(record["series"], record["parameters"], record["mean"]) for record in points(chart)] == [
-        (f"{name} · mpi", size, pytest.approx(of[size] / 90))
-        for name, of in spent.items()
-        for size in sorted(of)
-    ]
-    assert scale(chart, "x")["type"] == scale(chart, "y")["type"] == "log"
-    for size, other in ((10, {}), (100, {"lr": 0.5})):  # one size, and another training
-        alone = a_comparison(sized("all_reduce", 10, 0.9), sized("all_reduce", size, 0.9, seed=1, **other))
-        assert exchange_by_size(alone, Style(alone.groups)) is None
-    two = a_comparison(sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
-    assert [plot.name for plot in draw(two) if plot.kind.name == "exchange"] == ["exchange-1"]
-
-
-def test_the_legend_has_the_file_and_the_colours_of_every_strategy() -> None:
-    names = [name for name in STRATEGIES.entries if name != "serial"]
-    nodes = {name: 4 if name == "hybrid" else max(2, STRATEGIES.load(name).min_nodes) for name in names}
-    registered = [a_run(name, nodes=nodes[name], **fields_for(name)) for name in names]
-    groups = a_comparison(
-        SERIAL, *registered, a_run({"name": "gossip", "graph": "complete"}, nodes=2)
-    ).groups
-    entries = {entry.name: entry for entry in legend(groups)}
-    assert [*entries] == ["serial", *names]
-    for name in names:
-        text = (PROJECT / entries[name].file).read_text()
-        assert f"class {type(STRATEGIES.parse(name)).__name__}(" in text
-        assert entries[name].summary in " ".join(text.split())
-    assert [label for label, _ in entries["gossip"].series] == ["gossip", "gossip graph=complete"]
-    style = Style(groups)
-    for group in groups:
-        assert (group.strategy_label, style.look(group).colour) in entries[group.strategy].series
 
 
 # The compact form

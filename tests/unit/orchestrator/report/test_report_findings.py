@@ -13,7 +13,6 @@ from orchestrator.report.findings.base import Finding, findings_json
 from orchestrator.report.formats import JOIN
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.report.topics import FIGURES, asked_by, find
-from orchestrator.report.topics.partitioners import partitioners_by_strategy
 from orchestrator.report.topics.runs import Tally
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.tolerance import Tolerances
@@ -27,9 +26,7 @@ from tests.unit.report_support import (
     finding_of,
     findings_of,
     on_360_images,
-    records_of,
     repeated,
-    view_of,
 )
 
 approx = pytest.approx
@@ -50,23 +47,6 @@ def decisions(finding: Finding) -> list[str]:
 
 
 # Speed
-
-
-def test_ranks_per_node_count_in_the_efficiency_and_are_no_more_nodes() -> None:
-    comparison = a_comparison(
-        *timed("serial", 8, 1, cores=1.5),
-        *timed("ddp", 4, 1, processes_per_node=2, cores=1.5),
-        *timed("ddp", 9, 2, processes_per_node=2, cores=1.5),
-        *timed("all_reduce", 7, 2, processes_per_node=2, cores=1.5),
-        *timed("all_reduce", 3, 2, cores=1.5),
-    )
-    fastest = finding_of(comparison, "fastest").data
-    assert (fastest["strategy"], fastest["ranks"]) == ("all_reduce over mpi", 4)
-    assert fastest["efficiency"] == approx(8 / 7 / 4, rel=1e-3)
-    more = finding_of(comparison, "more_nodes").data  # the same number of ranks in each node
-    assert (more["strategy"], more["ranks"], more["steps"]) == ("ddp over gloo", [2, 4], ["more"])
-    shared = finding_of(comparison, "shared_cores").data
-    assert (shared["shapes"], shared["limit"]) == (["1 × 2", "2", "2 × 2"], 1.5)
 
 
 @pytest.mark.parametrize(
@@ -95,21 +75,6 @@ def test_more_nodes_are_compared_with_the_next_fewer() -> None:
     assert pairs == [[9, 5], [3, 9], [3, 5]]
 
 
-def test_ways_to_take_the_same_mean_gradient_are_compared_by_step() -> None:
-    sign = {"name": "all_reduce", "compression": "sign"}
-    spent: Any = [("all_gather", 1.8), ("all_reduce", 0.9), ("one_shot", 0.1), (sign, 0.1)]
-    runs = [
-        run
-        for strategy, mean in spent
-        for run in repeated(strategy, around(mean, 0.01), "communicate_s", nodes=2, transport="mpi")
-    ]
-    finding = finding_of(a_comparison(*runs), "mean_gradient")
-    per_step = {"all_reduce": approx(0.01, rel=1e-3), "all_gather": approx(0.02, rel=1e-3)}
-    assert (finding.data["exchange_s_per_step"], decisions(finding)) == (per_step, ["more"])
-    assert finding.data["bytes_per_step"]["all_reduce"] == approx(1e6 / 90)
-    assert findings_of(a_comparison(*runs[:5], *runs[15:]), "mean_gradient") == []
-
-
 def test_the_front_needs_a_decision_against_every_other() -> None:
     def both(strategy: str, train_s: float, accuracy: float, sign: int = 1, step: float = 0.001) -> Any:
         pairs = zip(around(train_s, 0.02 * sign), around(accuracy, step * sign), strict=True)
@@ -132,14 +97,6 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
 
 
 # Accuracy
-
-
-def test_every_difference_is_that_of_the_values_beside_it() -> None:
-    serial = scored("serial", 0.955, 1)  # one seed is missing
-    ddp = repeated("ddp", [0.90, 0.91, 0.92, 0.93, 0.94, 0.98], "accuracy", nodes=2)
-    (each,) = finding_of(a_comparison(*serial, *ddp), "best_accuracy").data["compared"]
-    assert each["values"] == approx([0.93, 0.955])
-    assert sum(each["interval"]) / 2 == approx(0.93 - 0.955)
 
 
 def test_fewer_updates_explain_a_loss_only_on_the_same_samples_from_the_same_start() -> None:
@@ -209,32 +166,6 @@ def test_the_largest_loss_under_a_partitioner_and_its_recovery(
     comparison = a_comparison(*even, *skewed("one_shot", one_shot), *skewed("local_sgd", local_sgd))
     found = [finding.data for finding in findings_of(comparison, "partitioner_loss")]
     assert [(data["strategy"], data["best"]) for data in found] == ([expected] if expected else [])
-
-
-def test_the_map_has_a_strategy_per_row_and_a_partitioner_per_column() -> None:
-    def tried(partitioner: str, **accuracies: float) -> list[RunResult]:
-        fields: dict[str, Any] = {"nodes": 4, "transport": "mpi", "partitioner": partitioner}
-        return [a_run(name, accuracy=accuracy, **fields) for name, accuracy in accuracies.items()]
-
-    both = tried("random_partition", all_reduce=0.9, one_shot=0.8, gossip=0.7)
-    both += tried("shards", all_reduce=0.2)
-    assert partitioners_by_strategy(view_of(SERIAL, *both)) is None
-    more = tried("contiguous", all_reduce=0.6, one_shot=0.85)
-    chart = partitioners_by_strategy(view_of(SERIAL, *more, *both))
-    assert chart is not None
-    encoding = chart.spec["layer"][0]["encoding"]
-    assert encoding["x"]["sort"] == ["random_partition", "contiguous", "shards"]
-    series = ["all_reduce · mpi", "one_shot · mpi"]  # those with one partitioner are left out
-    assert (encoding["y"]["field"], encoding["y"]["sort"]) == ("series", series)
-    found = {(cell["series"], cell["partitioner"]): cell for cell in records_of(chart)}
-    for name, *cells in (
-        ("random_partition", ("90.0%", 0.0, "±0."), ("80.0%", 0.0, "±0.")),
-        ("contiguous", ("60.0%", approx(0.3), "−30"), ("85.0%", 0.0, "+5.")),  # a gain is not shaded
-        ("shards", ("20.0%", approx(0.7), "−70"), ("–", 0.0, "–")),
-    ):
-        shown = [found.pop((each, name)) for each in series]
-        assert [(cell["written"], cell["loss"], cell["change"][:3]) for cell in shown] == cells
-    assert found == {}
 
 
 # Many nodes

@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.figures.style import Style
 from orchestrator.report.metrics.curves import curve, reached_sooner
 from orchestrator.report.model.rows import OTHER_EPOCHS
 from orchestrator.report.quantities.learning import learned as has_learned
 from orchestrator.report.quantities.learning import updates
-from orchestrator.report.render.columns import GROUPS, NOT_REACHED
 from orchestrator.report.render.csv_tables import epochs_csv
-from orchestrator.report.topics.target import time_to_target
 from orchestrator.results.records import EpochPoint, RunResult
 from tests.unit.report_support import (
     FAILED,
     a_comparison,
     a_run,
-    cells,
     csv_lines,
-    only_view,
     value,
     verdicts_of,
     with_certificate,
@@ -85,25 +80,6 @@ def test_the_first_of_the_consecutive_epochs_counts(
     assert float(alone["time_to_target_s"]) == seconds
     assert float(of_three["time_to_target_s"]) == pytest.approx(seconds + 0.2)  # the slowest rank
     assert (alone["target_reached"], int(alone["epochs_trained"])) == ("true", len(accuracies))
-
-
-@pytest.mark.parametrize(
-    ("run", "line", "cell"),
-    [
-        (learned("serial", [0.5, 0.6, 0.7, 0.8]), ["", "false", "0.9"], NOT_REACHED),
-        (learned("serial", [0.5, 0.95, 0.6, 0.7], target=None), ["", "", ""], None),
-    ],
-    ids=["before it", "without"],
-)
-def test_without_a_target_or_before_it_there_is_no_time_to_it(
-    run: RunResult, line: list[str], cell: str | None
-) -> None:
-    comparison = a_comparison(run)
-    names = ("time_to_target_s", "target_reached", "target_accuracy")
-    assert [csv_lines(comparison)[0][name] for name in names] == line
-    view = only_view(comparison)
-    assert time_to_target(view.line_groups, Style(view.groups)) is None
-    assert cells(GROUPS, view.groups)[0].get("time_to_target_s") == cell
 
 
 def test_a_round_that_has_begun_counts() -> None:

@@ -19,18 +19,15 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from orchestrator.report import formats
-from orchestrator.report.findings.base import QUESTIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.figure_data import figure_data
-from orchestrator.report.render.filters import filters
 from orchestrator.report.render.markdown import plain
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.tables import AT_FIRST, table_of_groups
-from orchestrator.report.render.terms import TERMS, SectionTerms
+from orchestrator.report.render.terms import TERMS
 from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
 from orchestrator.sweeps.load import load_sweep
@@ -142,19 +139,6 @@ def test_links_have_targets_and_ids_are_unique(report: SweepPaths, page: Page) -
         assert (report.directory / link).exists()
 
 
-def test_the_page_has_its_sections_in_order_and_every_run(report: SweepPaths, page: Page) -> None:
-    sections = ["verdict", "evidence", "findings", "cautions", "results", "runs", "glossary"]
-    assert [name for name in page.ids if name in sections] == sections
-    asked = [name.removeprefix("question-") for name in page.ids if name and name.startswith("question-")]
-    assert asked == [key for key in QUESTIONS if key in asked]
-    comparison = read_comparison(report)
-    for row in comparison.rows:
-        assert all(text in page.text for text in (row.cause or "", *row.result.flags))
-        assert row.seed == 0 or f"seed: {row.seed}" in page.text
-    counts = re.findall(r"\d+(?=.runs|.ok|.failed|.pending)", one_line(comparison))
-    assert counts == ["8", "6", "1", "1"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "results",
@@ -217,31 +201,6 @@ def test_a_table_shows_the_columns_of_its_clock_first_and_sorts_by_values() -> N
         assert [line.cells[speedup].value for line in table.lines] == pytest.approx(speedups)
 
 
-def test_filters_exist_for_what_differs_in_the_order_of_sizes() -> None:
-    shapes: Any = [{"nodes": 10}, {"nodes": 2, "processes_per_node": 4}, {"nodes": 4, **FAILED}]
-    several = [a_run("ddp", **each) for each in shapes]
-    comparison = a_comparison(*several, SERIAL, FAST, pending=["key"])
-    found = {each.name: [value for value, _ in each.values] for each in filters(comparison)}
-    assert found["nodes"] == ["1", "2", "2 × 4", "4", "10"]
-    assert found["status"] == ["ok", "failed", "pending"]
-    assert "partitioner" not in found
-    assert filters(a_comparison(FAST)) == []
-    table = table_of_groups("Results", GROUPS, a_comparison(FAST).groups)
-    values = ["all_reduce · mpi", "2", "mpi", "random_partition", "ok"]
-    assert [*table.lines[0].filters.values()] == values
-
-
-def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
-    terms = SectionTerms()
-    marked = terms.mark("<i> CPU-time speedup <b> and speedups; speedup")
-    assert re.findall(r'href="#([^"]+)"[^>]*>([^<]+)<', marked) == [
-        ("term-cpu-time-speedup", "CPU-time speedup"),
-        ("term-speedup", "speedups"),
-    ]
-    assert {"&lt;b&gt;", "&lt;i&gt;"} <= {*re.findall("&lt;.&gt;", marked)}
-    assert "<a" not in terms.mark("Speedup")
-
-
 KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
 
 
@@ -295,27 +254,6 @@ def test_the_first_line_says_when_the_last_run_ended(monkeypatch: pytest.MonkeyP
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_the_data_of_a_figure_is_a_table() -> None:
-    records = [{"series": f"s{number}", "nodes": number, "time": number / 3} for number in range(70)]
-    tips = [{"field": "series", "title": "Strategy"}]
-    tips += [{"field": "time", "title": "Time, s", "format": ".2~f"}]
-    spec = {
-        "datasets": {"data": [*records, records[0]], "other": [{"nodes": 1}]},
-        "data": {"name": "data"},
-        "encoding": {"x": {"field": "nodes", "type": "quantitative", "title": "Nodes"}},
-        "layer": [
-            {"mark": "line"},
-            {"mark": "point", "encoding": {"tooltip": tips}},
-            {"mark": "rule", "data": {"name": "other"}},
-        ],
-    }
-    (data,) = figure_data(spec)
-    assert data.heads == ["Strategy", "Time, s"]
-    assert data.lines[:2] == [["s0", "0.00"], ["s1", "0.33"]]
-    assert (len(data.lines), data.more) == (60, 10)  # of equal lines, one
-    assert figure_data({"mark": "point"}) == []
 
 
 # report.md

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.report import formats
 from orchestrator.report.figures import maps
 from orchestrator.report.figures.maps import MAX_MAPPED_LABELS, MAX_MAPPED_RANKS, LabelMap, label_maps
-from orchestrator.report.figures.style import Style
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.split_points import one_per_split, two_stage_splits
 from orchestrator.report.quantities import model_partition as partition
@@ -24,8 +22,6 @@ from orchestrator.report.quantities.data_partition import (
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.legend import legend
 from orchestrator.report.topics import asked_by
-from orchestrator.report.topics.memory import memory_per_rank
-from orchestrator.report.topics.split_points import split_points_figure
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     FAILED,
@@ -39,7 +35,6 @@ from tests.unit.report_support import (
     marks_of,
     records_of,
     value,
-    view_of,
     with_certificate,
     with_ranks,
 )
@@ -188,24 +183,6 @@ def test_the_default_or_the_first_represents_all_split_points() -> None:
         assert (found.default, list(found.by_block)) == (default, blocks)
 
 
-def test_figures_have_the_numbers_of_each_configuration() -> None:
-    chart = memory_per_rank(view_of(WHOLE, in_parts(a_run("ddp", nodes=2), [1000] * 2), a_pipeline()))
-    parts = [record for record in records_of(chart) if "part" in record]
-    names = ["serial", "pipeline split_points=[flatten] · gloo", "ddp · gloo"]  # serial, then by size
-    assert [*dict.fromkeys(record["series"] for record in parts)] == names
-    assert [record["part"] for record in parts[:4]] == ["weights", "gradient", "optimizer", "activations"]
-    assert [record["amount"] for record in parts[:8]] == [4000, 4000, 4000, 7000, 2400, 2400, 2400, 5000]
-    nothing = view_of(SERIAL, a_pipeline().model_copy(update={"ranks": []}))
-    assert memory_per_rank(nothing) is memory_per_rank(view_of(WHOLE)) is None
-    view = view_of(*(a_pipeline(name, step_s=0.01 * at) for at, name in enumerate(SPLIT_POINTS, 1)))
-    chart = split_points_figure(view, Style(view.groups))
-    assert chart is not None
-    assert all(panel["encoding"]["x"]["sort"] == SPLIT_POINTS for panel in chart.spec["vconcat"])
-    records = records_of(chart)
-    assert [record["step"] for record in records if "step" in record] == approx([0.01, 0.02, 0.03, 0.04])
-    assert [record["busy"] for record in records if "stage" in record][:2] == approx([3 / 90, 1 / 90])
-
-
 @pytest.mark.parametrize(
     ("share", "cores", "shared"), [(0.5, 1, True), (0.1, 1, False), (0.5, 8, False)], ids=str
 )
@@ -334,13 +311,3 @@ def test_many_ranks_labels_or_cells_have_a_summary(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(maps, "MOST_CELLS", 60)
     chart = label_maps([a_map(4), a_map(8)])
     assert sum("samples" in record for record in records_of(chart)) == 40
-
-
-def test_maps_of_equally_many_ranks_have_one_scale_and_a_title_each() -> None:
-    chart = label_maps([a_map(2, per_node=2), a_map(3, name="one"), a_map(3, name="other")])
-    panels = [panel for row in chart.spec["vconcat"] for panel in row["hconcat"]]
-    encodings = [panel["layer"][0]["encoding"] for panel in panels]
-    assert [each["opacity"]["scale"]["domain"][1] for each in encodings] == [1019, 1029, 1029]
-    titles = [panel["title"]["text"][0].replace(formats.JOIN, " ") for panel in panels]
-    assert titles == ["made, 1 node × 2 ranks", "one, 3 nodes", "other, 3 nodes"]
-    assert [each["y"]["axis"]["title"] for each in encodings] == ["rank", "node", "node"]

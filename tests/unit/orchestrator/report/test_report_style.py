@@ -71,12 +71,6 @@ def test_transports_of_a_strategy_share_its_colour_and_differ_in_their_marks() -
     assert (found[0], found[3]) == (looks(run("all_reduce"))[0], looks(run("ddp"))[0])
 
 
-def test_many_variants_have_looks_of_their_own_as_long_as_there_are_any() -> None:
-    runs = [run({"name": "local_sgd", "local_steps": steps}) for steps in range(2, 34)]
-    assert distinct(looks(*runs)) == len(runs)
-    assert len({look.token for look in looks(*runs[:SERIES_COLOURS])}) == SERIES_COLOURS
-
-
 def test_the_page_draws_every_mark() -> None:
     text = CSS.read_text()
     assert all(f".swatch.{mark} {{" in text for mark in MARKS)

@@ -13,9 +13,8 @@ import pytest
 from orchestrator.replay.run import NoClusterTime
 from orchestrator.replay.windows import Part
 from orchestrator.report import plots, write_report
-from orchestrator.report.figures import timelines
 from orchestrator.report.figures.style import series_name
-from orchestrator.report.figures.timelines import MOST_RANKS, small_timelines
+from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
@@ -23,10 +22,11 @@ from orchestrator.report.plots import Plot
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format
-from tests.support.traces import builders
+from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import (
     FAILED,
     a_comparison,
+    a_record,
     a_run,
     in_cluster_time,
     only_view,
@@ -37,9 +37,8 @@ from tests.unit.report_support import (
     unrendered_figures,
     view_of,
     windowed,
-    write_page,
+    with_ranks,
 )
-from trainer.core.trace import Kind, encode_trace, trace_path
 
 EVIL = "</svg><script>alert(1)</script>"
 
@@ -128,38 +127,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("strategies", "nodes", "boxes", "ranks"),
-    [(("all_reduce",), MOST_RANKS + 4, 2500, MOST_RANKS), (("all_reduce", "ddp"), 12, 84, 7)],
-)
-def test_ranks_are_left_out_if_they_or_their_boxes_are_many(
-    strategies: tuple[str, ...], nodes: int, boxes: int, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank has six boxes."""
-    monkeypatch.setattr(timelines, "MOST_BOXES", boxes)
-    comparison = drawn(*(a_run(name, nodes=nodes) for name in strategies))
-    view = only_view(comparison)
-    chart = small_timelines(view, timelines_of(view, comparison.windows)[0])
-    assert chart is not None
-    assert {record["rank"] for record in records_of(chart)} == set(range(ranks))
-    assert f"first {ranks} of {nodes} ranks" in chart.spec["facet"]["header"]["labelExpr"]
-
-
 # Files and links
-
-
-def save_traces(paths: SweepPaths, result: RunResult) -> None:
-    run = result.run
-    for number, rank in enumerate(builders(run.world_size, run.transport, run=result.key)):
-        for epoch in (1, 2):
-            rank.add(Kind.EPOCH, peer=epoch)
-            for _ in range(10):
-                rank.work(0.01 * (number + 1))
-                rank.add(Kind.ALL_REDUCE, 1000)
-                rank.add(Kind.STEP)
-        path = trace_path(paths.run(result.key).directory, number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_trace(rank.trace()))
 
 
 def timelines_in(paths: SweepPaths) -> dict[str, tuple[int, int]]:
@@ -173,28 +141,26 @@ def linked_timelines(text: str) -> set[str]:
 
 
 def test_a_report_writes_and_links_the_timelines_of_the_slowest_runs_once(tmp_path: Path) -> None:
-    paths = SweepPaths(tmp_path)
-    on_two_cores = {"nodes": 4, "cores": 2}
-    results = [*repeated("all_reduce", [6], **on_two_cores), *repeated("ddp", [5, 4], **on_two_cores)]
-    for result in results:
-        save_traces(paths, result)
-    write_page(tmp_path, a_run(cores=2), *results, a_run("gossip", **on_two_cores))
-    written = timelines_in(paths)
-    assert sorted(re.sub(r"-.*", "", key) for key in written) == ["all_reduce", "ddp"]
-    for key in written:
-        assert_trace_event_format(json.loads(paths.run(key).timeline.read_text()))
-    (figure,) = re.findall(r'<figure[^>]*data-figure="timelines".*?</figure>', paths.html.read_text(), re.S)
-    markdown = paths.markdown.read_text()
-    assert linked_timelines(figure) == linked_timelines(markdown) == {*written}
-    assert "gossip (the run recorded no traces)" in markdown
+    paths, results = traced_sweep(tmp_path)
+    untraced = a_run("gossip", nodes=2, transport="gloo")
 
-    slower = a_run("ddp", seed=5, train_s=50.0, **on_two_cores)
-    save_traces(paths, slower)
-    record = json.loads(paths.record.read_text())
-    write_atomic(paths.record, json.dumps({**record, "keys": [*record["keys"], slower.key]}))
-    write_atomic(paths.run(slower.key).result, slower.model_dump_json())
-    with unrendered_figures():
-        write_report(paths)
-    unchanged = {key: file for key, file in written.items() if key.startswith("all_reduce")}
-    assert unchanged.items() <= timelines_in(paths).items()
-    assert linked_timelines(paths.markdown.read_text()) <= {*timelines_in(paths)}
+    def report(*runs: RunResult) -> set[str]:
+        """The runs whose timelines are linked."""
+        write_atomic(paths.record, a_record([*results, *runs]).model_dump_json())
+        for run in runs:
+            write_atomic(paths.run(run.key).result, run.model_dump_json())
+        with unrendered_figures():
+            write_report(paths)
+        html, markdown = paths.html.read_text(), paths.markdown.read_text()
+        (figure,) = re.findall(r'<figure[^>]*data-figure="timelines".*?</figure>', html, re.S)
+        assert "gossip (the run recorded no traces)" in markdown
+        assert linked_timelines(figure) == linked_timelines(markdown)
+        return linked_timelines(figure)
+
+    assert report(untraced) == {*timelines_in(paths)} == {results[0].key}
+    assert_trace_event_format(json.loads(paths.run(results[0].key).timeline.read_text()))
+    written = timelines_in(paths)
+    report(untraced)
+    assert timelines_in(paths) == written
+    slower = with_ranks(results[1], train_s=50.0)
+    assert report(untraced, slower) == {slower.key} <= {*timelines_in(paths)}

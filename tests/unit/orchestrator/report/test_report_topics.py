@@ -14,7 +14,6 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.locations import node_limits
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
 from orchestrator.report.quantities import ELAPSED_S
@@ -102,24 +101,6 @@ def test_a_run_with_a_slow_node_has_no_speedup() -> None:
     assert last.shape.label.replace(formats.JOIN, " ") == "2 nodes, node 1 at speed 0.25"
     assert last.workload.label == f"{first.workload.label}, one node at speed 0.25"
     assert [finding.data["reason"] for finding in findings_of(comparison, "no_serial")] == [UNEQUAL_NODES]
-
-
-def test_a_slow_node_is_compared_with_the_same_run_on_equal_nodes() -> None:
-    shared, gloo = {"cpus": 0.5}, {"transport": "gloo"}
-    cases: list[tuple[dict[str, Any], dict[str, Any], int]] = [
-        (shared, shared, 1),
-        (gloo, gloo, 1),
-        ({}, {}, 0),  # over Open MPI ranks poll if each has a core, and sleep if one node has less
-        ({**shared, **gloo}, shared, 0),
-    ]
-    for equal, slow, found in cases:
-        runs = [
-            a_run("all_reduce", nodes=2, train_s=5.0, **equal),
-            a_run("all_reduce", nodes=2, train_s=15.0, node_speed={-1: 0.25}, **slow),
-        ]
-        data = [finding.data for finding in findings_of(a_comparison(*runs), "slow_node")]
-        times = [(each["train_s"], each["equal_train_s"]) for each in data]
-        assert times == [pytest.approx((15.0, 5.0))] * found
 
 
 def figure_of(*runs: RunResult) -> Chart | None:
@@ -410,19 +391,6 @@ def test_a_location_is_named_only_if_there_are_several() -> None:
         assert [workload.location for workload in a_comparison(one, other).workloads] == named
     (alone,) = a_comparison(played).rows
     assert (alone.location, alone.replicas_equal) == ("not trained", None)
-
-
-def test_limits_are_described_only_if_they_were_enforced() -> None:
-    runs = [contained("ddp", nodes=2, cpus=cpus, memory_mb=512 * int(10 * cpus)) for cpus in (0.4, 0.5, 2)]
-    assert [text.replace(formats.JOIN, " ") for text in node_limits(a_comparison(*runs).rows)] == [
-        "cpus 0.4, 0.5 or 2",
-        "2,048, 2,560 or 10,240 MiB memory",
-        "512 pids",
-        "256 MiB /dev/shm",
-    ]
-    more = a_comparison(*runs, contained("serial")).rows
-    assert node_limits(more, ["cpus"]) == ["cpus 0.4 to 2"]
-    assert node_limits(a_comparison(SERIAL, FAST).rows) == []
 
 
 def counted(*usages: NodeUsage, **fields: Any) -> Containers | None:

@@ -16,7 +16,6 @@ from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
 from orchestrator.report.verdict.lab import _Reproduced, _reproduction
-from orchestrator.report.verdict.strategies import Wording
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.tolerance import Tolerances
@@ -28,7 +27,6 @@ from tests.unit.report_support import (
     around,
     in_cluster_time,
     on_360_images,
-    only_view,
     repeated,
     verdicts_of,
     with_epochs,
@@ -147,23 +145,6 @@ def test_neither_what_failed_nor_what_did_not_learn_is_chosen() -> None:
     assert "(not every run learned)" in verdict.certainty
 
 
-def test_many_partitioners_are_not_chosen_between() -> None:
-    text = "all_reduce 4 0.9 partitioner="
-    others = ", ".join(text + name for name in ("random_partition", "contiguous", "stratified"))
-    verdict = the_verdict(*ALONE, *measured(f"{others}, all_reduce 4 0.7 partitioner=shards"))
-    assert verdict.headline.startswith("With random_partition, probably choose all_reduce on 2")
-    assert not any(name in verdict.certainty for name in ("random_partition", "shards"))
-
-
-def test_options_are_the_choice_then_serial_then_the_most_probable_and_cheapest() -> None:
-    options = the_verdict(*measured("serial 8 0.9, all_reduce 4 0.9, gossip 7 0.9, ddp 5 0.896")).options
-    assert [each.name.split()[0] for each in options] == ["all_reduce", "serial", "ddp", "gossip"]
-    assert [each.chance for each in options] == ["over 99%", *["under 1%"] * 3]
-    assert options[1].difference == ABSENT
-    assert options[2].difference.startswith("−0.4")
-    assert "(" in options[2].difference  # the interval of the comparison
-
-
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     each = f"0.9 seeds={seeds}"
@@ -171,12 +152,6 @@ def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     assert (verdict.decided, {option.chance for option in verdict.options}) == (False, {ABSENT})
     assert verdict.headline.startswith("Too few seeds to choose: as measured, all_reduce")
     assert "--repeat 5" in verdict.certainty
-
-
-def test_a_seed_is_won_by_the_shorter_time_of_equal_seeds() -> None:
-    other = repeated("ddp", [7.0, 8.0, 9.0], nodes=2)
-    view = only_view(a_comparison(*repeated("serial", [8.0] * 4), *other))
-    assert "in 1 of 3" in Wording(view, []).seeds_won(view.groups[1], view.serial)
 
 
 # Targets, faults and labs

@@ -26,8 +26,7 @@ from orchestrator.report.statistics.families import Decision, benjamini_hochberg
 from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
 from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
-from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps, without_seed_effect
-from orchestrator.report.topics import asked_by
+from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
 from tests.unit.report_support import a_comparison, around, repeated
 
 LEVEL = 0.05
@@ -255,15 +254,6 @@ def test_seeds_are_paired_if_regression_shows_their_effect(effect: float) -> Non
         assert not pairing_helps([*samples[:-1], {**samples[-1], seeds: 0.0}])  # other seeds
 
 
-def test_what_is_left_without_the_effect_of_seeds_has_the_variance_of_differences() -> None:
-    one, other = (dict(enumerate(each)) for each in ([1, 5, 2.5], [2, 7, 2]))
-    freed = without_seed_effect([one, other])
-    differences = statistics.variance([one[seed] - other[seed] for seed in one])
-    assert sum(statistics.variance(each.values()) for each in freed) == pytest.approx(differences)
-    means = [statistics.fmean(each.values()) for each in freed]
-    assert means == pytest.approx([statistics.fmean(each.values()) for each in (one, other)])
-
-
 def test_a_drift_is_the_slope_of_a_regression_within_configurations() -> None:
     rng = np.random.default_rng(7)
     runs = [
@@ -308,7 +298,7 @@ def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
     assert drawn.std(axis=0) == pytest.approx([sqrt(0.02), sqrt(0.02 + 0.04)], rel=0.1)
 
 
-# test_claims.py
+# Comparisons
 
 
 def compared(quantity: Any, low: float, high: float) -> Compared:
@@ -345,31 +335,6 @@ def test_a_loss_is_tolerated_by_the_worse_bound(
     assert back.decision is not None
     assert (back.decision.low, back.decision.high) == pytest.approx((-high, -low))
     assert (back.left_is_better, back.right_is_better) == (higher.right_is_better, higher.left_is_better)
-
-
-def test_a_pair_is_compared_once_whichever_rules_ask_and_in_which_order() -> None:
-    runs = [
-        *repeated("serial", around(8, 0.2)),
-        *repeated("all_reduce", around(5, 0.2), nodes=2),
-        *repeated("ddp", around(6, 0.2), nodes=2),
-    ]
-    comparison = a_comparison(*runs)
-    serial, ours, ddp = comparison.groups
-    claims = Claims()
-
-    def ask(claims: Claims) -> list[tuple[float, float] | None]:
-        (first,) = claims.pairs(TRAIN_S, [(serial, ours)])
-        (second, _) = claims.with_reference(TRAIN_S, serial, [ours, ddp])
-        third = claims.all_pairs(TRAIN_S, [ours, serial, ddp]).between(ours, serial)
-        assert (first.level, second.level, third.level) == ("shown",) * 3 or claims.answers is None
-        return [first.swapped.interval, second.interval, third.interval]
-
-    assert ask(claims) == [None] * 3
-    intervals = ask(claims.decided())
-    assert len({*intervals}) == 1
-    assert intervals[0] is not None
-    asked = asked_by(comparison).asked
-    assert len(asked.questions) == len({(name[0], frozenset(name[1:])) for name in asked.questions})
 
 
 def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
