@@ -1,35 +1,37 @@
-"""Mistakes in figures over nodes, of strategies and of model sizes: axes, outliers, order and names; and in
-the compact form of Vega's SVG and the scripts of a page, which another user may have written."""
+"""Mistakes in figures over nodes and of strategies, in their looks and colours, in the compact form of SVG,
+and in the scripts of a page, which another user may have written."""
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import altair as alt
+import numpy as np
 import pytest
 import vl_convert
+from numpy.typing import NDArray
 
 from orchestrator.report.figures import vega
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
-from orchestrator.report.figures.chart import HIDDEN, Chart
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import ROW, folded
-from orchestrator.report.figures.style import Style
+from orchestrator.report.figures.style import Look, Style
 from orchestrator.report.figures.svg import compact
-from orchestrator.report.figures.theme import with_light_colours
+from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, TOKENS, with_light_colours
 from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
 from orchestrator.report.formats import JOIN
 from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
-from orchestrator.report.topics.speed import SPEEDUPS as SPEEDUP
 from orchestrator.report.topics.speed import TIMES as TIME
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     SERIAL,
+    a_comparison,
     a_run,
     layers,
     marks_of,
@@ -37,6 +39,7 @@ from tests.unit.report_support import (
     scale,
     view_of,
 )
+from trainer.spec.registries import STRATEGIES
 
 FEW = ["all_reduce", "one_shot", "gossip", "local_sgd"]
 MANY = [*FEW, "diloco", "all_gather", "reduce_broadcast", "parameter_server"]
@@ -68,17 +71,6 @@ def panels() -> Chart:
 
 
 # Lines over nodes
-
-
-@pytest.mark.slow
-def test_specifications_are_valid_and_hide_what_is_switched_off() -> None:
-    spec = drawn([SERIAL, *runs(FEW)], SPEEDUP).spec
-    plain = {key: value for key, value in spec.items() if key not in ("background", "config")}
-    alt.Chart.from_dict(plain, validate=True)
-    assert "gossip · mpi" in svg(spec)
-    (off,) = [param for param in spec["params"] if param["name"] == HIDDEN]
-    off["value"] = ["gossip · mpi"]
-    assert "gossip · mpi" not in svg(spec)
 
 
 def test_a_point_shows_its_values_under_the_pointer() -> None:
@@ -156,19 +148,6 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     times, accuracies = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(FEW)], ACCURACY)
     assert (times.log_axis, accuracies.log_axis) == ("y", None)
     assert times.spec["usermeta"]["domains"]["linear"] == scale(times, "y")["domain"]
-
-
-def test_all_lines_behind_the_panel_of_one_are_one_mark_with_gaps(panels: Chart) -> None:
-    inner = layers(panels.spec["spec"])
-    coloured = [layer for layer in inner if "color" in layer.get("encoding", {})]
-    assert len(coloured) > 2
-    assert not [layer for layer in coloured if "data" in layer]  # which would be drawn in every panel
-    (behind,) = [each for each in inner if each["mark"]["type"] == "line" and "order" in each["encoding"]]
-    records = panels.spec["datasets"][behind["data"]["name"]]
-    assert [record["at"] for record in records] == [*range(len(records))]
-    lines = len({record["series"] for record in records})
-    assert sum(record["mean"] is None for record in records) == lines > 1
-    assert "detail" not in behind["encoding"]
 
 
 # The overview of strategies, model sizes and the legend
@@ -257,3 +236,123 @@ def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", refuse)
     assert library() == packed("scripts 1" if spoil == "nothing" else "scripts 2")
+
+
+# Looks and colours
+
+
+CSS = Path(__file__).parents[4] / "orchestrator/report/render/report.css"
+FEWEST = {"rpc_split": 3, "hybrid": 4, "parameter_server": 3, "async_parameter_server": 3, "serial": 1}
+SPLIT = {"context_parallel": "gpt", "expert_parallel": {"name": "gpt", "experts": 2}}
+
+
+def run(strategy: str | dict[str, Any], **fields: Any) -> RunResult:
+    name = strategy if isinstance(strategy, str) else strategy["name"]
+    more: dict[str, Any] = {}
+    if name in SPLIT:
+        more = {"dataset": "tiny_shakespeare", "model": SPLIT[name], "loss": "cross_entropy"}
+    return a_run(strategy, **{"nodes": FEWEST.get(name, 2), **more, **fields})
+
+
+def looks(*runs: RunResult) -> list[Look]:
+    """The look of each run's configuration."""
+    groups = a_comparison(*runs).groups
+    style = Style(groups)
+    by_key = {row.key: style.look(group) for group in groups for row in group.rows}
+    return [by_key[each.key] for each in runs]
+
+
+def distinct(found: list[Look]) -> int:
+    return len({(look.token, look.shape) for look in found})
+
+
+def test_every_strategy_has_a_look_of_its_own_in_every_report() -> None:
+    names = [*STRATEGIES.entries]
+    registered = [run(name) for name in names]
+    together = looks(*registered)
+    assert distinct(together) == len(names)
+    assert looks(*reversed(registered)) == together[::-1]
+    assert [looks(each)[0] for each in registered] == together
+    distributed = [look for name, look in zip(names, together, strict=True) if name != "serial"]
+    marks = [MARKS[place // SERIES_COLOURS] for place in range(len(distributed))]
+    assert [look.shape for look in distributed] == marks  # all colours before the next mark
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_strategy_without_parameters_keeps_its_look_beside_variants(at: int) -> None:
+    variants = [run({"name": "local_sgd", "local_steps": steps}) for steps in (20, 30)]
+    plain, others = run("local_sgd"), [run("ddp"), run("gossip")]
+    runs = [*variants[:at], plain, *variants[at:], *others]
+    found = dict(zip((each.key for each in runs), looks(*runs), strict=True))
+    assert len({look.token for look in found.values()}) == len(runs)
+    for each in (plain, *others):
+        assert found[each.key] == looks(each)[0]
+
+
+def test_the_page_draws_every_mark() -> None:
+    text = CSS.read_text()
+    assert all(f".swatch.{mark} {{" in text for mark in MARKS)
+
+
+# test_report_palette.py
+
+
+Array = NDArray[np.float64]
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+VISION: dict[str, list[list[float]]] = {
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
+# Ottosson 2020, Oklab: linear RGB to cones, and their cube roots to lightness and two opponent axes.
+CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+OPPONENT = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+PAGES = {"light": 0, "dark": 1}
+SERIES = ["serial", *(f"s{number}" for number in range(SERIES_COLOURS))]
+PHASES = ["data", "compute", "communicate", "wait", "cpu_contention", "checkpoint", "other"]
+
+
+def linear(colour: str) -> Array:
+    srgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def seen(token: str, vision: str, page: str) -> Array:
+    """The place of a colour in Oklab, in which distances are those that are seen."""
+    rgb = np.clip(np.array(VISION[vision]) @ linear(TOKENS[token][PAGES[page]]), 0, 1)
+    place: Array = OPPONENT @ np.cbrt(CONES @ rgb)
+    return place
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_of_a_figure_can_be_distinguished(vision: str, page: str) -> None:
+    """All pairs, since a run without a phase brings others next to each other."""
+    for names, least in ((SERIES, 0.075), (PHASES, 0.034)):
+        apart = {
+            pair: float(np.linalg.norm(np.subtract(*(seen(name, vision, page) for name in pair))))
+            for pair in combinations(names, 2)
+        }
+        assert {pair: found for pair, found in apart.items() if found < least} == {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_strategies_stand_out_from_the_page(page: str) -> None:
+    light = {name: float(LUMINANCE @ linear(TOKENS[name][PAGES[page]])) + 0.05 for name in TOKENS}
+    contrast = {name: max(light[name] / light["paper"], light["paper"] / light[name]) for name in SERIES}
+    assert {name: found for name, found in contrast.items() if found < 3} == {}

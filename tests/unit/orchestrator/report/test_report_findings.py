@@ -3,16 +3,15 @@ seeds and limits from which something is said, and what figures say of them."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from orchestrator.report.figures.sentences import figure_sentence
-from orchestrator.report.findings.base import Finding, findings_json
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import JOIN
 from orchestrator.report.render.summary import seeds_line
-from orchestrator.report.topics import FIGURES, asked_by, find
+from orchestrator.report.topics import FIGURES, find
 from orchestrator.report.topics.runs import Tally
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.tolerance import Tolerances
@@ -115,27 +114,6 @@ def test_fewer_updates_explain_a_loss_only_on_the_same_samples_from_the_same_sta
     assert (data["updates"], data["serial_updates"]) == ({"ddp over gloo": (45, 45)}, (90, 90))
 
 
-def test_variants_are_compared_with_the_default_and_not_with_each_other() -> None:
-    def compressed(name: str, mean: float, **fields: Any) -> list[RunResult]:
-        return scored({"name": "all_reduce", "compression": name}, mean, transport="gloo", **fields)
-
-    found = findings_of(
-        a_comparison(
-            *compressed("sign", 0.81, bytes_sent=2e4),
-            *scored("all_reduce", 0.91, transport="gloo"),
-            *compressed("fp16", 0.905, bytes_sent=5e5),
-            *scored("ddp", 0.91),
-            *scored("pipeline", 0.8),
-            *scored({"name": "pipeline", "micro_batches": 8}, 0.9),  # equal mathematics
-        ),
-        "variant",
-    )
-    names = ("parameters", "accuracy", "bytes_sent")
-    assert [tuple(finding.data[name] for name in names) for finding in found] == [
-        (({"compression": "none"}, {"compression": name}), (approx(0.91), approx(accuracy)), (1e6, sent))
-        for name, accuracy, sent in (("sign", 0.81, 2e4), ("fp16", 0.905, 5e5))
-    ]
-    assert [each for finding in found for each in decisions(finding)] == ["less", "less"]
 
 
 # Partitioners
@@ -257,18 +235,6 @@ def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
         assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
 
 
-def test_findings_json_has_all_numbers_in_plain_text() -> None:
-    comparison = a_comparison(*timed("serial", 8, 1), *timed("ddp", 4), *timed("gossip", 5))
-    findings = find(comparison, asked_by(comparison).decided())
-    written = findings_json(findings)
-    assert JOIN not in written
-    entries = json.loads(written)
-    assert [(each["kind"], each["caution"], each["runs"]) for each in entries] == [
-        (each.kind, each.caution, [row.key for row in each.rows]) for each in findings
-    ]
-    (time,) = [each for each in entries if each["kind"] == "fastest"]
-    one, *_ = time["data"]["compared_with_serial"]
-    assert (one["scale"], one["level"], len(one["left"]), len(one["right"])) == ("ratio", "shown", 5, 5)
 
 
 # What figures say
@@ -294,14 +260,3 @@ def test_accuracies_are_measured_whatever_is_decided() -> None:
         assert text.startswith(f"Measured on 2 nodes{shown}")
 
 
-def test_a_figure_says_what_findings_on_its_own_workload_say() -> None:
-    """Those over another link are about the same serial runs."""
-    runs = [
-        run
-        for mbit, first, second in ((100, 4.0, 6.0), (10, 9.0, 8.0))
-        for name, mean in (("all_reduce", first), ("ddp", second))
-        for run in repeated(name, around(mean), nodes=2, transport="gloo", link={"bandwidth_mbit": mbit})
-    ]
-    found = said("speedup", *repeated("serial", around(12.0)), *runs)
-    named = [[name for name in ("all_reduce", "ddp") if f"{name} over" in each] for each in found]
-    assert named == [["all_reduce"], ["ddp"]]

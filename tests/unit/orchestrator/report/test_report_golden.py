@@ -30,9 +30,9 @@ from orchestrator.report.topics import FIGURES, find
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.orchestrator.report.test_report_learning import learned
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
+from tests.unit.orchestrator.report.test_report_times import learned
 from tests.unit.orchestrator.report.test_report_topics import (
     KILL,
     NEWER,

@@ -21,17 +21,12 @@ from markdown_it import MarkdownIt
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
-from orchestrator.report.render.chapters import chapters_of
-from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.markdown import plain
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
-from orchestrator.report.render.tables import AT_FIRST, table_of_groups
 from orchestrator.report.render.terms import TERMS
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import find
 from orchestrator.results.store import SweepPaths, write_atomic
 from orchestrator.sweeps.load import load_sweep
-from tests.unit.orchestrator.report.test_report_golden import golden
 from tests.unit.report_support import (
     FAILED,
     FAST,
@@ -42,7 +37,6 @@ from tests.unit.report_support import (
     a_record,
     a_run,
     csv_lines,
-    in_cluster_time,
     page_of,
     repeated,
     text_of,
@@ -187,18 +181,6 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
 # Tables, filters and runs
 
 
-def test_a_table_shows_the_columns_of_its_clock_first_and_sorts_by_values() -> None:
-    slow = [a_run(cores=2), a_run("ddp", nodes=4, cores=2)]
-    clusters = [in_cluster_time(run, 8.0 / run.run.nodes) for run in slow]
-    for comparison, time_of, speedups in (
-        (a_comparison(SERIAL, FAST), "Wall time", [1.0, 1.6]),
-        (a_comparison(*slow, clusters=clusters), "Cluster time", [1.0, 4.0]),
-    ):
-        table = table_of_groups("Results", GROUPS, comparison.groups)
-        first = [head.title for head in table.heads if head.first]
-        assert (len(first), time_of in first) == (AT_FIRST, True)
-        speedup = [head.title for head in table.heads].index("Speedup")
-        assert [line.cells[speedup].value for line in table.lines] == pytest.approx(speedups)
 
 
 KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
@@ -263,7 +245,6 @@ ODD = (
     "# one\n- two <script>x</script> ![three](http://four) [five](six) | seven `eight` *nine* $ten$ "
     "~~eleven~~ &amp;"
 )
-HEAD = r"(?m)^\| (.+) \|\n\| [-:| ]+\|$"
 
 
 def headings(text: str, level: str = "h2") -> list[str]:
@@ -271,26 +252,6 @@ def headings(text: str, level: str = "h2") -> list[str]:
     return [after.content for token, after in tokens if (token.type, token.tag) == ("heading_open", level)]
 
 
-@pytest.mark.slow
-def test_every_table_of_the_text_is_parsed_and_narrow_and_no_column_is_lost() -> None:
-    text, comparison = golden().markdown, golden().comparison
-    tables: list[list[int]] = []  # the number of cells in each line
-    for token in RENDERER.parse(text):
-        if token.type == "table_open":
-            tables.append([])
-        elif token.type == "tr_open":
-            tables[-1].append(0)
-        elif token.type in ("th_open", "td_open"):
-            tables[-1][-1] += 1
-        assert token.type != "inline" or not re.search(r"(?m)^\|", token.content)
-    assert len(tables) == len(re.findall(HEAD, text))
-    for lines in tables:
-        assert (len(lines) > 1, len({*lines}), 1 < lines[0] <= AT_FIRST) == (True, 1, True)
-    for chapter in chapters_of(comparison, asked_by(comparison).decided()):
-        section = re.split(r"\n##+ ", text[text.rindex(f"\n### {plain(chapter.heading)}\n") + 2 :])[0]
-        shown = {title for line in re.findall(HEAD, section) for title in line.split(" | ")}
-        parts = [chapter.results, chapter.partitioned, chapter.certified, chapter.contained]
-        assert {head.title for table in parts if table for head in table.heads} == shown
 
 
 def test_text_from_files_is_no_markup() -> None:

@@ -16,7 +16,6 @@ from orchestrator.report.model.split_points import one_per_split, two_stage_spli
 from orchestrator.report.quantities import model_partition as partition
 from orchestrator.report.quantities.data_partition import (
     partition_summary_of,
-    replica_ranks,
     representatives,
 )
 from orchestrator.report.render.chapters import chapters_of
@@ -281,13 +280,6 @@ def a_map(ranks: int, classes: int = 10, name: str = "made", per_node: int = 1) 
     return LabelMap(name, ClusterShape(ranks // per_node, per_node), summary)
 
 
-def test_the_ranks_of_a_replica_share_a_row_of_the_map() -> None:
-    (row,) = representatives(a_comparison(a_hybrid(data=2)).groups)
-    seen = partition_summary_of(row)
-    assert seen
-    assert replica_ranks(row) == ("0–1", "2–3")
-    assert list(LabelMap("p", row.shape, seen, replica_ranks(row)).row_names) == ["0–1", "2–3"]
-    assert replica_ranks(a_comparison(a_split()).rows[0]) == ("0–2",)
 
 
 def test_a_cell_is_at_its_rank_and_label_and_is_shaded_by_its_count() -> None:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
@@ -22,12 +20,6 @@ from orchestrator.report.quantities.stragglers import mean_wait_shares, straggle
 from orchestrator.report.render import columns
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
-from orchestrator.report.topics.stragglers import (
-    MAX_NUMBERED_RANKS,
-    MAX_PANELS,
-    MOST_ROWS,
-    straggler_attribution,
-)
 from orchestrator.results.records import InjectedFault, LinkResult, RunResult
 from tests.unit.report_support import (
     FAILED,
@@ -39,13 +31,9 @@ from tests.unit.report_support import (
     cells,
     finding_of,
     findings_of,
-    in_cluster_time,
-    marks_of,
-    records_of,
     repeated,
     row_of,
     value,
-    view_of,
     with_epochs,
     with_ranks,
 )
@@ -103,45 +91,10 @@ def test_a_run_with_a_slow_node_has_no_speedup() -> None:
     assert [finding.data["reason"] for finding in findings_of(comparison, "no_serial")] == [UNEQUAL_NODES]
 
 
-def figure_of(*runs: RunResult) -> Chart | None:
-    return straggler_attribution(view_of(*runs))
 
 
-def test_the_figure_has_a_map_for_each_run_on_one_scale() -> None:
-    chart = figure_of(waiting(WAITS_FOR_ALL, "all_gather"), waiting(WAITS_FOR_LAST))
-    assert chart is not None
-    assert chart.spec["facet"]["sort"] == ["all_reduce · mpi", "all_gather · mpi"]
-    shown = [each for each in records_of(chart) if each["series"] == "all_reduce · mpi"]
-    assert {(each["waiting"], each["for"]): each["share"] for each in shown} == {
-        (rank, other): None if rank == other else pytest.approx(WAITS_FOR_LAST[rank][other] / 10)
-        for rank in range(3)
-        for other in range(3)
-    }
-    assert chart.spec["spec"]["layer"][1]["encoding"]["opacity"]["scale"]["domain"] == [0, 0.6]
-    assert "text" in marks_of(chart.spec)
-    assert figure_of(waiting([[0.0, 0.01], [0.0, 0.0]])) is None
-    many = [waiting(WAITS_FOR_LAST, {"name": "local_sgd", "local_steps": steps}) for steps in range(1, 10)]
-    assert len({record["series"] for record in records_of(figure_of(*many))}) == MAX_PANELS
-    ranks = MAX_NUMBERED_RANKS + 1
-    chart = figure_of(waiting([[0.0, *[1.0] * (ranks - 1)]] * ranks))
-    assert chart is not None
-    assert "text" not in marks_of(chart.spec)
 
 
-def test_rows_and_columns_are_several_ranks_where_these_are_many() -> None:
-    """A cell is the mean over the ranks that wait, and the sum over those that they wait for."""
-    ranks = 2 * MOST_ROWS - 1
-    waits = np.random.default_rng(0).uniform(0.0, 2.0, (ranks, ranks)) * (1 - np.eye(ranks))
-    shown = records_of(figure_of(waiting(waits.tolist())))
-    assert len(shown) == MOST_ROWS**2
-    for record in shown:
-        rows, columns = (
-            [at for at in (record[side], record[side] + 1) if at < ranks] for side in ("waiting", "for")
-        )
-        assert record["waiting_ranks"] == "–".join(map(str, rows))
-        assert record["for_ranks"] == "–".join(map(str, columns))
-        expected = sum(waits[row, column] for row in rows for column in columns) / 10 / len(rows)
-        assert record["share"] == pytest.approx(expected, abs=1e-5)
 
 
 # What faults cost
@@ -319,22 +272,6 @@ def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(li
     assert findings_of(linked, "link_not_enforced") == []
 
 
-def test_links_that_were_not_enforced_are_compared_in_cluster_time() -> None:
-    cluster_s = {"serial": 2.0, "all_reduce": 9.0, "gossip": 5.0}
-    runs = [*over(SLOW, "all_reduce", 1.5, runtime="local"), *over(SLOW, "gossip", 1.6, runtime="local")]
-    results = [*repeated("serial", around(2.0), cores=2), *runs]
-    clusters = [in_cluster_time(run, cluster_s[run.run.name_of("strategy")]) for run in results]
-    comparison = a_comparison(*results, clusters=clusters)
-    assert {row.clock for row in comparison.rows} == {"cluster"}
-    assert finding_of(comparison, "fastest").data["strategy"] == "gossip over gloo"
-    finding = finding_of(comparison, "link_not_enforced")
-    assert {row.key for row in finding.rows} == {run.key for run in runs}
-    assert finding.data["in_wall_time"] == []
-    assert "not enforced" in cells(columns.GROUPS, comparison.groups)[1]["link_latency_s"]
-    # Their wall times are those of other links, and say nothing about the error of cluster times.
-    assert clock_error(comparison.rows) is None
-    untimed = finding_of(a_comparison(*results), "link_not_enforced")
-    assert len(untimed.data["in_wall_time"]) == len(runs)
 
 
 # Runtimes, images and containers

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import inf, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.compared import Compared
 from orchestrator.report.findings.decide import FALSE_SHOWN
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.statistics.chances import BOUND, Tolerance, draw_means, for_accuracy, for_speed
-from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
+from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
-from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
+from orchestrator.report.statistics.power import decided_with
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
 from tests.unit.report_support import a_comparison, around, repeated
 
@@ -223,17 +222,6 @@ def test_the_chance_to_decide_is_that_of_seeds_which_are_added() -> None:
     assert decided_with(contrast, 5 + added, LEVEL) == pytest.approx(decided.mean(), abs=0.005)
 
 
-def test_the_fewest_seeds_are_proposed_that_probably_decide() -> None:
-    for mean in (0.9, 1.2, 4.0):
-        contrast = Contrast(estimate(mean), estimate(0.0))
-        enough = (n for n in range(6, 101) if decided_with(contrast, n, LEVEL) >= 0.85)
-        assert seeds_to_decide(contrast, LEVEL) == next(enough)
-    few = Contrast(estimate(9.0, seeds=2), estimate(0.0, seeds=2))
-    assert seeds_to_decide(few, LEVEL) == MIN_SEEDS
-    hidden = Contrast(estimate(1.0, between=1.0), estimate(0.0, between=1.0))
-    assert seeds_to_decide(hidden, LEVEL) is None
-    assert (can_be_decided(hidden, LEVEL), can_be_decided(contrast, LEVEL)) == (False, True)
-    assert decided_with(hidden, inf, LEVEL) < 0.5
 
 
 @pytest.mark.parametrize("effect", [0.0, 1.0, 1.5, 2.0, 4.0])
@@ -301,40 +289,8 @@ def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
 # Comparisons
 
 
-def compared(quantity: Any, low: float, high: float) -> Compared:
-    """A comparison whose interval has these bounds, of differences up to 1 that do not matter."""
-    one, other = a_comparison(
-        *repeated("all_reduce", [1.0], nodes=2), *repeated("ddp", [1.0], nodes=2)
-    ).groups
-    mean, half = (low + high) / 2, (high - low) / 2
-    contrast = Contrast(Estimate(mean, 1.0, 1, 1.0), Estimate(0.0, 0.0, 1, 1.0))
-    decision = Decision(contrast, low > 0 or high < 0, lambda: 0.5, lambda: half)
-    return Compared(quantity, one, other, (mean, 0.0), contrast, decision, tolerated=1.0)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict", "within", "keeps"),
-    [
-        (2.0, 3.0, "more", False, True),
-        (-3.0, -2.0, "less", False, False),
-        (-0.9, -0.1, "less", True, True),
-        (-0.5, 3.0, "undecided", False, True),
-        (-3.0, 0.5, "undecided", False, False),
-    ],
-)
-def test_a_loss_is_tolerated_by_the_worse_bound(
-    low: float, high: float, verdict: str, within: bool, keeps: bool
-) -> None:
-    higher, lower = compared(ACCURACY, low, high), compared(TRAIN_S, -high, -low)
-    for each in (higher, lower):
-        assert (each.within_tolerance, each.keeps) == (within, keeps)
-        assert (each.left_is_better, each.right_is_better) == (verdict == "more", verdict == "less")
-    assert higher.verdict == verdict
-    back = higher.swapped
-    assert (back.left, back.right, back.values) == (higher.right, higher.left, higher.values[::-1])
-    assert back.decision is not None
-    assert (back.decision.low, back.decision.high) == pytest.approx((-high, -low))
-    assert (back.left_is_better, back.right_is_better) == (higher.right_is_better, higher.left_is_better)
 
 
 def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:

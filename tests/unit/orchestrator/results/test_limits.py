@@ -150,13 +150,3 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
     assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 
 
-def test_names_of_slower_nodes_and_numbers() -> None:
-    for speeds, label in (
-        ({}, ""),
-        ({1: 0.5, 2: 0.25, 3: 0.5}, "nodes 1 and 3 at speed 0.5, node 2 at speed 0.25"),
-        (dict.fromkeys(range(1, 6), 0.5), "5 nodes at speed 0.5"),
-        ({each: each / 10 for each in range(1, 6)}, "5 nodes at speed 0.1 to 0.5"),
-    ):
-        assert limits.speeds_label(speeds) == label
-    counted = [limits.counted(number, "core") for number in (1, 1.0, 1.5, 2.0)]
-    assert counted == ["1 core", "1 core", "1.5 cores", "2 cores"]

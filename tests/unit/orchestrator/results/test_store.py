@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from orchestrator.results.store import (
     UnusableFile,
     check_same_sweep,
     claimed,
-    make_world_writable,
     read_record,
     read_result,
     read_usage,
@@ -65,15 +63,6 @@ def test_a_file_is_replaced_once_all_of_it_is_on_the_disk(
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_every_file_has_its_own_name(tmp_path: Path) -> None:
-    for paths in (SweepPaths(tmp_path), RunPaths(tmp_path)):
-        names = [name for name, kind in vars(type(paths)).items() if isinstance(kind, property)]
-        named = [getattr(paths, name) for name in names]
-        assert len(set(named)) == len(named) >= 5
-        shared = [getattr(paths, name, None) for name in ("code", "warm", "allocation")]  # by all runs
-        assert all(path.parent == tmp_path for path in named if path not in shared)
-    make_world_writable(tmp_path / "live")  # where nodes replace nothing of others
-    assert stat.S_IMODE((tmp_path / "live").stat().st_mode) == 0o1777
 
 
 # Reading
