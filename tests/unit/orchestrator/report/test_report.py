@@ -14,9 +14,7 @@ from orchestrator.report.metrics.fairness import (
     scales_beyond_the_rule,
     unequal_conditions,
 )
-from orchestrator.report.model.labels import component_label, strategy_label
 from orchestrator.report.model.rows import NO_SERIAL, NO_TRAINING, NOT_OK
-from orchestrator.report.quantities import AVERAGING_GAIN
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -191,17 +189,6 @@ def test_staleness_is_averaged_over_all_gradients() -> None:
     assert (value(stale, "staleness_max"), value(fast, "staleness_mean")) == (7, None)
 
 
-def test_distances_and_losses_are_those_of_the_end_and_a_gain_of_zero_is_a_value() -> None:
-    run = a_run("gossip", nodes=2, dataset="copy", model="gpt")
-    run = with_epochs(run, lambda at: {"consensus_distance": 1 / at.epoch})
-    gossip, serial = a_comparison(run, SERIAL).rows
-    assert (value(gossip, "consensus_distance"), value(serial, "consensus_distance")) == (0.5, None)
-    assert value(gossip, "bits_per_token") == pytest.approx(0.3 / 0.693147, rel=1e-5)
-    assert value(serial, "bits_per_token") is None
-    group = a_comparison(a_run("one_shot", nodes=2, accuracy=0.5, own=[0.25, 0.75])).groups[0]
-    assert AVERAGING_GAIN.sample(group) == {0: 0.0}
-
-
 # Groups, labels and the shape at which strategies are compared
 
 
@@ -227,32 +214,6 @@ def test_strategies_are_compared_at_the_most_common_shape_and_the_largest_of_equ
     for count, nodes in ((3, 2), (2, 4), (0, 1)):
         made = [a_run(name, nodes=of) for name, of in runs[:count]]
         assert view_of(SERIAL, *made).shape.nodes == nodes
-
-
-def test_labels_name_what_is_not_the_default_as_sweep_files_write_it() -> None:
-    top_k = {"name": "top_k", "ratio": 0.1}
-    labels: dict[str, Any] = {
-        "one_shot": "one_shot",
-        "one_shot init=independent": ONE_SHOT_ALONE,
-        "all_reduce": {"name": "all_reduce", "compression": "none"},
-        "all_reduce compression=top_k(ratio=0.1)": {"name": "all_reduce", "compression": top_k},
-        "local_sgd local_steps=null": {"name": "local_sgd", "local_steps": None},
-        "pipeline split_points=[conv2]": {"name": "pipeline", "split_points": ["conv2"]},
-        "hybrid mesh={data: 2}": {"name": "hybrid", "mesh": {"data": 2, "tensor": 1}},
-    }
-    runs = [a_run(strategy, nodes=2).run for strategy in labels.values()]
-    assert [component_label(run, "strategy") for run in runs] == [*labels]
-    skew = {"name": "dirichlet", "alpha": 0.1, "equal_sizes": True}
-    row, serial = a_comparison(a_run("ddp", nodes=2, partitioner=skew), SERIAL).rows
-    assert (row.partitioner_label, serial.partitioner_label) == ("dirichlet alpha=0.1 equal_sizes=true", "")
-    for fields, shown in (
-        ({"checkpoint_epochs": 1, "accumulate": 2}, "accumulate=2 checkpoint_epochs=1"),
-        ({"on_loss": "continue"}, "on_loss=continue"),
-    ):
-        run = a_run("local_sgd", nodes=2, transport="gloo", **fields).run
-        assert strategy_label(run) == f"local_sgd {shown}"
-
-
 
 
 # Conditions
@@ -337,16 +298,6 @@ def test_a_condition_that_differs_is_found_with_its_values(
     assert set(found) <= {condition, "global batch", "model evaluated after epochs"}
 
 
-def test_scaling_and_warm_up_are_differences_only_where_they_have_an_effect() -> None:
-    scaled: dict[str, Any] = {"nodes": 2, "lr_scaling": "linear", "warm_up_epochs": 2}
-    assert set(found_in(a_run(), a_run("ddp", **scaled), a_run("all_reduce", **scaled))) == {"global batch"}
-    found = found_in(a_run(), a_run("ddp", **scaled), a_run("all_reduce", nodes=2))
-    assert len(found["learning-rate scaling"]) == 2
-    warm = a_run(warm_up_epochs=2)
-    assert found_in(warm, a_run("ddp", nodes=2))["warm-up"] == ["2\u00a0epochs", "none"]
-    assert set(found_in(warm, a_run("ddp", **scaled))) == {"global batch"}  # a part of the scaling
-
-
 def test_global_batch_counts_the_replicas_that_train() -> None:
     expected = {"all_reduce": 128, "parameter_server": 96, "pipeline": 32, "hybrid": 64}
     for name, batch in expected.items():
@@ -373,11 +324,6 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
     assert beyond == {*local_steps, "async_parameter_server"}
     for strategy in every_step:
         assert not scales_beyond_the_rule(RunSpec(strategy=strategy, nodes=4, lr_scaling="linear"))
-    names = ("ddp", "gossip", "async_parameter_server")
-    runs = [a_run(name, nodes=3, lr_scaling="linear") for name in names]
-    finding = finding_of(a_comparison(a_run(), *runs), "scaled_beyond_the_rule")
-    assert {row.key for row in finding.rows} == {run.key for run in runs[1:]}
-    assert finding.data == {"strategies": ["gossip", "async_parameter_server"], "factors": [2, 3]}
 
 
 def test_unequal_conditions_are_one_caution_per_workload() -> None:

@@ -1,44 +1,66 @@
-"""Mistakes in figures over nodes and of strategies, in their looks and colours, in the compact form of SVG,
-and in the scripts of a page, which another user may have written."""
+"""Mistakes in figures over nodes, in looks of strategies, in the compact form of SVG, in timelines, and in
+the scripts of a page, which another user may have written."""
 
 from __future__ import annotations
 
+import json
 import re
-from itertools import combinations, pairwise
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 import altair as alt
-import numpy as np
 import pytest
 import vl_convert
-from numpy.typing import NDArray
 
+from orchestrator.replay.run import NoClusterTime
+from orchestrator.replay.windows import Part
+from orchestrator.report import plots, write_report
 from orchestrator.report.figures import vega
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import ROW, folded
-from orchestrator.report.figures.style import Look, Style
+from orchestrator.report.figures.style import Look, Style, series_name
 from orchestrator.report.figures.svg import compact
-from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, TOKENS, with_light_colours
+from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, with_light_colours
+from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
 from orchestrator.report.formats import JOIN
+from orchestrator.report.model import timelines as model
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.timelines import slowest_runs, timelines_of
+from orchestrator.report.plots import Plot
 from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
 from orchestrator.report.topics.speed import TIMES as TIME
 from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths, write_atomic
+from tests.support.timelines import assert_trace_event_format
+from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import (
+    FAILED,
     SERIAL,
     a_comparison,
+    a_record,
     a_run,
+    in_cluster_time,
     layers,
-    marks_of,
+    only_view,
+    page_of,
     points,
+    records_of,
+    repeated,
     scale,
+    text_of,
+    unrendered_figures,
     view_of,
+    windowed,
+    with_ranks,
 )
+from tests.unit.training import fields_for
 from trainer.spec.registries import STRATEGIES
 
 FEW = ["all_reduce", "one_shot", "gossip", "local_sgd"]
@@ -81,24 +103,6 @@ def test_a_point_shows_its_values_under_the_pointer() -> None:
     assert record["range"].replace(JOIN, " ") == "2.00–8.00 s, 2 seeds"
     tips = next(filter(None, (layer["encoding"].get("tooltip") for layer in layers(chart.spec))))
     assert [tip["field"] for tip in tips] == ["name", "nodes", "written", "range", "accuracy"]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "start"),
-    [
-        ([(2, 1), (4, 1), (6, 1), (8, 1)], [5]),  # between 4 and 6 nodes
-        ([(2, 1), (4, 1)], []),
-        ([(6, 1), (2, 4)], []),  # eight ranks on two nodes fit, so no rank count separates them
-    ],
-)
-def test_node_counts_are_shaded_from_where_all_runs_share_cores(
-    shapes: list[tuple[int, int]], start: list[float]
-) -> None:
-    docker: dict[str, Any] = {"runtime": "docker", "cores": 2, "cpus": 0.4, "threads": 1}
-    nodes = [a_run("ddp", nodes=n, processes_per_node=each, **docker) for n, each in shapes]
-    chart = drawn([a_run(**docker), *nodes])
-    shaded = [layer["data"]["name"] for layer in layers(chart.spec) if layer["mark"]["type"] == "rect"]
-    assert [chart.spec["datasets"][name][0]["nodes"] for name in shaded] == start
 
 
 def test_names_at_line_ends_never_overlap() -> None:
@@ -151,35 +155,6 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
 
 
 # The overview of strategies, model sizes and the legend
-
-
-def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
-    accuracies = {"all_reduce": 0.88, "one_shot": 0.71, "gossip": 0.80, "local_sgd": 0.84}
-
-    def tried(**fields: Any) -> list[RunResult]:
-        return [
-            a_run(name, **{"nodes": 4, "transport": "mpi", "accuracy": of, "train_s": 4.0 + at, **fields})
-            for at, (name, of) in enumerate(accuracies.items())
-        ]
-
-    def glance(*others: RunResult) -> Chart | None:
-        view = view_of(SERIAL, *others)
-        return strategies_at_a_glance(view, Style(view.groups))
-
-    assert glance(*tried()[:2]) is None  # other figures show few
-    # The overview shows one partitioner.
-    chart = glance(*tried(), *tried(partitioner="contiguous", accuracy=0.1))
-    assert chart
-    shown = [chart.spec["datasets"][panel["data"]["name"]] for panel in chart.spec["hconcat"]]
-    rows = ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
-    assert [[record["series"] for record in records] for records in shown] == [rows] * 3
-    assert [record["mean"] for record in shown[0]] == pytest.approx([0.9, 0.88, 0.84, 0.80, 0.71])
-    assert [record["mean"] for record in shown[1]] == pytest.approx([8, 4, 7, 6, 5])  # not sorted
-    far = glance(*tried(), a_run("ddp", nodes=4, train_s=0.1))
-    assert far
-    for each, kind in ((chart, "linear"), (far, "log")):
-        assert scale(Chart(each.spec["hconcat"][1]), "x")["type"] == kind
-        assert not marks_of(each.spec) & {"bar", "area"}
 
 
 # The compact form
@@ -242,16 +217,6 @@ def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
 
 
 CSS = Path(__file__).parents[4] / "orchestrator/report/render/report.css"
-FEWEST = {"rpc_split": 3, "hybrid": 4, "parameter_server": 3, "async_parameter_server": 3, "serial": 1}
-SPLIT = {"context_parallel": "gpt", "expert_parallel": {"name": "gpt", "experts": 2}}
-
-
-def run(strategy: str | dict[str, Any], **fields: Any) -> RunResult:
-    name = strategy if isinstance(strategy, str) else strategy["name"]
-    more: dict[str, Any] = {}
-    if name in SPLIT:
-        more = {"dataset": "tiny_shakespeare", "model": SPLIT[name], "loss": "cross_entropy"}
-    return a_run(strategy, **{"nodes": FEWEST.get(name, 2), **more, **fields})
 
 
 def looks(*runs: RunResult) -> list[Look]:
@@ -262,15 +227,12 @@ def looks(*runs: RunResult) -> list[Look]:
     return [by_key[each.key] for each in runs]
 
 
-def distinct(found: list[Look]) -> int:
-    return len({(look.token, look.shape) for look in found})
-
-
 def test_every_strategy_has_a_look_of_its_own_in_every_report() -> None:
     names = [*STRATEGIES.entries]
-    registered = [run(name) for name in names]
+    nodes = {name: 4 if name == "hybrid" else STRATEGIES.load(name).min_nodes for name in names}
+    registered = [a_run(name, nodes=nodes[name], **fields_for(name)) for name in names]
     together = looks(*registered)
-    assert distinct(together) == len(names)
+    assert len({(look.token, look.shape) for look in together}) == len(names)
     assert looks(*reversed(registered)) == together[::-1]
     assert [looks(each)[0] for each in registered] == together
     distributed = [look for name, look in zip(names, together, strict=True) if name != "serial"]
@@ -278,81 +240,127 @@ def test_every_strategy_has_a_look_of_its_own_in_every_report() -> None:
     assert [look.shape for look in distributed] == marks  # all colours before the next mark
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_strategy_without_parameters_keeps_its_look_beside_variants(at: int) -> None:
-    variants = [run({"name": "local_sgd", "local_steps": steps}) for steps in (20, 30)]
-    plain, others = run("local_sgd"), [run("ddp"), run("gossip")]
-    runs = [*variants[:at], plain, *variants[at:], *others]
-    found = dict(zip((each.key for each in runs), looks(*runs), strict=True))
-    assert len({look.token for look in found.values()}) == len(runs)
-    for each in (plain, *others):
-        assert found[each.key] == looks(each)[0]
-
-
 def test_the_page_draws_every_mark() -> None:
     text = CSS.read_text()
     assert all(f".swatch.{mark} {{" in text for mark in MARKS)
 
 
-# test_report_palette.py
+# Timelines
 
 
-Array = NDArray[np.float64]
+EVIL = "</svg><script>alert(1)</script>"
 
-# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
-VISION: dict[str, list[list[float]]] = {
-    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-}
-LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
-# Ottosson 2020, Oklab: linear RGB to cones, and their cube roots to lightness and two opponent axes.
-CONES = np.array(
-    [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
+
+def with_windows(*results: RunResult) -> Comparison:
+    """A comparison in which every run but those of hogwild has a cluster time and a window."""
+    clusters = [in_cluster_time(run, 2.0) for run in results if run.run.name_of("strategy") != "hogwild"]
+    return windowed(a_comparison(*results, clusters=clusters))
+
+
+def plots_of(comparison: Comparison) -> list[Plot]:
+    """The figures of timelines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "FIGURES", {"timelines": plots.FIGURES["timelines"]})
+        return plots.draw(comparison)
+
+
+MPI, GLOO, DDP = (
+    repeated(name, times, nodes=2, transport=transport)
+    for name, times, transport in (
+        ("all_reduce", [3, 5], "mpi"),
+        ("all_reduce", [3, 4.5], "gloo"),
+        ("ddp", [2, 1], "gloo"),
+    )
 )
-OPPONENT = np.array(
+LOST = a_run("ddp", nodes=2, seed=7, train_s=50.0, **FAILED)
+AT_FOUR = [a_run(name, nodes=4, train_s=1.0) for name in ("all_reduce", "ddp")]
+SMALL = [a_run("gossip", nodes=nodes, train_s=1.0) for nodes in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "slowest"),
     [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
+        ([*repeated("serial", [9, 8]), *MPI, *GLOO, *DDP, LOST], [MPI[1], DDP[0]]),
+        # At the shape at which strategies are compared, or at their largest.
+        ([*AT_FOUR, a_run("all_reduce", nodes=2, train_s=5.0), *SMALL], [*AT_FOUR, SMALL[1]]),
+    ],
+    ids=["strategies", "shapes"],
 )
-PAGES = {"light": 0, "dark": 1}
-SERIES = ["serial", *(f"s{number}" for number in range(SERIES_COLOURS))]
-PHASES = ["data", "compute", "communicate", "wait", "cpu_contention", "checkpoint", "other"]
+def test_the_slowest_run_of_each_strategy(runs: list[RunResult], slowest: list[RunResult]) -> None:
+    assert [run.row.key for run in slowest_runs(view_of(*runs))] == [run.key for run in slowest]
 
 
-def linear(colour: str) -> Array:
-    srgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+def test_what_is_missing_is_named_with_its_reason_as_text() -> None:
+    runs = [a_run(name, nodes=2) for name in ("all_reduce", "hogwild", "ddp")]
+    comparison = with_windows(*runs)
+    comparison = replace(comparison, windows={**comparison.windows, runs[2].key: NoClusterTime(EVIL)})
+    shown, missing = timelines_of(only_view(comparison), comparison.windows)
+    assert [each.run.group.strategy for each in shown] == ["all_reduce"]
+    assert missing == {model.NO_TRACES.reason: ["hogwild"], EVIL: ["ddp"]}
+    [plot] = plots_of(comparison)
+    assert all(part in plot.note for part in ("hogwild", model.NO_TRACES.reason, EVIL))
+    assert EVIL not in page_of(comparison, [], [plot])
+    assert EVIL not in text_of(comparison, [], [plot])
+    assert plots_of(a_comparison(*runs)) == []
 
 
-def seen(token: str, vision: str, page: str) -> Array:
-    """The place of a colour in Oklab, in which distances are those that are seen."""
-    rgb = np.clip(np.array(VISION[vision]) @ linear(TOKENS[token][PAGES[page]]), 0, 1)
-    place: Array = OPPONENT @ np.cbrt(CONES @ rgb)
-    return place
+def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
+    comparison = with_windows(*(a_run(name, nodes=3) for name in ("all_reduce", "ddp")))
+    view = only_view(comparison)
+    shown, _ = timelines_of(view, comparison.windows)
+    chart = small_timelines(view, shown)
+    assert chart is not None
+    assert chart.spec["facet"]["sort"] == [series_name(timeline.run.group) for timeline in shown]
+    assert "wall" in chart.spec["title"]
+    start = shown[0].window.start_s
+    assert start > 0
+
+    def milliseconds(part: Part) -> tuple[float, float]:
+        return 1e3 * (part.start_s - start), 1e3 * (part.end_s - start)
+
+    names = ("series", "rank", "phase", "from", "to")
+    assert [tuple(box[name] for name in names) for box in records_of(chart)] == [
+        (series_name(each.run.group), rank, part.phase, *milliseconds(part))
+        for each in shown
+        for rank, parts in enumerate(each.window.ranks)
+        for part in parts
+    ]
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("vision", VISION)
-def test_colours_of_a_figure_can_be_distinguished(vision: str, page: str) -> None:
-    """All pairs, since a run without a phase brings others next to each other."""
-    for names, least in ((SERIES, 0.075), (PHASES, 0.034)):
-        apart = {
-            pair: float(np.linalg.norm(np.subtract(*(seen(name, vision, page) for name in pair))))
-            for pair in combinations(names, 2)
-        }
-        assert {pair: found for pair, found in apart.items() if found < least} == {}
+# Files and links
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_strategies_stand_out_from_the_page(page: str) -> None:
-    light = {name: float(LUMINANCE @ linear(TOKENS[name][PAGES[page]])) + 0.05 for name in TOKENS}
-    contrast = {name: max(light[name] / light["paper"], light["paper"] / light[name]) for name in SERIES}
-    assert {name: found for name, found in contrast.items() if found < 3} == {}
+def timelines_in(paths: SweepPaths) -> dict[str, tuple[int, int]]:
+    """The runs that have a timeline, and which file it is."""
+    files = {path.parent.name: path.stat() for path in paths.directory.glob("*/timeline.json")}
+    return {key: (stat.st_ino, stat.st_mtime_ns) for key, stat in files.items()}
+
+
+def linked_timelines(text: str) -> set[str]:
+    return {unquote(key) for key in re.findall(r'["(]([^"()]+)/timeline\.json[")]', text)}
+
+
+def test_a_report_writes_and_links_the_timelines_of_the_slowest_runs_once(tmp_path: Path) -> None:
+    paths, results = traced_sweep(tmp_path)
+    untraced = a_run("gossip", nodes=2, transport="gloo")
+
+    def report(*runs: RunResult) -> set[str]:
+        """The runs whose timelines are linked."""
+        write_atomic(paths.record, a_record([*results, *runs]).model_dump_json())
+        for run in runs:
+            write_atomic(paths.run(run.key).result, run.model_dump_json())
+        with unrendered_figures():
+            write_report(paths)
+        html, markdown = paths.html.read_text(), paths.markdown.read_text()
+        (figure,) = re.findall(r'<figure[^>]*data-figure="timelines".*?</figure>', html, re.S)
+        assert "gossip (the run recorded no traces)" in markdown
+        assert linked_timelines(figure) == linked_timelines(markdown)
+        return linked_timelines(figure)
+
+    assert report(untraced) == {*timelines_in(paths)} == {results[0].key}
+    assert_trace_event_format(json.loads(paths.run(results[0].key).timeline.read_text()))
+    written = timelines_in(paths)
+    report(untraced)
+    assert timelines_in(paths) == written
+    slower = with_ranks(results[1], train_s=50.0)
+    assert report(untraced, slower) == {slower.key} <= {*timelines_in(paths)}

@@ -1,14 +1,18 @@
 """Mistakes in the pages of a report: text from files that becomes markup, links without targets, runs,
-columns and numbers that are lost or written wrongly, and sweeps without a report."""
+columns and numbers that are lost or written wrongly, sweeps without a report, and intervals of speedups."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from itertools import pairwise
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,14 +23,26 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from orchestrator.report import formats
+from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
+from orchestrator.report.render import columns
+from orchestrator.report.render.csv_columns import CsvColumn
+from orchestrator.report.render.csv_tables import (
+    DICTIONARY,
+    columns_csv,
+    epochs_csv,
+    results_csv,
+    summary_csv,
+)
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
-from orchestrator.report.topics import find
+from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
 from orchestrator.sweeps.load import load_sweep
+from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import (
     FAILED,
     FAST,
@@ -36,11 +52,15 @@ from tests.unit.report_support import (
     a_pipeline,
     a_record,
     a_run,
+    around,
+    cells,
     csv_lines,
+    finding_of,
+    in_cluster_time,
     page_of,
     repeated,
     text_of,
-    with_ranks,
+    verdicts_of,
     write_page,
     write_sweep,
 )
@@ -181,8 +201,6 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
 # Tables, filters and runs
 
 
-
-
 KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
 
 
@@ -204,23 +222,6 @@ def test_the_command_of_a_run_repeats_it(fields: dict[str, Any], tmp_path: Path)
     path = tmp_path / "again.yml"
     path.write_text("\n".join(file))
     assert load_sweep(path).runs == [run]
-
-
-def test_a_section_per_run_has_its_numbers() -> None:
-    eight, nine = (a_run("all_reduce", nodes=nodes) for nodes in (8, 9))
-    many = with_ranks(nine, *({"train_s": 9.0 - rank} for rank in range(9)))
-    failed = GONE.model_copy(update={"log": "node 1.log"})
-    table = runs(a_comparison(SERIAL, FAST, eight, many, failed, pending=["later"]))
-    found = [line.run for line in table.lines]
-    assert [run.ok for run in found] == [True] * 4 + [False] * 2
-    assert found[1].epochs == [["1", "2.5", "0.5", "0.5", "40"], ["2", "5", "0.5", "0.5", "80"]]
-    assert [len(run.ranks) for run in found[:4]] == [1, 2, 8, 3]
-    names = [name for name, _ in found[3].ranks]
-    assert names == ["rank 8, the fastest", "mean of 9 ranks", "rank 0, the slowest"]
-    certified = "Verified. Coverage 100.0%, overlap 0.0% in epoch 1; 300 samples"
-    assert found[1].certificate.startswith(certified)
-    assert (found[4].cause, found[4].files[0]) == (GONE.cause, ("Log", f"{failed.key}/node%201.log"))
-    assert (found[5].key, found[5].command) == ("later", "")
 
 
 def test_the_first_line_says_when_the_last_run_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +251,6 @@ ODD = (
 def headings(text: str, level: str = "h2") -> list[str]:
     tokens = pairwise(RENDERER.parse(text))
     return [after.content for token, after in tokens if (token.type, token.tag) == ("heading_open", level)]
-
-
 
 
 def test_text_from_files_is_no_markup() -> None:
@@ -323,3 +322,83 @@ def test_number_formats() -> None:
         "a, b and c ": f"{formats.first_few(['a', 'b', 'c'], 2)} ",
     }
     assert [text.replace(formats.JOIN, " ") for text in written.values()] == [*written]
+
+
+# CSV files
+
+
+WRITERS = {"summary.csv": summary_csv, "results.csv": results_csv, "epochs.csv": epochs_csv}
+UNITS_IN_NAMES = {"_s": "s", "_mib": "MiB", "_bits": "bits", "_epochs": "epochs"}
+
+
+def lines(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(text)))
+
+
+@pytest.mark.parametrize("file", DICTIONARY)
+def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(file: str) -> None:
+    text = WRITERS[file](golden_comparison())
+    header = next(csv.reader(StringIO(text)))
+    assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
+    assert len(set(header)) == len(header)
+    described: Sequence[CsvColumn[Any]] = DICTIONARY[file]
+    for column in described:
+        assert column.meaning
+        assert "|" not in column.meaning
+        for ending, unit in UNITS_IN_NAMES.items():
+            if column.name.endswith(ending) and not column.name.endswith(("per_s", "warm_up_epochs")):
+                assert column.unit == unit
+    always = [each.name for each in described if not each.empty and not each.name.startswith("cluster_")]
+    for line in lines(text):
+        if line.get("status", line.get("state", "ok")) == "ok":
+            assert not [name for name in always if line[name] == ""]
+
+
+def test_summary_has_a_line_per_configuration() -> None:
+    serial = repeated("serial", around(8.0, 0.1), cores=1)
+    fast = repeated("all_reduce", around(9.0, 0.1), nodes=2, processes_per_node=2, cores=1)
+    lost = [a_run(name, nodes=2, seed=1, **FAILED) for name in ("ddp", "gossip")]
+    others = [lost[0], a_run("gossip", nodes=2), lost[1]]
+    clusters = [in_cluster_time(run, run.train_s) for run in serial]
+    clusters += [in_cluster_time(run, run.train_s - 5) for run in fast]
+    found = lines(summary_csv(a_comparison(*serial, *fast, *others, clusters=clusters)))
+    assert [(line["state"], line["seeds"], line["nodes"], line["ranks"]) for line in found] == [
+        ("ok", "5", "1", "1"),
+        ("ok", "5", "2", "4"),
+        ("failed", "0", "2", "2"),
+        ("partly", "1", "2", "2"),
+    ]
+    assert [line["clock"] for line in found[:2]] == ["cluster"] * 2
+    assert (float(found[1]["time_s"]), float(found[1]["speedup"])) == pytest.approx((4.0, 2.0), rel=1e-3)
+    for name in ("time_s", "speedup"):
+        assert float(found[1][f"{name}_low"]) < float(found[1][name]) < float(found[1][f"{name}_high"])
+    assert not any(found[2][name] for name in found[2] if name.startswith(("time", "speed", "accuracy")))
+
+
+@pytest.mark.parametrize(("nodes", "time"), [(2, 5.0), (4, 4.0)])
+def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
+    """That of the comparison with serial: in the findings, the verdict, the table and summary.csv."""
+    comparison = a_comparison(
+        *repeated("serial", around(8.0, 0.4)),
+        *repeated("all_reduce", around(5.0, 0.2), nodes=2),
+        *repeated("all_reduce", around(4.0, 0.2), nodes=4),
+        *repeated("ddp", around(4.5, 0.2), nodes=4),
+        *repeated("serial", around(50.0, 0.4), checkpoint_epochs=1),  # which takes longer
+        *repeated("gossip", [4.0, 4.1], nodes=4),  # few seeds
+    )
+    claims = asked_by(comparison).decided()
+    group = comparison.groups[nodes // 2]
+    assert (group.strategy, group.shape.nodes) == ("all_reduce", nodes)
+    summary = lines(summary_csv(comparison, claims))
+    assert not any(summary[-1][name] for name in summary[-1] if name.endswith(("_low", "_high")))
+    low, high = (float(summary[nodes // 2][f"speedup_{end}"]) for end in ("low", "high"))
+    assert low < 8.0 / time < high
+    # No narrower than what sessions alone make of it.
+    assert high / low > exp(2 * 1.96 * sqrt(2) * BETWEEN_SESSIONS)
+    if nodes == 4:  # the only number of nodes at which findings compare with serial
+        interval = finding_of(comparison, "fastest").data["speedup_interval"]
+        assert interval == pytest.approx((low, high))
+    shown = cells(columns.with_speedup_intervals(speedup_intervals(comparison, claims)), [group])
+    assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
+    options = {(each.name, each.shape[0]): each.speedup for each in verdicts_of(comparison)[0].options}
+    assert f"({low:.2f}–{high:.2f})" in options["all_reduce over mpi", str(nodes)]

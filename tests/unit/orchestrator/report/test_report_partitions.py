@@ -12,23 +12,14 @@ import pytest
 from orchestrator.report.figures import maps
 from orchestrator.report.figures.maps import MAX_MAPPED_LABELS, MAX_MAPPED_RANKS, LabelMap, label_maps
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.model.split_points import one_per_split, two_stage_splits
 from orchestrator.report.quantities import model_partition as partition
-from orchestrator.report.quantities.data_partition import (
-    partition_summary_of,
-    representatives,
-)
 from orchestrator.report.render.chapters import chapters_of
-from orchestrator.report.render.legend import legend
 from orchestrator.report.topics import asked_by
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
-    FAILED,
-    SERIAL,
     a_comparison,
     a_pipeline,
     a_run,
-    csv_lines,
     finding_of,
     in_parts,
     marks_of,
@@ -43,7 +34,6 @@ from trainer.training.partition import PartitionSummary
 approx = pytest.approx
 WHOLE = in_parts(a_run(work_cpu_s=8.0), [1000], activations=[7000])
 COPIES = in_parts(a_run("all_reduce", nodes=2, train_s=1.8), [1000] * 2, activations=[3000] * 2)
-SPLIT_POINTS = ["relu1", "conv2", "flatten", "fc2"]
 PIPELINE = "pipeline split_points=[flatten] over gloo"
 
 
@@ -158,30 +148,6 @@ def test_a_model_is_divided_if_ranks_hold_less_of_it_or_of_its_optimizer() -> No
 # Split points
 
 
-def test_the_default_or_the_first_represents_all_split_points() -> None:
-    tried = [a_pipeline(name) for name in reversed(SPLIT_POINTS)]
-    gpipe = a_pipeline("fc1", more={"schedule": "gpipe"})
-    both = ["pipeline schedule=gpipe split_points=[fc1]", "pipeline"]
-    with_default = a_comparison(SERIAL, *tried, gpipe, a_pipeline("conv2", requested=False)).groups
-    for groups, labels in (
-        (with_default, ["serial", *both]),
-        (a_comparison(SERIAL, *tried[:2]).groups, ["serial", "pipeline split_points=[fc2]"]),
-    ):
-        assert [group.strategy_label for group in one_per_split(groups)] == labels
-    (entry,) = [entry for entry in legend(with_default) if entry.name == "pipeline"]
-    assert [label for label, _ in entry.series] == both
-    assert two_stage_splits(a_comparison(SERIAL, a_run("pipeline", nodes=4)).groups) is None
-    # The default follows from times, which each run measures.
-    differ = [a_pipeline(at, requested=False, seed=seed) for seed, at in enumerate(("conv2", "fc1"))]
-    for more, default, blocks in (
-        ([a_pipeline("fc1", requested=False)], "fc1", [*SPLIT_POINTS[:3], "fc1", "fc2"]),  # as in the model
-        (differ, None, SPLIT_POINTS),
-    ):
-        found = two_stage_splits(a_comparison(*tried, *more).groups)
-        assert found
-        assert (found.default, list(found.by_block)) == (default, blocks)
-
-
 @pytest.mark.parametrize(
     ("share", "cores", "shared"), [(0.5, 1, True), (0.1, 1, False), (0.5, 8, False)], ids=str
 )
@@ -203,8 +169,6 @@ def test_bubbles_are_beside_the_formula_and_explained_if_all_are_above(
 
 # Data: what certificates say
 
-LABELS = [[40, 0, 3], [10, 47, 0]]
-
 
 def with_labels(run: RunResult, labels: Sequence[Sequence[int]]) -> RunResult:
     """The run with these samples per rank and class in epoch 1 of its certificate."""
@@ -215,19 +179,6 @@ def with_labels(run: RunResult, labels: Sequence[Sequence[int]]) -> RunResult:
         update["earth_movers_distance"] = earth_movers_distance(row, whole)
         parts.append(part.model_copy(update=update))
     return with_certificate(run, parts=parts)
-
-
-def test_a_partition_summary_has_the_counts_of_the_certificate() -> None:
-    comparison = a_comparison(with_labels(a_run("ddp", nodes=2, coverage=0.8, overlap=0.1), LABELS))
-    (row,) = comparison.rows
-    seen = partition_summary_of(row)
-    assert seen
-    assert seen.labels.tolist() == LABELS
-    assert (seen.coverage, seen.overlap, seen.js_divergence) == (0.8, 0.1, (0.0, 0.01))
-    # Of 100 samples, the classes have 50, 47 and 3. Rank 0: |40/43 - 0.50| + 0.47 + |3/43 - 0.03|.
-    first, second = 40 / 43 - 0.5 + 0.47 + 3 / 43 - 0.03, 0.5 - 10 / 57 + 47 / 57 - 0.47 + 0.03
-    assert value(row, "earth_movers_distance_mean") == approx((first + second) / 2)
-    assert float(csv_lines(comparison)[0]["earth_movers_distance_max"]) == approx(first)
 
 
 def test_the_first_epoch_and_the_whole_run_are_told_apart_in_whatever_order_they_arrived() -> None:
@@ -247,30 +198,6 @@ def test_the_first_epoch_and_the_whole_run_are_told_apart_in_whatever_order_they
     assert [value(row, name) for name in names] == [0.1, 0.2, 0.2]
 
 
-def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -> None:
-    fields: list[dict[str, Any]] = [
-        {"nodes": 1},
-        {"nodes": 4, "seed": 1},
-        {"nodes": 4},
-        {"nodes": 4, "transport": "mpi", "strategy": "all_reduce"},
-        {"nodes": 2, "partitioner": "random_sampling"},
-        {"nodes": 2},
-        {"nodes": 8, **FAILED},
-    ]
-    runs = [a_run(**{"strategy": "ddp", **each}) for each in fields]
-    hybrid, whole = a_hybrid(data=2), [a_run("all_reduce", nodes=nodes) for nodes in (2, 4)]
-    for made, shown in (
-        ([SERIAL, *runs], [("ddp", 2, "sampling"), ("ddp", 2, "partition"), ("ddp", 4, "partition")]),
-        ([SERIAL, runs[0]], [("ddp", 1, "partition")]),
-        ([hybrid, *whole], [("all_reduce", n, "partition") for n in (2, 4)]),
-        ([whole[1], hybrid], [(name, 4, "partition") for name in ("hybrid", "all_reduce")]),
-    ):
-        rows = representatives(a_comparison(*made).groups)
-        labels = [row.partitioner_label.removeprefix("random_") for row in rows]
-        assert [(row.strategy, row.shape.ranks, labels.pop(0)) for row in rows] == shown
-        assert {row.seed for row in rows} == {0}
-
-
 # Maps
 
 
@@ -278,8 +205,6 @@ def a_map(ranks: int, classes: int = 10, name: str = "made", per_node: int = 1) 
     counts = np.arange(ranks * classes).reshape(ranks, classes) + 1000
     summary = PartitionSummary(counts, 0.75, 0.25, (0.1,) * ranks, (0.5,) * ranks)
     return LabelMap(name, ClusterShape(ranks // per_node, per_node), summary)
-
-
 
 
 def test_a_cell_is_at_its_rank_and_label_and_is_shaded_by_its_count() -> None:

@@ -139,19 +139,6 @@ def test_what_matches_no_single_configuration_is_not_run() -> None:
 # Ablations
 
 
-def test_an_ablation_has_the_difference_of_each_step() -> None:
-    finding = finding_of(a_lab(), "ablation")
-    pairs = [each["values"] for each in finding.data["compared"]]
-    assert pairs == [pytest.approx(pair) for pair in ([0.7, 0.3], [0.9, 0.7], [0.9, 0.3])]
-    names = ("nodes", "measure", "first", "last")
-    assert [finding.data[name] for name in names] == [2, "accuracy", 0.3, 0.9]
-    assert [(step["fixes"], step["changes"]) for step in finding.data["steps"]] == [
-        ("2 different initial weights", ["strategy.init independent → broadcast"]),
-        ("averaging", ["strategy one_shot → serial", "transport mpi → memory", "nodes 2 → 1"]),
-    ]
-    assert {row.key for row in finding.rows} == {THEIRS[1].key, FIXED.key, ALONE.key}
-
-
 def until(reached: bool, **fields: Any) -> RunResult:
     run = a_run(nodes=2, target_accuracy=0.5, **fields)
     return with_epochs(run, lambda at: {"target_reached": reached} if at is run.epochs[-1] else {})

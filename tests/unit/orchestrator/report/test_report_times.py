@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report import formats
-from orchestrator.report.metrics.clock import clock_error, wall_by_cluster
 from orchestrator.report.metrics.curves import curve, reached_sooner
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
@@ -33,7 +32,6 @@ from tests.unit.report_support import (
     in_cluster_time,
     page_of,
     repeated,
-    row_of,
     value,
     verdicts_of,
     with_certificate,
@@ -238,32 +236,6 @@ def test_runs_on_shared_cores_are_compared_in_cluster_time_and_keep_their_wall_t
     assert finding_of(comparison, "fastest").data["speedup"] == pytest.approx(4.0, rel=1e-3)
 
 
-def test_a_run_without_cluster_time_is_in_no_comparison_of_times(comparison: Comparison) -> None:
-    """Its wall time must not stand among the cluster times of other seeds."""
-    untimed = a_comparison(*SERIAL, *ON_TWO, *ON_FOUR, clusters=CLUSTERS[:-1]).rows[14]
-    timed = comparison.rows[14]
-    assert (timed.key, timed.clock, untimed.clock) == (untimed.key, "cluster", "cluster")
-    for name in ("train_s", "step_s", "exchange_s_per_step", "samples_per_s", "exchange_share", "speedup"):
-        assert value(timed, name)
-        assert value(untimed, name) is None
-    assert untimed.no_speedup
-    (named,) = finding_of(comparison, "no_cluster_time").data["configurations"]
-    assert "hogwild" in named
-    compared = finding_of(comparison, "fastest").data["compared"]
-    assert not any("hogwild" in key for each in compared for key in (*each["left"], *(each["right"] or ())))
-
-
-def test_the_error_is_relative_to_wall_times_with_a_core_for_each_rank(comparison: Comparison) -> None:
-    error = clock_error(comparison.rows)
-    assert error is not None
-    assert {row.shape.nodes for row in error.rows} == {2}
-    assert error.median == pytest.approx(0.4 / 4.4, rel=1e-3)
-    data = finding_of(comparison, "cluster_time").data
-    assert (data["median_error"], data["worst_error"]) == (error.median, error.worst)
-    assert data["unchecked_ranks"] == [4]
-    assert wall_by_cluster(row_of(comparison, "serial")) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("cluster_s", "open_"),
     [(2.1, True), (2.8, False)],  # 5 % more, and cluster time is off by 10 %
@@ -285,18 +257,6 @@ def test_a_difference_within_the_error_of_cluster_time_is_not_claimed(
 
 def contended(run: RunResult) -> RunResult:
     return with_ranks(run, *({"seconds": {**rank.seconds, "cpu_contention": 1.0}} for rank in run.ranks))
-
-
-def test_half_of_the_runs_that_could_calibrate_and_a_quarter_of_all_may_have_waited_for_cores() -> None:
-    four = ON_TWO[:4]
-    clusters = [*times(SERIAL, 8.0), *times(ON_TWO, 4.0), *times(ON_FOUR, 2.0)]
-    for busy, known in ((2, True), (3, False)):
-        runs = [*map(contended, four[:busy]), *four[busy:]]
-        rows = a_comparison(*SERIAL, *runs, *ON_FOUR, clusters=clusters).rows
-        assert (clock_error(rows) is not None) is known
-    for alone, found in ((3, 0), (2, 1)):
-        runs = [contended(ON_TWO[0]), *ON_TWO[1 : alone + 1]]
-        assert len(findings_of(a_comparison(*runs), "disturbed")) == found
 
 
 @pytest.mark.parametrize(("waiting", "clock"), [(3, "cluster"), (2, "wall")])

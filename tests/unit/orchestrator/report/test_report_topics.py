@@ -1,5 +1,5 @@
-"""Mistakes in topics of a report: what waiting is divided by, what faults cost, which textbook curves are
-pairs, over which links and in which location runs compare, and what containers counted."""
+"""Mistakes in findings and their topics: which configurations and seeds are compared, in which direction,
+what waiting is divided by, what faults cost, which curves are pairs, over which links runs compare."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
 from orchestrator.report.quantities import ELAPSED_S
-from orchestrator.report.quantities.containers import Containers, containers
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.render import columns
+from orchestrator.report.render.summary import seeds_line
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
 from orchestrator.results.records import InjectedFault, LinkResult, RunResult
+from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
-    FAILED,
-    FAST,
     SERIAL,
     a_comparison,
     a_run,
@@ -89,12 +88,6 @@ def test_a_run_with_a_slow_node_has_no_speedup() -> None:
     assert last.shape.label.replace(formats.JOIN, " ") == "2 nodes, node 1 at speed 0.25"
     assert last.workload.label == f"{first.workload.label}, one node at speed 0.25"
     assert [finding.data["reason"] for finding in findings_of(comparison, "no_serial")] == [UNEQUAL_NODES]
-
-
-
-
-
-
 
 
 # What faults cost
@@ -245,24 +238,6 @@ def test_each_link_is_a_workload_with_the_same_serial_runs(linked: Comparison) -
     assert all(without.view(workload).serial for workload in without.workloads)
 
 
-def test_the_fastest_is_named_for_each_link_by_the_comparisons_of_the_workloads(linked: Comparison) -> None:
-    """They are decided once, so naming them again costs no probability of a false claim."""
-    finding = finding_of(linked, "links")
-    slow, far = finding.data["links"]
-    assert (slow["link"], slow["fastest"]) == ("10 Mbit/s, 1 ms", "gossip over gloo")
-    assert (far["link"], far["fastest"]) == ("1000 Mbit/s, 10 ms", None)
-    assert slow["order"] == ["gossip over gloo", "all_reduce over gloo"]
-    assert slow["train_s"] == pytest.approx([5.0, 9.0], rel=1e-3)
-    of_workloads = [each for found in findings_of(linked, "fastest") for each in found.data["compared"]]
-    assert finding.data["compared"]
-    assert all(each in of_workloads for each in finding.data["compared"])
-    link_of = {row.key: row.link_label for row in linked.rows}
-    for each in of_workloads:
-        assert len({link_of[key] for key in (*each["left"], *each["right"])} - {""}) == 1
-    one = a_comparison(*ALONE, *over(SLOW, "all_reduce", 9.0), *over(SLOW, "gossip", 5.0))
-    assert findings_of(one, "links") == []
-
-
 def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(linked: Comparison) -> None:
     line = cells(columns.GROUPS, linked.groups_in(linked.workloads[0]))[1]
     assert line["link_latency_s"] == "1.10 ms | 1.00 ms requested"
@@ -270,8 +245,6 @@ def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(li
     (plain,) = cells(columns.GROUPS, a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
     assert "link_latency_s" not in plain
     assert findings_of(linked, "link_not_enforced") == []
-
-
 
 
 # Runtimes, images and containers
@@ -330,19 +303,168 @@ def test_a_location_is_named_only_if_there_are_several() -> None:
     assert (alone.location, alone.replicas_equal) == ("not trained", None)
 
 
-def counted(*usages: NodeUsage, **fields: Any) -> Containers | None:
-    return containers(a_comparison(contained("ddp", *usages, **{"nodes": 2, **fields})).rows[0])
+# Findings on all topics
 
 
-def test_nodes_are_counted_and_the_launcher_is_not() -> None:
-    launcher = a_node("launcher", [], throttled_s=9.0, sent_bytes=50_000, memory_peak_mb=999.0)
-    second = {"cpu_s": 4.0, "throttled_s": 1.5, "memory_peak_mb": 300.0, "sent_bytes": 1_300_000}
-    found = counted(launcher, a_node("node-2", [1], **second), a_node("node-1", [0]), memory_mb=512)
-    assert found == Containers(2, 1_200_000, 1e6, 3.5, 1.5, 300.0, 512)
-    assert found.sent_by_payload == pytest.approx(1.2)
-    two = [a_node("node-1", [0, 1]), a_node("node-2", [2, 3])]  # which exchange inside, too
-    blind = [a_node("node-1", [0]), a_node("node-2", [1], cpu_s=None)]
-    several = counted(*two, processes_per_node=2)
-    assert several == Containers(2, 1_100_000, None, 3.0, 0.0, 256.0, 2048)
-    assert counted(*blind) == Containers(2, 1_100_000, 1e6, None, 0.0, 256.0, 2048)
-    assert counted(blind[0]) is counted(**FAILED) is containers(a_comparison(FAST).rows[0]) is None
+approx = pytest.approx
+
+
+def timed(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields: Any) -> list[RunResult]:
+    """Five seeds of nearly the same time."""
+    return repeated(strategy, around(mean, 0.01), nodes=nodes, **fields)
+
+
+def scored(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields: Any) -> list[RunResult]:
+    """Five seeds of nearly the same accuracy."""
+    return repeated(strategy, around(mean), "accuracy", nodes=nodes, **fields)
+
+
+def decisions(finding: Finding) -> list[str]:
+    return [each["decision"] for each in finding.data["compared"]]
+
+
+# Speed
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster", "first", "few"),
+    [
+        (around(4.1, 0.1), around(4, 0.1)[::-1], False, []),
+        (around(5, 0.1), around(4, 0.1), True, []),
+        (around(5, 0.1, seeds=4), around(4, 0.1, seeds=4), False, [True]),  # however far apart
+    ],
+    ids=["undecided", "decided", "four seeds"],
+)
+def test_only_a_decided_order_names_the_fastest(
+    slower: list[float], faster: list[float], first: bool, few: list[bool]
+) -> None:
+    comparison = a_comparison(*repeated("ddp", slower, nodes=2), *repeated("all_reduce", faster, nodes=2))
+    assert finding_of(comparison, "fastest").data["fastest"] is first
+    assert [finding.data["all"] for finding in findings_of(comparison, "too_few_seeds")] == few
+    assert ("claims no differences" in seeds_line(comparison)) is bool(few)
+
+
+def test_more_nodes_are_compared_with_the_next_fewer() -> None:
+    runs = [run for nodes, mean in ((2, 5), (4, 9), (8, 3)) for run in timed("ddp", mean, nodes)]
+    data = finding_of(a_comparison(*runs), "more_nodes").data
+    assert (data["ranks"], data["steps"], data["whole"]) == ([2, 4, 8], ["more", "less"], "less")
+    pairs = [[round(each) for each in compared["values"]] for compared in data["compared"]]
+    assert pairs == [[9, 5], [3, 9], [3, 5]]
+
+
+def test_the_front_needs_a_decision_against_every_other() -> None:
+    def both(strategy: str, train_s: float, accuracy: float, sign: int = 1, step: float = 0.001) -> Any:
+        pairs = zip(around(train_s, 0.02 * sign), around(accuracy, step * sign), strict=True)
+        return [
+            a_run(strategy, nodes=2, seed=seed, train_s=time, accuracy=reached)
+            for seed, (time, reached) in enumerate(pairs)
+        ]
+
+    fast, exact = both("one_shot", 2, 0.90), both("all_reduce", 4, 0.95)
+    dominated, similar = both("gossip", 5, 0.85), both("ddp", 4.01, 0.9505, -1)
+    even = [*both("gossip", 2, 0.9, step=0.0), *both("all_reduce", 4, 0.9, step=0.0)]
+    for runs, on, off, undecided in (
+        ([*fast, *exact, *dominated], ["one_shot", "all_reduce"], ["gossip"], []),
+        ([*fast, *exact, *similar], ["one_shot"], [], ["all_reduce", "ddp"]),
+        (even, ["gossip"], ["all_reduce"], []),  # slower, and exactly as accurate
+    ):
+        data = finding_of(a_comparison(*runs), "front").data
+        found = [[name.split()[0] for name in data[which]] for which in ("on", "off", "undecided")]
+        assert found == [on, off, undecided]
+
+
+# Accuracy
+
+
+# Partitioners
+
+
+def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") -> list[RunResult]:
+    return repeated(strategy, accuracies, "accuracy", nodes=4, transport="mpi", partitioner=label)
+
+
+@pytest.mark.parametrize(
+    ("one_shot", "local_sgd", "expected"),
+    [
+        (around(0.61), around(0.81), ("one_shot over mpi", "local_sgd over mpi")),
+        (around(0.61, 0.03), around(0.63, 0.03)[::-1], ("local_sgd over mpi", None)),
+        (around(0.85), around(0.7), ("local_sgd over mpi", "one_shot over mpi")),  # not the lowest
+        (around(0.90, 0.03)[::-1], around(0.94, 0.03), None),
+        (around(0.95), around(0.98), None),
+    ],
+    ids=["recovered", "not recovered", "largest", "undecided", "gain"],
+)
+def test_the_largest_loss_under_a_partitioner_and_its_recovery(
+    one_shot: list[float], local_sgd: list[float], expected: tuple[str, str | None] | None
+) -> None:
+    even = [
+        *skewed("one_shot", around(0.91), "random_partition"),
+        *skewed("local_sgd", around(0.945), "random_partition"),
+    ]
+    comparison = a_comparison(*even, *skewed("one_shot", one_shot), *skewed("local_sgd", local_sgd))
+    found = [finding.data for finding in findings_of(comparison, "partitioner_loss")]
+    assert [(data["strategy"], data["best"]) for data in found] == ([expected] if expected else [])
+
+
+# Many nodes
+
+
+def line(strategy: str, *on: tuple[int, float, float]) -> list[RunResult]:
+    """Five seeds of a strategy on each number of nodes, with times and accuracies around these means."""
+    return [
+        a_run(strategy, nodes=nodes, seed=seed, train_s=time, accuracy=accuracy, transport="gloo", cores=64)
+        for nodes, mean, of in on
+        for seed, (time, accuracy) in enumerate(zip(around(mean, 0.01 * mean), around(of), strict=True))
+    ]
+
+
+ON_64_CORES = repeated("serial", around(16, 0.1), accuracy=0.9, cores=64)
+FALLING = line("one_shot", (2, 8.0, 0.9), (8, 2.0, 0.89), (32, 1.0, 0.5))
+LEVEL = line("all_reduce", (2, 8.0, 0.9), (8, 4.0, 0.9), (32, 3.2, 0.9))
+RISING = line("gossip", (2, 20.0, 0.9), (8, 24.0, 0.9), (32, 28.0, 0.9))
+
+
+def test_the_last_numbers_of_nodes_that_save_time_and_keep_the_accuracy_of_serial() -> None:
+    comparison = a_comparison(*ON_64_CORES, *FALLING, *LEVEL, *RISING, tolerance=Tolerances(time="40%"))
+    found = finding_of(comparison, "many_nodes").data["strategies"]
+    assert {each["strategy"]: (each["falls_until"], each["kept_until"]) for each in found} == {
+        "one_shot over gloo": (32, 2),  # −1 point at 8 nodes may be more than the tolerance
+        "all_reduce over gloo": (8, 32),  # from 8 to 32 nodes it saves 20 %, within the tolerance
+        "gossip over gloo": (None, None),
+    }
+
+
+def test_without_serial_the_fewest_nodes_are_the_reference() -> None:
+    found = finding_of(a_comparison(*FALLING), "many_nodes").data
+    assert found["reference"] == "fewest"
+    assert [(each["falls_until"], each["kept_until"]) for each in found["strategies"]] == [(32, None)]
+    accuracies = [each["values"] for each in found["compared"] if each["quantity"] == "accuracy"]
+    assert [right for _, right in accuracies] == approx([0.9, 0.9])
+    few_seeds = [run for run in [*ON_64_CORES, *FALLING] if run.run.seed < 4]
+    for few in ([*ON_64_CORES, *FALLING[:10]], few_seeds):
+        assert not findings_of(a_comparison(*few), "many_nodes")
+
+
+# Seeds, claims and drift
+
+
+@pytest.mark.parametrize(("reshard", "sent"), [(True, 8e6), (False, 9e6)])
+def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, sent: float) -> None:
+    """Two all-gathers and a reduce-scatter with reshard, and one of each without it."""
+    fields: dict[str, Any] = {"nodes": 2, "transport": "gloo", "bytes_sent": 6e6}
+    fsdp = a_run({"name": "fsdp", "reshard": reshard}, **fields)
+    others = [a_run("serial", bytes_sent=0.0), a_run("zero2", **fields), a_run("all_reduce", **fields)]
+    finding = finding_of(a_comparison(*others, fsdp), "sent_beyond_count")
+    assert (finding.data["counted"], finding.data["sent"], finding.caution) == (6e6, approx(sent), True)
+    assert [row.key for row in finding.rows] == [fsdp.key]
+
+
+# Workloads, and findings as text
+
+
+def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
+    for more in ("", " More."):
+        assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
+
+
+# What figures say

@@ -15,7 +15,6 @@ from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
-from orchestrator.report.verdict.lab import _Reproduced, _reproduction
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.tolerance import Tolerances
@@ -190,40 +189,6 @@ def test_with_a_target_the_time_to_it_counts() -> None:
     assert (none.decided, none.options) == (False, ())
 
 
-def test_under_faults_those_that_lose_least_of_their_own_time_come_first() -> None:
-    kill = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
-    with_faults: dict[str, Any] = {"faults": kill, "checkpoint_epochs": 1, "restarts": 1}
-    results = [
-        run.model_copy(update={"elapsed_s": run.train_s})
-        for strategy, without, under in (("all_reduce", 2.0, 6.0), ("ddp", 10.0, 15.0))
-        for elapsed_s, fields in ((without, {}), (under, with_faults))
-        for run in runs(strategy, elapsed_s, 0.9, nodes=3, transport="gloo", **fields)
-    ]
-    (verdict,) = [each for each in verdicts_of(a_comparison(*results)) if each.workload.faults]
-    assert not verdict.decided
-    assert [option.time.partition(JOIN)[0] for option in verdict.options] == ["15.0", "6.00"]
-    assert "ddp checkpoint_epochs=1 over gloo was measured to lose least time, 1.50" in verdict.headline
-    assert "all_reduce checkpoint_epochs=1 over gloo to lose most, 3.00 times" in verdict.headline
-
-
-def test_an_accuracy_is_reproduced_within_one_point_or_our_interval() -> None:
-    def published(accuracy: float, interval: tuple[float, float] | None = None) -> _Reproduced:
-        return _Reproduced("theirs", accuracy, 0.8, interval, change=False)
-
-    assert [published(each).same for each in (0.79, 0.8, 0.809, 0.811)] == [True, True, True, False]
-    assert [published(each, (0.7, 0.9)).same for each in (0.7, 0.9, 0.69)] == [True, True, False]
-    good, bad, worse = published(0.8), published(0.6), published(0.5)
-    for known, head in (
-        ([good], "The published accuracy is reproduced"),
-        ([bad], "The published accuracy is not"),
-        ([good, good], "Both"),
-        ([bad, good], "1 of 2"),
-        ([worse, bad], "None of 2"),
-    ):
-        assert _reproduction(known).startswith(head)
-    assert "furthest off is theirs: 50.0% published, 80.0% here" in _reproduction([bad, worse, good])
-
-
 # What it rests on
 
 EQUAL: dict[str, Any] = {"batch_size": 32, "batch_per": "run"}
@@ -280,17 +245,6 @@ def test_nothing_is_checked_over_runs_that_did_not_finish(more: dict[str, Any]) 
     cluster, failed = a_run("all_reduce", nodes=2, cores=1), a_run("all_reduce", nodes=2, lr=0.01, **FAILED)
     found = lines(cluster, failed, clusters=[in_cluster_time(cluster, 4.0)])
     assert "wall time;" not in found["Clock"].text
-
-
-def test_the_largest_drift_is_shown_whether_times_grow_or_fall() -> None:
-    results = [
-        run.model_copy(update={"started_at": 100.0 * run.run.seed})
-        for lr, factor in ((0.1, 0.5), (0.2, 1.3))  # two workloads
-        for run in repeated("all_reduce", [factor ** (at / 8) for at in range(9)], nodes=2, lr=lr)
-    ]
-    line = lines(*results)["Drift"]
-    assert "in 2 of 2 workloads, times changed; the largest change is −50%" in line.text
-    assert (line.ok, line.anchor) == (False, "finding-drift")
 
 
 # Tolerances

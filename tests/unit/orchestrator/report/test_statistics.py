@@ -18,7 +18,7 @@ from scipy import special, stats
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
-from orchestrator.report.statistics.chances import BOUND, Tolerance, draw_means, for_accuracy, for_speed
+from orchestrator.report.statistics.chances import Tolerance, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
@@ -222,8 +222,6 @@ def test_the_chance_to_decide_is_that_of_seeds_which_are_added() -> None:
     assert decided_with(contrast, 5 + added, LEVEL) == pytest.approx(decided.mean(), abs=0.005)
 
 
-
-
 @pytest.mark.parametrize("effect", [0.0, 1.0, 1.5, 2.0, 4.0])
 def test_seeds_are_paired_if_regression_shows_their_effect(effect: float) -> None:
     rng = np.random.default_rng(5)
@@ -277,20 +275,7 @@ def test_the_right_choice_is_the_fastest_of_those_that_are_accurate() -> None:
     assert for_accuracy(accuracies, tolerance) == [1.0, 0.5, 1.0]
 
 
-def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
-    rng, few = np.random.default_rng(4), Estimate(1.0, 0.09, 9, prior_dof=0.0, own_dof=0.5)
-    drawn = draw_means([few, replace(few, mean=5.0, between=0.04)], rng)
-    bounds = 1 + 0.1 * stats.t.ppf([0.05, BOUND], 4)
-    assert np.quantile(drawn[:, 0], [0.05, BOUND]) == pytest.approx(bounds, abs=0.02)
-    assert drawn.mean(axis=0) == pytest.approx([1, 5], abs=0.02)
-    assert drawn.std(axis=0) == pytest.approx([sqrt(0.02), sqrt(0.02 + 0.04)], rel=0.1)
-
-
 # Comparisons
-
-
-
-
 
 
 def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:

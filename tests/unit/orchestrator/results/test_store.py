@@ -15,7 +15,6 @@ import pytest
 from orchestrator.errors import InputError, StorageError
 from orchestrator.results import store
 from orchestrator.results.store import (
-    RunPaths,
     SweepPaths,
     SweepRecord,
     UnusableFile,
@@ -24,15 +23,11 @@ from orchestrator.results.store import (
     read_record,
     read_result,
     read_usage,
-    untraced_ranks,
     write_atomic,
 )
-from tests.support.traces import builders
 from tests.unit.conftest import rank_fields, run_result
 from tests.unit.report_support import a_run, with_ranks
 from trainer.core.cgroup import NodeUsage
-from trainer.core.trace import encode_trace
-from trainer.spec.run_spec import RunSpec
 
 RECORD = SweepRecord(
     name="s", description="größer", source="name: s\n", overrides=[], keys=["a"], environment={"cores": 2}
@@ -61,8 +56,6 @@ def test_a_file_is_replaced_once_all_of_it_is_on_the_disk(
     assert caught.value.filename == str(path)
     assert path.read_text(encoding="utf-8") == "größer"
     assert [*path.parent.iterdir()] == [path]
-
-
 
 
 # Reading
@@ -198,19 +191,6 @@ def test_a_directory_without_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(UnusableFile, match=r"sweep\.json: is damaged or of another version: name: [^\n]*$"):
         read_record(SweepPaths(tmp_path))
-
-
-def test_ranks_without_a_trace_of_their_own_are_named(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    spec = RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2})
-    own, others = (builders(size, "gloo", run=spec.key) for size in (2, 3))
-    for traces, untraced in (([own[0]] * 2, {1: "it is of another rank or run"}), (others[:2], {0, 1})):
-        for rank, each in enumerate(traces):
-            paths.trace(rank).write_bytes(encode_trace(each.trace()))
-        found = untraced_ranks(paths, spec)
-        assert (found if isinstance(untraced, dict) else {*found}) == untraced
-    paths.trace(1).unlink()
-    assert untraced_ranks(paths, spec)[1] == "it was not saved"
 
 
 # One directory, one sweep
