@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +14,12 @@ import pytest
 
 from orchestrator import report
 from orchestrator.replay.described import described
-from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
+from orchestrator.replay.run import ClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.model.comparison import Comparison, WorkloadView, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.plots import Plot, draw
@@ -50,14 +50,12 @@ T = TypeVar("T")
 
 NODE_KINDS = {"local": "local processes", "docker": "containers of Docker 26.1.5"}
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
+FAILED: dict[str, Any] = {"status": "failed", "cause": "node 1: gone"}
 
 
 def a_run(
     strategy: str | dict[str, Any] = "serial",
     *,
-    nodes: int = 1,
-    processes_per_node: int = 1,
-    seed: int = 0,
     train_s: float = 8.0,
     work_cpu_s: float | None = None,
     accuracy: float | None = 0.9,
@@ -78,27 +76,16 @@ def a_run(
     samples: int = 600,
     **fields: Any,
 ) -> RunResult:
-    """A result as the sweep runner writes it, with equal ranks.
+    """A result as the sweep runner writes it, with equal ranks. fields: of its spec.
 
     samples: of all replicas in an epoch, equally many of each label.
     own: accuracies of local models. digests: of the ranks' weights. staleness: mean and maximum per worker.
     """
-    spec = RunSpec.model_validate(
-        {
-            "strategy": strategy,
-            "nodes": nodes,
-            "processes_per_node": processes_per_node,
-            "seed": seed,
-            "epochs": 2,
-            **fields,
-        }
-    )
-    phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
-    servers = spec.strategy.servers
-    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (spec.world_size - servers))]
-    leading = [
-        rank for rank in range(spec.world_size) if spec.strategy.reports_samples(rank, spec.world_size)
-    ]
+    spec = RunSpec.model_validate({"strategy": strategy, "seed": 0, "epochs": 2, **fields})
+    size, servers = spec.world_size, spec.strategy.servers
+    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (size - servers))]
+    leading = [rank for rank in range(size) if spec.strategy.reports_samples(rank, size)]
+    seconds = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     ranks = [
         RankResult(
             rank=rank,
@@ -106,7 +93,7 @@ def a_run(
             samples=100 if rank in leading else 0,
             train_s=train_s,
             work_cpu_s=train_s if work_cpu_s is None else work_cpu_s,
-            seconds={**phases, "compute": train_s - 0.1 - communicate_s},
+            seconds={**seconds, "compute": train_s - 0.1 - communicate_s},
             bytes_sent=bytes_sent,
             accuracy=accuracy,
             test_loss=0.3,
@@ -117,43 +104,27 @@ def a_run(
             staleness_mean=stale[rank][0],
             staleness_max=stale[rank][1],
         )
-        for rank in range(spec.world_size)
+        for rank in range(size)
     ]
+    scores = {"loss": 0.5, "test_loss": 0.5}
     points = [
-        EpochPoint(
-            rank=rank,
-            epoch=epoch,
-            train_s=train_s * epoch / 2,
-            loss=0.5,
-            accuracy=0.4 * epoch,
-            test_loss=0.5,
-        )
-        for rank in range(spec.world_size)
+        EpochPoint(rank=rank, epoch=epoch, train_s=train_s * epoch / 2, accuracy=0.4 * epoch, **scores)
+        for rank in range(size)
         for epoch in (1, 2)
     ]
     shares = {
         "coverage": coverage,
-        "overlap": overlap,
         "coverage_so_far": coverage,
+        "overlap": overlap,
         "overlap_so_far": overlap,
     }
+    of_each = samples // len(leading)
+    part = {"epoch": 1, "samples": of_each, "labels": [of_each // 10] * 10, "js_divergence_so_far": 0.0}
     certificate = Certificate(
         verified=verified,
         splits=[CoverageRecord(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
-        parts=[
-            CertifiedPart(
-                rank=rank,
-                epoch=1,
-                samples=samples // len(leading),
-                labels=[samples // len(leading) // 10] * 10,
-                js_divergence=0.01 * rank,
-                digest="p",
-                js_divergence_so_far=0.0,
-            )
-            for rank in leading
-        ],
+        parts=[CertifiedPart(rank=rank, digest="p", js_divergence=rank / 100, **part) for rank in leading],
     )
-    finished = status == "ok"
     return RunResult(
         key=spec.key,
         status=status,
@@ -171,37 +142,54 @@ def a_run(
         flags=list(flags),
         ranks=ranks,
         epochs=points,
-        certificate=certificate if finished else None,
+        certificate=certificate if status == "ok" else None,
     )
+
+
+def with_ranks(run: RunResult, *of_each: dict[str, Any], **of_all: Any) -> RunResult:
+    """The run with these fields of all ranks, and of each in their order."""
+    changed = zip(run.ranks, of_each or [{}] * len(run.ranks), strict=True)
+    return run.model_copy(update={"ranks": [rank.model_copy(update=of_all | own) for rank, own in changed]})
+
+
+def with_epochs(
+    run: RunResult, change: Callable[[EpochPoint], dict[str, Any]] = lambda _: {}, **of_all: Any
+) -> RunResult:
+    """The run with these fields of all points, and those that follow from each."""
+    points = [point.model_copy(update=of_all | change(point)) for point in run.epochs]
+    return run.model_copy(update={"epochs": points})
+
+
+def with_certificate(run: RunResult, **fields: Any) -> RunResult:
+    assert run.certificate
+    return run.model_copy(update={"certificate": run.certificate.model_copy(update=fields)})
+
+
+def on_360_images(run: RunResult) -> RunResult:
+    """The run, with what is known about its test set."""
+    return with_ranks(run, test_samples=360, chance_accuracy=0.1)
 
 
 def in_parts(
     run: RunResult,
     parameters: Sequence[int],
     *,
-    blocks: Sequence[list[str] | None] = (),
-    bytes_to: Sequence[list[int] | None] = (),
-    seconds: Sequence[dict[str, float]] = (),
     activations: Sequence[int] = (),
+    seconds: Sequence[dict[str, float]] = (),
+    **of_each: Sequence[Any],
 ) -> RunResult:
-    """The run with these numbers of parameters per rank, one momentum value each, and the given blocks."""
-
-    def of_rank(rank: RankResult) -> RankResult:
-        at = rank.rank
-        update: dict[str, Any] = {
-            "parameters": parameters[at],
-            "state_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * parameters[at]),
+    """The run with these numbers of parameters per rank, one momentum value each, and other fields."""
+    changes = [
+        {
+            "parameters": count,
+            "state_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * count),
             "activation_bytes": activations[at] if activations else 1000,
+            **({"seconds": dict.fromkeys(run.ranks[at].seconds, 0.0) | seconds[at]} if seconds else {}),
+            **{name: values[at] for name, values in of_each.items() if values},
         }
-        if blocks:
-            update["blocks"] = blocks[at]
-        if bytes_to:
-            update["bytes_to"] = bytes_to[at]
-        if seconds:
-            update["seconds"] = {**dict.fromkeys(rank.seconds, 0.0), **seconds[at]}
-        return rank.model_copy(update=update)
-
-    return run.model_copy(update={"ranks": [of_rank(rank) for rank in run.ranks]})
+        for at, count in enumerate(parameters)
+    ]
+    return with_ranks(run, *changes)
 
 
 def a_pipeline(
@@ -289,16 +277,13 @@ def a_comparison(
 
 def windowed(comparison: Comparison) -> Comparison:
     """The comparison with a window for each of its slowest runs that has a cluster time."""
-    found: dict[str, Windows | NoClusterTime] = {}
-    for workload in comparison.workloads:
-        for run in slowest_runs(comparison.view(workload)):
-            time = comparison.clusters.get(run.row.key)
-            if isinstance(time, ClusterTime):
-                found[run.row.key] = a_window(time, len(time.ranks))
-    return replace(comparison, windows=found)
+    runs = [run for workload in comparison.workloads for run in slowest_runs(comparison.view(workload))]
+    times = [comparison.clusters.get(run.row.key) for run in runs]
+    windows = {time.run: a_window(time) for time in times if isinstance(time, ClusterTime)}
+    return replace(comparison, windows=windows)
 
 
-def a_window(time: ClusterTime, ranks: int) -> Windows:
+def a_window(time: ClusterTime) -> Windows:
     """Two steps, in which rank 0 waits for the others."""
     step = [("compute", 0.0, 1.0), ("wait", 1.0, 1.5), ("communicate", 1.5, 2.0)]
     parts = [
@@ -306,9 +291,19 @@ def a_window(time: ClusterTime, ranks: int) -> Windows:
         for begin in (4.0, 6.0)
         for phase, start, end in step
     ]
-    window = Window(start_s=4.0, end_s=8.0, ranks=[parts] * ranks)
+    window = Window(start_s=4.0, end_s=8.0, ranks=[parts] * len(time.ranks))
     steps = Steps(first=3, last=4, of=9, exchange=False)
     return Windows(run=time.run, cluster=time.cluster, steps=steps, wall=window, replayed=window)
+
+
+def only_view(comparison: Comparison) -> WorkloadView:
+    """Its only workload."""
+    (workload,) = comparison.workloads
+    return comparison.view(workload)
+
+
+def view_of(*results: RunResult) -> WorkloadView:
+    return only_view(a_comparison(*results))
 
 
 def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:
@@ -388,8 +383,7 @@ def unrendered_figures() -> Iterator[None]:
 
 
 def verdicts_of(comparison: Comparison) -> list[Verdict]:
-    claims = asked_by(comparison).decided()
-    return verdicts(comparison, claims)
+    return verdicts(comparison, asked_by(comparison).decided())
 
 
 def page_of(
@@ -401,13 +395,11 @@ def page_of(
     return html.render(page, comparison, shown, undrawn(shown))
 
 
-def text_of(
-    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
-) -> str:
-    """report.md; plots: all of the comparison if not given."""
-    shown = draw(comparison) if plots is None else plots
-    page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
-    return markdown.render(page, comparison)
+def text_of(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] = ()) -> str:
+    """report.md."""
+    return markdown.render(
+        content_of(comparison, findings, asked_by(comparison).decided(), plots), comparison
+    )
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:
@@ -438,62 +430,30 @@ FAST = a_run("all_reduce", nodes=2, train_s=5.0, work_cpu_s=4.0, accuracy=0.85)
 
 
 def points(chart: Chart | None) -> list[dict[str, Any]]:
-    """The records of a chart's first data set with more than one field, in order."""
+    """The records of a chart's data set with the most fields of each, in order."""
     assert chart is not None
-    data = max(chart.spec["datasets"].values(), key=lambda records: (len(records[0]), len(records)))
-    return list(data)
-
-
-def layers(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """All views of a specification that draw marks."""
-    inner = [*spec.get("layer", []), *spec.get("hconcat", []), *([spec["spec"]] if "spec" in spec else [])]
-    return [found for each in inner for found in layers(each)] if inner else [spec]
-
-
-def scale(chart: Chart | None, channel: str) -> dict[str, Any]:
-    """The scale of a channel in the first layer that has one."""
-    assert chart is not None
-    encodings = [layer["encoding"] for layer in layers(chart.spec) if "encoding" in layer]
-    scales = [each[channel]["scale"] for each in encodings if each.get(channel, {}).get("scale")]
-    return dict(scales[0])
+    return list(max(chart.spec["datasets"].values(), key=lambda records: (len(records[0]), len(records))))
 
 
 def records_of(chart: Chart | None) -> list[dict[str, Any]]:
     """All records that a figure draws, in the order of its layers."""
     assert chart is not None
-    return [record for data in layers_of(chart.spec) for record in data]
+    return [record for data in chart.spec["datasets"].values() for record in data]
 
 
-def layers_of(spec: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """The records of each data source of a specification, in the order in which it names them."""
-    found: list[list[dict[str, Any]]] = []
-
-    def walk(node: object) -> None:
-        if isinstance(node, dict):
-            data = node.get("data")
-            if isinstance(data, dict):
-                values = data["values"] if "values" in data else spec["datasets"][data["name"]]
-                if values not in found:
-                    found.append(values)
-            for key, value in node.items():
-                if key not in ("data", "datasets"):
-                    walk(value)
-        elif isinstance(node, list):
-            for value in node:
-                walk(value)
-
-    walk(dict(spec))
-    return found
+def layers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """All views of a specification that draw marks."""
+    inner = [each for name in ("layer", "hconcat", "vconcat") for each in spec.get(name, [])]
+    inner += [spec["spec"]] if "spec" in spec else []
+    return [found for each in inner for found in layers(each)] if inner else [spec]
 
 
-def marks_of(spec: object) -> list[str]:
-    """The types of all marks of a specification, in order."""
-    if isinstance(spec, list):
-        return [mark for item in spec for mark in marks_of(item)]
-    if not isinstance(spec, dict):
-        return []
-    own = [spec["mark"]["type"]] if "mark" in spec else []
-    return [
-        *own,
-        *(mark for key in ("layer", "hconcat", "vconcat", "spec") for mark in marks_of(spec.get(key))),
-    ]
+def marks_of(spec: dict[str, Any]) -> set[str]:
+    return {layer["mark"]["type"] for layer in layers(spec)}
+
+
+def scale(chart: Chart | None, channel: str) -> dict[str, Any]:
+    """The scale of a channel in the first layer that has one."""
+    assert chart is not None
+    encodings = [layer.get("encoding", {}).get(channel, {}) for layer in layers(chart.spec)]
+    return next(dict(each["scale"]) for each in encodings if each.get("scale"))

@@ -24,34 +24,41 @@ from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
-from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
-from orchestrator.report.render import columns
 from orchestrator.report.topics import FIGURES, find
-from orchestrator.report.topics.faults import fault_costs
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.orchestrator.report.test_report_data_partition import with_labels
-from tests.unit.orchestrator.report.test_report_faults import KILL, disturbed
-from tests.unit.orchestrator.report.test_report_learning import learned
-from tests.unit.orchestrator.report.test_report_locations import NEWER, a_node, contained
+from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
-from tests.unit.orchestrator.report.test_report_stragglers import WAITS_FOR_LAST, waiting
-from tests.unit.orchestrator.report.test_report_textbook_optimizers import trained
+from tests.unit.orchestrator.report.test_report_times import learned
+from tests.unit.orchestrator.report.test_report_topics import (
+    KILL,
+    NEWER,
+    WAITS_FOR_LAST,
+    a_node,
+    contained,
+    disturbed,
+    trained,
+    waiting,
+)
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
+    a_comparison,
     a_pipeline,
-    a_record,
     a_run,
     around,
     in_cluster_time,
     in_parts,
+    on_360_images,
     page_of,
     repeated,
     text_of,
     windowed,
+    with_epochs,
     with_measured_link,
+    with_ranks,
 )
 from trainer.spec.registries import REGISTRIES
 
@@ -87,16 +94,8 @@ def data_parallel() -> list[RunResult]:
     runs += [
         a_run("one_shot", accuracy=0.712, partitioner=name, **mpi) for name in ("stratified", "quantity")
     ]
-    gossip = a_run("gossip", **mpi)
-    points = [point.model_copy(update={"consensus_distance": 0.25, "lr": 0.1}) for point in gossip.epochs]
-    labelled = with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])
-    return [*runs, gossip.model_copy(update={"epochs": points}), labelled]
-
-
-def on_360_images(run: RunResult) -> RunResult:
-    """The run, with what is known about its test set."""
-    known = {"test_samples": 360, "chance_accuracy": 0.1}
-    return run.model_copy(update={"ranks": [rank.model_copy(update=known) for rank in run.ranks]})
+    gossip = with_epochs(a_run("gossip", **mpi), consensus_distance=0.25, lr=0.1)
+    return [*runs, gossip, with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])]
 
 
 def in_turn(runs: list[RunResult]) -> list[RunResult]:
@@ -198,19 +197,15 @@ def with_faults() -> list[RunResult]:
 
 
 def larger_model() -> list[RunResult]:
-    run = a_run("all_reduce", nodes=3, transport="mpi", communicate_s=2.0, model="mlp", cores=2)
-    fsdp = a_run("fsdp", nodes=3, transport="gloo", model="mlp", cores=2)
+    """And a model of experts, on tokens."""
+    fields: dict[str, Any] = {"nodes": 3, "cores": 2}
+    run = a_run("all_reduce", transport="mpi", communicate_s=2.0, model="mlp", **fields)
+    experts = {"dataset": "copy", "model": {"name": "gpt", "experts": 4}, "transport": "mpi", **fields}
     return [
-        run.model_copy(update={"ranks": [r.model_copy(update={"parameters": 9000}) for r in run.ranks]}),
-        fsdp,
+        with_ranks(run, parameters=9000),
+        a_run("fsdp", transport="gloo", model="mlp", **fields),
+        with_ranks(a_run("all_reduce", **experts), expert_choices=1000, dropped_choices=125),
     ]
-
-
-def on_tokens() -> list[RunResult]:
-    model = {"name": "gpt", "experts": 4}
-    run = a_run("all_reduce", nodes=3, transport="mpi", dataset="copy", model=model, cores=2)
-    counts = {"expert_choices": 1000, "dropped_choices": 125}
-    return [run.model_copy(update={"ranks": [rank.model_copy(update=counts) for rank in run.ranks]})]
 
 
 def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
@@ -282,22 +277,9 @@ def golden_comparison() -> Comparison:
     replayed, clusters = in_two_times()
     linked, clusters_of_linked = over_links()
     results = [
-        *data_parallel(),
-        *replayed,
-        *linked,
-        *larger_model(),
-        *on_tokens(),
-        *model_partitioned(),
-        *with_target(),
-        *with_a_slow_node(),
-        *textbook(),
-        *with_faults(),
-        one,
-        *theirs,
-        fixed,
-        *in_containers(),
-        *with_defects(),
-        *on_many_nodes(),
+        *(*data_parallel(), *replayed, *linked, *larger_model(), *model_partitioned(), *with_target()),
+        *(*with_a_slow_node(), *textbook(), *with_faults(), one, *theirs, fixed, *in_containers()),
+        *(*with_defects(), *on_many_nodes()),
     ]
     published = [
         {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469, "coverage": 1.0},
@@ -319,31 +301,24 @@ def golden_comparison() -> Comparison:
             {"measure": "time_to_target_s", "nodes": [2], "steps": steps},
         ],
     }
-    blocks = [
-        BlockRecord(name="one", keys=[one.key]),
-        BlockRecord.model_validate(
-            {"name": "theirs", "keys": [run.key for run in theirs], "published": published}
-        ),
-        BlockRecord(name="fixed", keys=[fixed.key]),
+    blocks: list[dict[str, Any]] = [
+        {"name": "one", "keys": [one.key]},
+        {"name": "theirs", "keys": [run.key for run in theirs], "published": published},
+        {"name": "fixed", "keys": [fixed.key]},
     ]
     four = {"lr": 0.2, "nodes": 4}
-    record = a_record(
-        results,
-        pending=["ddp-gloo-n4-s0-0"],
-        name="golden",
-        description="Every finding, table and figure.",
-        lab=Lab.model_validate(lab),
-        blocks=blocks,
-        questions=[
+    record: dict[str, Any] = {
+        "pending": ["ddp-gloo-n4-s0-0"],
+        "name": "golden",
+        "description": "Every finding, table and figure.",
+        "lab": Lab.model_validate(lab),
+        "blocks": [BlockRecord.model_validate(block) for block in blocks],
+        "questions": [
             {"measure": "accuracy", "compare": four, "against": {"lr": 0.2, "strategy": "serial"}},
             {"measure": "train_s", "compare": four, "against": {"lr": 9.0}},
         ],
-    )
-    compared = compare(
-        record,
-        [(result.key, result) for result in results],
-        clusters={cluster.run: cluster for cluster in [*clusters, *clusters_of_linked]},
-    )
+    }
+    compared = a_comparison(*results, clusters=[*clusters, *clusters_of_linked], **record)
     return windowed(
         dataclasses.replace(
             compared,
@@ -448,15 +423,6 @@ def test_the_golden_comparison_has_every_finding_and_figure() -> None:
     # A disturbed sweep has most of its runs beside other load.
     assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
     assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
-
-
-def test_the_golden_comparison_fills_every_column() -> None:
-    groups = golden().comparison.groups
-    for table in (columns.GROUPS, columns.CERTIFICATES, columns.MODEL_PARTITION, columns.CONTAINERS):
-        assert columns.filled(table, groups) == list(table)
-    costs = fault_costs(golden().comparison)
-    assert columns.filled(columns.FAULTS, costs) == list(columns.FAULTS)
-    assert columns.filled(columns.PREDICTED, predictions().forecasts) == list(columns.PREDICTED)
 
 
 def test_markdown() -> None:

@@ -1,15 +1,18 @@
 """Mistakes in the pages of a report: text from files that becomes markup, links without targets, runs,
-columns and numbers that are lost or written wrongly, and sweeps without a report."""
+columns and numbers that are lost or written wrongly, sweeps without a report, and intervals of speedups."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
+from itertools import pairwise
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,72 +20,75 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from orchestrator.report import formats
-from orchestrator.report.findings.base import QUESTIONS
+from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
-from orchestrator.report.render.chapters import chapters_of
-from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.figure_data import figure_data
-from orchestrator.report.render.filters import filters
+from orchestrator.report.render import columns
+from orchestrator.report.render.csv_columns import CsvColumn
+from orchestrator.report.render.csv_tables import (
+    DICTIONARY,
+    columns_csv,
+    epochs_csv,
+    results_csv,
+    summary_csv,
+)
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
-from orchestrator.report.render.tables import AT_FIRST, table_of_groups
-from orchestrator.report.render.terms import TERMS, SectionTerms
-from orchestrator.report.topics import asked_by
+from orchestrator.report.render.terms import TERMS
+from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
 from orchestrator.sweeps.load import load_sweep
-from tests.unit.orchestrator.report.test_report_faults import KILL
+from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import (
+    FAILED,
     FAST,
+    ONE_SHOT_ALONE,
     SERIAL,
     a_comparison,
     a_pipeline,
     a_record,
     a_run,
+    around,
+    cells,
     csv_lines,
+    finding_of,
     in_cluster_time,
     page_of,
     repeated,
+    text_of,
+    verdicts_of,
     write_page,
     write_sweep,
 )
 from trainer.spec.run_spec import RunSpec
 
+# The page
+
 
 class Page(HTMLParser):
-    """Tags, ids, links and text of a page, and everything a browser would load."""
+    """The elements and the text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.sources: list[str] = []
-        self.handlers: list[str] = []
         self.text = ""
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
+        self.tags = [tag for tag, _ in self.elements]
+        self.ids = [attributes["id"] for _, attributes in self.elements if attributes.get("id")]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
         self.elements.append((tag, dict(attrs)))
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            elif name == "href" and tag == "a":
-                self.links.append(value or "")
-            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
-                self.sources.append(value or "")
-            elif name.startswith("on"):
-                self.handlers.append(name)
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
 
 EVIL = '<script>alert(1)</script> | `tick` [link](http://example.com) "quoted'
+GONE = a_run("ddp", nodes=2, **FAILED)
 
 
 @pytest.fixture(scope="module")
@@ -114,80 +120,57 @@ def page(report: SweepPaths) -> Page:
 @pytest.mark.slow
 def test_the_page_escapes_text_from_files_and_loads_nothing(report: SweepPaths, page: Page) -> None:
     assert page.tags.count("script") == 4  # ours
-    assert page.handlers == []
     assert page.text.count(EVIL) >= 8
     assert {"link", "img", "iframe", "object", "base"}.isdisjoint(page.tags)
-    assert not [tag for tag, attributes in page.elements if "src" in attributes]
-    assert all(source.startswith("#") for source in page.sources)
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert {"src", "srcset", "data", "action"}.isdisjoint(attributes)
+        loaded = [] if tag == "a" else [attributes.get(name) or "#" for name in ("href", "xlink:href")]
+        assert all(source.startswith("#") for source in loaded)
     text = report.html.read_text()
     assert not re.search(r"@import|url\((?!#)", text.partition("</style>")[0])
     assert "default-src 'none'" in text
     figures = {file.stem for file in report.plots.glob("*.svg")}
     assert page.tags.count("svg") == len(figures) == 8  # those of an earlier report are removed
-    assert figures >= {"time", "speedup", "cpu_time_speedup", "accuracy", "phases", "labels"}
+    comparison = read_comparison(report)
+    shown = [replace(plot, note=EVIL) for plot in draw(a_comparison(SERIAL, FAST))[:1]]
+    elements = Page(page_of(comparison, [], shown)).elements
+    (label,) = [attributes["aria-label"] for tag, attributes in elements if tag == "svg"]
+    assert (label or "").endswith(EVIL)
 
 
 def test_links_have_targets_and_ids_are_unique(report: SweepPaths, page: Page) -> None:
     rows = read_comparison(report).rows
+    links = [attributes.get("href") or "" for tag, attributes in page.elements if tag == "a"]
     assert len(page.ids) == len({*page.ids})
-    assert {unquote(link[1:]) for link in page.links if link.startswith("#")} <= {*page.ids}
     described = {attributes.get("aria-describedby") for _, attributes in page.elements} - {None}
-    assert described | {row.key for row in rows} | {term.key for term in TERMS} <= {*page.ids}
-    files = {unquote(link) for link in page.links if not link.startswith("#")}
+    inside = {unquote(link[1:]) for link in links if link.startswith("#")}
+    assert inside | described | {row.key for row in rows} | {term.key for term in TERMS} <= {*page.ids}
+    files = {unquote(link) for link in links if not link.startswith("#")}
     assert {file.partition("/")[0] for file in files} <= {row.key for row in rows}
     assert f'{rows[-1].key}/node "1" ?.log' in files
     for link in re.findall(r"\]\((plots/[^)]+)\)", report.markdown.read_text()):
         assert (report.directory / link).exists()
 
 
-def test_the_page_has_its_sections_in_order_and_every_run(report: SweepPaths, page: Page) -> None:
-    sections = ["verdict", "evidence", "findings", "cautions", "results", "runs", "glossary"]
-    assert [name for name in page.ids if name in sections] == sections
-    asked = [name.removeprefix("question-") for name in page.ids if name.startswith("question-")]
-    assert asked == [key for key in QUESTIONS if key in asked]
-    comparison = read_comparison(report)
-    for row in comparison.rows:
-        assert row.cause is None or row.cause in page.text
-        assert all(flag in page.text for flag in row.result.flags)
-        assert row.seed == 0 or f"seed: {row.seed}" in page.text
-    counts = re.findall(r"\d+(?=.runs|.ok|.failed|.pending)", one_line(comparison))
-    assert counts == ["8", "6", "1", "1"]
-
-
-def test_labels_of_figures_are_escaped() -> None:
-    comparison = a_comparison(SERIAL, FAST)
-    plots = [replace(plot, note=EVIL) for plot in draw(comparison)[:1]]
-    elements = Page(page_of(comparison, [], plots)).elements
-    (label,) = [attributes["aria-label"] for tag, attributes in elements if tag == "svg"]
-    assert label is not None
-    assert label.endswith(EVIL)
-
-
-ODD_SWEEPS = {
-    "nothing": [],
-    "all failed": [a_run("ddp", nodes=2, status="failed", cause="node 0: gone")],
-    "only a fault_injection": [a_run("fault_injection", accuracy=None, train_s=0.0)],
-    "no time at all": [a_run(train_s=0.0), a_run("ddp", nodes=2, train_s=0.0, accuracy=0.0)],
-    "far apart": [
-        a_run(cores=2),
-        *(
-            a_run("ddp", nodes=n, processes_per_node=p, train_s=8.0 / n**2, cores=2)
-            for n in (1, 64)
-            for p in (1, 4)
-        ),
-    ],
-    "partitioned": [SERIAL, *(a_pipeline(point) for point in ("conv2", "flatten", "fc1"))],
-}
-
-
 @pytest.mark.slow
-def test_every_sweep_has_a_report(tmp_path: Path) -> None:
-    for name, results in ODD_SWEEPS.items():
-        paths = write_page(tmp_path / name, *results, pending=["ddp-gloo-n4-s0-0"])
-        keys = read_comparison(paths).record.keys
-        assert {*keys} <= {*Page(paths.html.read_text()).ids}
-        assert [line["key"] for line in csv_lines(read_comparison(paths))] == [*keys]
-        assert "`ddp-gloo-n4-s0-0`" in paths.markdown.read_text()
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [GONE],
+        [a_run("fault_injection", accuracy=None, train_s=0.0)],
+        [a_run(train_s=0.0), a_run("ddp", nodes=2, train_s=0.0, accuracy=0.0)],
+        [SERIAL, *(a_pipeline(point) for point in ("conv2", "flatten", "fc1"))],
+    ],
+    ids=["nothing", "all failed", "only a fault_injection", "no time at all", "partitioned"],
+)
+def test_every_sweep_has_a_report(tmp_path: Path, results: Any) -> None:
+    paths = write_page(tmp_path, *results, pending=["ddp-gloo-n4-s0-0"])
+    keys = read_comparison(paths).record.keys
+    assert {*keys} <= {*Page(paths.html.read_text()).ids}
+    assert [line["key"] for line in csv_lines(read_comparison(paths))] == [*keys]
+    assert "`ddp-gloo-n4-s0-0`" in paths.markdown.read_text()
 
 
 @pytest.mark.parametrize(
@@ -208,89 +191,26 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
     assert [row.key for row in comparison.rows] == [FAST.key]
     (why,) = comparison.unusable.values()
     assert why.startswith(f"{SERIAL.key}/result.json is ")
-    lines = {line["key"]: line for line in csv_lines(comparison)}
-    assert (lines[SERIAL.key]["status"], lines[SERIAL.key]["cause"]) == ("unusable", why)
-    (line,) = [line for line in runs(comparison).lines if line.run.key == SERIAL.key]
-    assert (line.run.status, line.run.cause) == (STATES["unusable"], why)
+    (csv,) = [line for line in csv_lines(comparison) if line["key"] == SERIAL.key]
+    (shown,) = [line.run for line in runs(comparison).lines if line.run.key == SERIAL.key]
+    assert (csv["status"], shown.status) == ("unusable", STATES["unusable"])
+    assert csv["cause"] == shown.cause == why
     assert STATES["unusable"] in one_line(comparison)
 
 
 # Tables, filters and runs
 
 
-def test_a_table_shows_the_columns_of_its_clock_first_and_sorts_by_values() -> None:
-    slow = [a_run(cores=2), a_run("ddp", nodes=4, cores=2)]
-    clusters = [in_cluster_time(run, 8.0 / run.run.nodes) for run in slow]
-    for comparison, time_of, speedups in (
-        (a_comparison(SERIAL, FAST), "Wall time", [1.0, 1.6]),
-        (a_comparison(*slow, clusters=clusters), "Cluster time", [1.0, 4.0]),
-    ):
-        table = table_of_groups("Results", GROUPS, comparison.groups)
-        first = [head.title for head in table.heads if head.first]
-        assert len(first) == AT_FIRST < len(table.heads)
-        assert time_of in first
-        speedup = [head.title for head in table.heads].index("Speedup")
-        assert [line.cells[speedup].value for line in table.lines] == pytest.approx(speedups)
-
-
-def test_filters_exist_for_what_differs_in_the_order_of_sizes() -> None:
-    failed = a_run("ddp", nodes=4, status="failed", cause="node 0: gone")
-    several = [a_run("ddp", nodes=10), a_run("ddp", nodes=2, processes_per_node=4)]
-    comparison = a_comparison(*several, SERIAL, FAST, failed, pending=["key"])
-    found = {each.name: [value for value, _ in each.values] for each in filters(comparison)}
-    assert found["nodes"] == ["1", "2", "2 × 4", "4", "10"]
-    assert found["status"] == ["ok", "failed", "pending"]
-    assert "partitioner" not in found
-    assert filters(a_comparison(FAST)) == []
-    table = table_of_groups("Results", GROUPS, a_comparison(FAST).groups)
-    assert table.lines[0].filters == {
-        "series": "all_reduce · mpi",
-        "nodes": "2",
-        "transport": "mpi",
-        "partitioner": "random_partition",
-        "status": "ok",
-    }
-
-
-def test_workloads_of_one_configuration_share_a_table() -> None:
-    comparison = a_comparison(*(a_run(lr=lr, seed=seed) for lr in (0.1, 0.2, 0.4) for seed in range(2)))
-    (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
-    assert [head.title for head in chapter.results.heads][:2] == ["Workload", "Strategy"]
-    assert len({line.cells[0].text for line in chapter.results.lines}) == 3
-    assert chapter.certified is not None
-    assert len(chapter.certified.lines) == 3
-
-
-def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
-    terms = SectionTerms()
-    marked = terms.mark("<i> CPU-time speedup <b> and speedups; speedup")
-    assert re.findall(r'href="#([^"]+)"[^>]*>([^<]+)<', marked) == [
-        ("term-cpu-time-speedup", "CPU-time speedup"),
-        ("term-speedup", "speedups"),
-    ]
-    assert {"&lt;b&gt;", "&lt;i&gt;"} <= {*re.findall("&lt;.&gt;", marked)}
-    assert "<a" not in terms.mark("Speedup")
+KILL = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {},
-        {
-            "strategy": {"name": "one_shot", "init": "independent"},
-            "transport": "mpi",
-            "nodes": 3,
-            "lr": 1e-05,
-        },
+        {"strategy": ONE_SHOT_ALONE, "nodes": 3, "transport": "mpi", "lr": 1e-05},
         {"strategy": "all_reduce", "nodes": 2, "link": {"bandwidth_mbit": 100, "latency_ms": 1}},
-        {
-            "strategy": "ddp",
-            "nodes": 4,
-            "restarts": 1,
-            "checkpoint_epochs": 1,
-            "faults": KILL,
-            "timeout_s": 9.0,
-        },
+        {"strategy": "ddp", "nodes": 4, "restarts": 1, "checkpoint_epochs": 1, "faults": KILL},
     ],
     ids=["serial", "parameters", "links", "faults"],
 )
@@ -304,85 +224,60 @@ def test_the_command_of_a_run_repeats_it(fields: dict[str, Any], tmp_path: Path)
     assert load_sweep(path).runs == [run]
 
 
-def test_a_section_per_run_has_its_numbers() -> None:
-    eight, nine = (a_run("all_reduce", nodes=nodes) for nodes in (8, 9))
-    slower = [rank.model_copy(update={"train_s": 9.0 - rank.rank}) for rank in nine.ranks]
-    many = nine.model_copy(update={"ranks": slower})
-    failed = a_run("ddp", nodes=2, status="failed", cause="node 1: gone").model_copy(
-        update={"log": "node 1.log"}
-    )
-    found = [
-        line.run for line in runs(a_comparison(SERIAL, FAST, eight, many, failed, pending=["later"])).lines
-    ]
-    assert [run.ok for run in found] == [True, True, True, True, False, False]
-    assert found[1].epochs == [["1", "2.5", "0.5", "0.5", "40"], ["2", "5", "0.5", "0.5", "80"]]
-    assert [len(run.ranks) for run in found[:4]] == [1, 2, 8, 3]
-    assert [name for name, _ in found[3].ranks] == [
-        "rank 8, the fastest",
-        "mean of 9 ranks",
-        "rank 0, the slowest",
-    ]
-    assert found[1].certificate.startswith(
-        "Verified. Coverage 100.0%, overlap 0.0% in epoch 1; 300 samples"
-    )
-    assert (found[4].cause, found[4].files[0]) == ("node 1: gone", ("Log", f"{failed.key}/node%201.log"))
-    assert (found[5].key, found[5].command) == ("later", "")
-
-
 def test_the_first_line_says_when_the_last_run_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        at = SERIAL.started_at  # 22:13:20
-        late = [
-            FAST.model_copy(update={"started_at": at + start_s, "wall_s": wall_s})
-            for start_s, wall_s in ((30.0, 600.0), (60.0, 1.0))
-        ]
-        assert "2023-11-14 22:13 to 22:23 UTC" in one_line(a_comparison(*late))
-        night = FAST.model_copy(update={"wall_s": 7200.0})
-        assert "2023-11-14 22:13 to 2023-11-15 00:13 UTC" in one_line(a_comparison(night))
+        for times, shown in (  # start after 22:13:20, and duration
+            ([(30.0, 600.0), (60.0, 1.0)], "2023-11-14 22:13 to 22:23 UTC"),
+            ([(0.0, 7200.0)], "2023-11-14 22:13 to 2023-11-15 00:13 UTC"),
+        ):
+            late = [{"started_at": FAST.started_at + start, "wall_s": wall_s} for start, wall_s in times]
+            assert shown in one_line(a_comparison(*(FAST.model_copy(update=each) for each in late)))
     finally:
         monkeypatch.undo()
         time.tzset()
 
 
-def test_the_data_of_a_figure_is_a_table() -> None:
-    records = [{"series": f"s{number}", "nodes": number, "time": number / 3} for number in range(70)]
-    tips = [
-        {"field": "series", "title": "Strategy"},
-        {"field": "time", "title": "Time, s", "format": ".2~f"},
-    ]
-    spec = {
-        "datasets": {"data": [*records, records[0]], "other": [{"nodes": 1}]},
-        "data": {"name": "data"},
-        "encoding": {"x": {"field": "nodes", "type": "quantitative", "title": "Nodes"}},
-        "layer": [
-            {"mark": "line"},
-            {"mark": "point", "encoding": {"tooltip": tips}},
-            {"mark": "rule", "data": {"name": "other"}},
-        ],
-    }
-    (data,) = figure_data(spec)
-    assert data.heads == ["Strategy", "Time, s"]
-    assert data.lines[:2] == [["s0", "0.00"], ["s1", "0.33"]]
-    assert (len(data.lines), data.more) == (60, 10)  # of equal lines, one
-    assert figure_data({"mark": "point"}) == []
+# report.md
+
+RENDERER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+ODD = (
+    "# one\n- two <script>x</script> ![three](http://four) [five](six) | seven `eight` *nine* $ten$ "
+    "~~eleven~~ &amp;"
+)
+
+
+def headings(text: str, level: str = "h2") -> list[str]:
+    tokens = pairwise(RENDERER.parse(text))
+    return [after.content for token, after in tokens if (token.type, token.tag) == ("heading_open", level)]
+
+
+def test_text_from_files_is_no_markup() -> None:
+    def rendered(cause: str, pending: str, **texts: str) -> str:
+        failed = a_run("ddp", nodes=2, status="failed", cause=cause)
+        comparison = a_comparison(SERIAL, FAST, failed, pending=[pending], **texts)
+        return text_of(comparison, find(comparison))
+
+    text, expected = rendered(ODD, "a-`key`", name=ODD, description=ODD), rendered("a b", "a-key")
+    assert headings(text) == headings(expected)
+    assert len(headings(text, "h1")) == 1
+    page, known = RENDERER.render(text), RENDERER.render(expected)
+    for markup in ("<script", "<img", "<a ", "<em", "<li", "<s>", "<code", "<td", "<b>"):
+        assert page.count(markup) == known.count(markup), markup
+    assert page.count("&amp;amp;") == 4  # as it was written
+    assert "- `a-key` pending" in text
+    assert re.search(r"\$", re.sub(r"\\\$", "", text)) is None  # a formula, to some renderers
+    for start in ("#", "-", "+", "1.", "2)", "===", ":"):  # which would begin a block
+        tokens = RENDERER.parse(text_of(a_comparison(SERIAL, description=f"{start} text"), []))
+        inline = [at for at, each in enumerate(tokens) if each.content.endswith("text")]
+        assert [tokens[at - 1].type for at in inline] == ["paragraph_open"]
+        assert "".join(child.content for child in tokens[inline[0]].children or []) == f"{start} text"
 
 
 # Numbers
 
-
-UNITS = {
-    "µs": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "B": 1.0,
-    "kB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "TB": 1e12,
-    "PB": 1e15,
-}
+UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 
 
 def number_and_unit(written: str) -> tuple[float, str]:
@@ -408,8 +303,6 @@ def test_a_written_number_times_its_unit_is_the_value(value: float) -> None:
 
 def test_number_formats() -> None:
     written = {
-        "1,230 s": formats.seconds(1234.5),
-        "10.0 s": formats.seconds(9.999),
         "0.0100 s": formats.seconds(0.01),
         "1.00 ms": formats.seconds(0.001),
         "0 s": formats.seconds(0),
@@ -420,9 +313,6 @@ def test_number_formats() -> None:
         "−0.01": formats.points_bound(-0.0001),
         "+0.02": formats.points_bound(0.0002),
         "+1.0": formats.points_bound(0.01),
-        "999 B": formats.size(999.4),
-        "1.00 kB": formats.size(999.5),
-        "0.500": formats.ratio(0.5),
         "349 MiB": formats.memory(348.6),
         "over 99%": formats.probability(0.991),
         "99%": formats.probability(0.99),
@@ -434,15 +324,81 @@ def test_number_formats() -> None:
     assert [text.replace(formats.JOIN, " ") for text in written.values()] == [*written]
 
 
-@pytest.mark.slow
-def test_importing_the_report_loads_nothing_heavy() -> None:
-    heavy = "{'torch', 'mpi4py', 'altair', 'jinja2'} & set(sys.modules)"
-    render = "orchestrator.report.render"
-    lines = (
-        f"import sys, orchestrator.report; print({heavy})",
-        f"import {render}.html, {render}.markdown; print({heavy})",
+# CSV files
+
+
+WRITERS = {"summary.csv": summary_csv, "results.csv": results_csv, "epochs.csv": epochs_csv}
+UNITS_IN_NAMES = {"_s": "s", "_mib": "MiB", "_bits": "bits", "_epochs": "epochs"}
+
+
+def lines(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(text)))
+
+
+@pytest.mark.parametrize("file", DICTIONARY)
+def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(file: str) -> None:
+    text = WRITERS[file](golden_comparison())
+    header = next(csv.reader(StringIO(text)))
+    assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
+    assert len(set(header)) == len(header)
+    described: Sequence[CsvColumn[Any]] = DICTIONARY[file]
+    for column in described:
+        assert column.meaning
+        assert "|" not in column.meaning
+        for ending, unit in UNITS_IN_NAMES.items():
+            if column.name.endswith(ending) and not column.name.endswith(("per_s", "warm_up_epochs")):
+                assert column.unit == unit
+    always = [each.name for each in described if not each.empty and not each.name.startswith("cluster_")]
+    for line in lines(text):
+        if line.get("status", line.get("state", "ok")) == "ok":
+            assert not [name for name in always if line[name] == ""]
+
+
+def test_summary_has_a_line_per_configuration() -> None:
+    serial = repeated("serial", around(8.0, 0.1), cores=1)
+    fast = repeated("all_reduce", around(9.0, 0.1), nodes=2, processes_per_node=2, cores=1)
+    lost = [a_run(name, nodes=2, seed=1, **FAILED) for name in ("ddp", "gossip")]
+    others = [lost[0], a_run("gossip", nodes=2), lost[1]]
+    clusters = [in_cluster_time(run, run.train_s) for run in serial]
+    clusters += [in_cluster_time(run, run.train_s - 5) for run in fast]
+    found = lines(summary_csv(a_comparison(*serial, *fast, *others, clusters=clusters)))
+    assert [(line["state"], line["seeds"], line["nodes"], line["ranks"]) for line in found] == [
+        ("ok", "5", "1", "1"),
+        ("ok", "5", "2", "4"),
+        ("failed", "0", "2", "2"),
+        ("partly", "1", "2", "2"),
+    ]
+    assert [line["clock"] for line in found[:2]] == ["cluster"] * 2
+    assert (float(found[1]["time_s"]), float(found[1]["speedup"])) == pytest.approx((4.0, 2.0), rel=1e-3)
+    for name in ("time_s", "speedup"):
+        assert float(found[1][f"{name}_low"]) < float(found[1][name]) < float(found[1][f"{name}_high"])
+    assert not any(found[2][name] for name in found[2] if name.startswith(("time", "speed", "accuracy")))
+
+
+@pytest.mark.parametrize(("nodes", "time"), [(2, 5.0), (4, 4.0)])
+def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
+    """That of the comparison with serial: in the findings, the verdict, the table and summary.csv."""
+    comparison = a_comparison(
+        *repeated("serial", around(8.0, 0.4)),
+        *repeated("all_reduce", around(5.0, 0.2), nodes=2),
+        *repeated("all_reduce", around(4.0, 0.2), nodes=4),
+        *repeated("ddp", around(4.5, 0.2), nodes=4),
+        *repeated("serial", around(50.0, 0.4), checkpoint_epochs=1),  # which takes longer
+        *repeated("gossip", [4.0, 4.1], nodes=4),  # few seeds
     )
-    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True).stdout
-    first, second = found.splitlines()
-    assert first == "set()"
-    assert "torch" not in second
+    claims = asked_by(comparison).decided()
+    group = comparison.groups[nodes // 2]
+    assert (group.strategy, group.shape.nodes) == ("all_reduce", nodes)
+    summary = lines(summary_csv(comparison, claims))
+    assert not any(summary[-1][name] for name in summary[-1] if name.endswith(("_low", "_high")))
+    low, high = (float(summary[nodes // 2][f"speedup_{end}"]) for end in ("low", "high"))
+    assert low < 8.0 / time < high
+    # No narrower than what sessions alone make of it.
+    assert high / low > exp(2 * 1.96 * sqrt(2) * BETWEEN_SESSIONS)
+    if nodes == 4:  # the only number of nodes at which findings compare with serial
+        interval = finding_of(comparison, "fastest").data["speedup_interval"]
+        assert interval == pytest.approx((low, high))
+    shown = cells(columns.with_speedup_intervals(speedup_intervals(comparison, claims)), [group])
+    assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
+    options = {(each.name, each.shape[0]): each.speedup for each in verdicts_of(comparison)[0].options}
+    assert f"({low:.2f}–{high:.2f})" in options["all_reduce over mpi", str(nodes)]

@@ -22,7 +22,7 @@ from orchestrator.results.predictions import (
 )
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, UnusableFile, write_atomic
-from tests.unit.report_support import a_comparison, a_record, a_run, finding_of, findings_of
+from tests.unit.report_support import a_comparison, a_record, a_run, finding_of, only_view, points
 
 ASKED = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
 SERIAL = a_run("serial", train_s=16.0, cores=64)
@@ -32,33 +32,28 @@ ALL_REDUCE = a_run("all_reduce", nodes=2, train_s=10.0, transport="gloo", cores=
 
 def prediction(run: RunResult, nodes: int, seconds: float, **changes: Any) -> Prediction:
     """What follows from a run for so many nodes."""
-    return Prediction.model_validate(
-        {
-            "configuration": f"{run.run.name_of('strategy')} over gloo: digits",
-            "runs": [run.key],
-            "nodes": nodes,
-            "measured_nodes": 2,
-            "seconds": seconds,
-            "low_s": seconds / 1.5,
-            "high_s": seconds * 1.5,
-            "communication": 0.5,
-            "speedup": 16 / seconds,
-            "efficiency": 16 / seconds / nodes,
-            "bytes_sent": 1e6,
-            "state_bytes": 5000,
-            **dict.fromkeys(("cost", "low_cost", "high_cost", "to_target")),
-            "spec": {},
-            **changes,
-        }
-    )
+    fields = {
+        "configuration": f"{run.run.name_of('strategy')} over gloo: digits",
+        "runs": [run.key],
+        "nodes": nodes,
+        "measured_nodes": 2,
+        "seconds": seconds,
+        "low_s": seconds / 1.5,
+        "high_s": seconds * 1.5,
+        "communication": 0.5,
+        "speedup": 16 / seconds,
+        "efficiency": 16 / seconds / nodes,
+        "bytes_sent": 1e6,
+        "state_bytes": 5000,
+        **dict.fromkeys(("cost", "low_cost", "high_cost", "to_target")),
+        "spec": {},
+    }
+    return Prediction.model_validate({**fields, **changes})
 
 
 FOUND = [
-    prediction(ONE_SHOT, 2, 7.0),
-    prediction(ONE_SHOT, 8, 2.0),
-    prediction(ONE_SHOT, 64, 1.96),
-    prediction(ALL_REDUCE, 8, 5.0),
-    prediction(ALL_REDUCE, 64, 3.0),
+    *(prediction(ONE_SHOT, nodes, seconds) for nodes, seconds in ((2, 7.0), (8, 2.0), (64, 1.96))),
+    *(prediction(ALL_REDUCE, nodes, seconds) for nodes, seconds in ((8, 5.0), (64, 3.0))),
 ]
 
 
@@ -67,17 +62,14 @@ def with_predictions(made_from: dict[str, float] | None = None, **asked: Any) ->
     return Predictions(asked=request, made_from=made_from or {}, forecasts=FOUND, refused=[], unused=[])
 
 
-def compared(predictions: Predictions | None) -> Comparison:
+def compared(predictions: Predictions) -> Comparison:
     return replace(a_comparison(SERIAL, ONE_SHOT, ALL_REDUCE), predictions=predictions)
 
 
 def drawn(comparison: Comparison) -> list[tuple[str, int, str, float]]:
     """The points of the figure, in order."""
-    (workload,) = comparison.workloads
-    subject = Subject(comparison.view(workload), comparison, Style(comparison.groups))
-    chart = FIGURES["predicted"].draw(subject)
-    records = max(chart.spec["datasets"].values(), key=len) if chart else []
-    return sorted((each["series"], each["nodes"], each["how"], round(each["mean"], 9)) for each in records)
+    chart = FIGURES["predicted"].draw(Subject(only_view(comparison), comparison, Style(comparison.groups)))
+    return sorted((at["series"], at["nodes"], at["how"], round(at["mean"], 9)) for at in points(chart))
 
 
 def test_the_most_nodes_come_first_and_overlapping_intervals_are_named() -> None:
@@ -88,26 +80,20 @@ def test_the_most_nodes_come_first_and_overlapping_intervals_are_named() -> None
     assert "The intervals of all_reduce over gloo overlap" in at_64
     assert "overlap" not in at_fewer
     assert "More than 8 nodes do not pay with one_shot over gloo." in text
-    assert findings_of(compared(None), "predicted") == []
 
 
 def test_the_figure_continues_lines_beyond_what_was_measured() -> None:
+    shown = {"all_reduce": {2: 10.0, 8: 5.0, 64: 3.0}, "one_shot": {2: 8.0, 8: 2.0, 64: 1.96}}
     assert drawn(compared(with_predictions())) == [
-        ("all_reduce · gloo", 2, "measured", 10.0),
-        ("all_reduce · gloo", 8, "predicted", 5.0),
-        ("all_reduce · gloo", 64, "predicted", 3.0),
-        ("one_shot · gloo", 2, "measured", 8.0),
-        ("one_shot · gloo", 8, "predicted", 2.0),
-        ("one_shot · gloo", 64, "predicted", 1.96),
+        (f"{name} · gloo", nodes, "measured" if nodes == 2 else "predicted", seconds)
+        for name, times in shown.items()
+        for nodes, seconds in times.items()
     ]
-    assert drawn(compared(None)) == []
     for asked in ({"link": "1gbit/1ms"}, {"node_speed": 2.0}):  # another cluster
-        points = drawn(compared(with_predictions(**asked)))
-        assert {how for _, _, how, _ in points} == {"predicted"}
-        assert len(points) == len(FOUND)
+        assert [how for _, _, how, _ in drawn(compared(with_predictions(**asked)))] == ["predicted"] * 5
 
 
-def test_predictions_of_other_runs_are_not_shown(tmp_path: Path) -> None:
+def test_predictions_of_other_runs_are_not_shown_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     paths, runs = SweepPaths(tmp_path), [SERIAL, ONE_SHOT]
     write_atomic(paths.record, a_record(runs).model_dump_json())
     for run in runs:
@@ -122,13 +108,10 @@ def test_predictions_of_other_runs_are_not_shown(tmp_path: Path) -> None:
         assert found.predictions == (predictions if shown else None)
         assert found.predictions_unusable == ("" if shown else "they were made from other runs")
     assert finding_of(found, "predictions_unusable").caution
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2}', "\udcff"])
-def test_damaged_predictions_are_refused(content: str, tmp_path: Path) -> None:
-    SweepPaths(tmp_path).predictions.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(UnusableFile):
-        read_predictions(SweepPaths(tmp_path))
+    for content in (b"{", b"[]", b'{"version": 2}', b"\xff"):
+        paths.predictions.write_bytes(content)
+        with pytest.raises(UnusableFile):
+            read_predictions(paths)
 
 
 def test_nodes_stop_paying_where_no_larger_number_is_faster() -> None:

@@ -10,41 +10,29 @@ import pytest
 
 from orchestrator.report.formats import JOIN
 from orchestrator.report.metrics.published import differences, published_lines
-from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
     ONE_SHOT_ALONE,
+    a_comparison,
     a_pipeline,
-    a_record,
     a_run,
     cells,
     finding_of,
     findings_of,
     in_parts,
-    page_of,
-    text_of,
     verdicts_of,
+    with_epochs,
 )
 
-LAB = {
-    "title": "About <averaging>",
-    "source": "a lab sheet",
-    "hardware": "an old laptop",
-    "differs": ["they trained for {epochs} epochs"],
-    "ablations": [
-        {
-            "measure": "accuracy",
-            "nodes": [2, 4],
-            "steps": [
-                {"block": "theirs"},
-                {"block": "fixed", "fixes": "{nodes} different initial weights"},
-                {"block": "alone", "runs": {"nodes": 1}, "fixes": "averaging"},
-            ],
-        }
-    ],
-}
+LAB = {"title": "About <averaging>", "source": "a lab sheet", "hardware": "an old laptop", "differs": []}
+STEPS = [
+    {"block": "theirs"},
+    {"block": "fixed", "fixes": "{nodes} different initial weights"},
+    {"block": "alone", "runs": {"nodes": 1}, "fixes": "averaging"},
+]
 FIGURES = [
     {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469},
     {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35, "accuracy_change": -0.56},
@@ -66,155 +54,68 @@ FIXED = one_shot(2, 0.7, strategy="one_shot", train_s=4.0)
 
 
 def in_blocks(
-    blocks: dict[str, Sequence[RunResult]],
     published: Sequence[dict[str, Any]] = (),
-    lab: dict[str, Any] | None = None,
-    **fields: Any,
+    ablation: dict[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    **blocks: Sequence[RunResult],
 ) -> Comparison:
-    """A lab. published: of the block `theirs`. lab: what differs from LAB."""
-    results = list({run.key: run for runs in blocks.values() for run in runs}.values())
-    records = [
-        {
-            "name": name,
-            "keys": [run.key for run in runs],
-            **({"published": published} if name == "theirs" else {}),
-        }
-        for name, runs in blocks.items()
-    ]
-    record = a_record(
-        results,
-        lab=Lab.model_validate({**LAB, "ablations": [], **(lab or {})}),
+    """A lab. published: of the block `theirs`."""
+    results = {run.key: run for runs in blocks.values() for run in runs}
+    records = [{"name": name, "keys": [run.key for run in runs]} for name, runs in blocks.items()]
+    for record in records:
+        record |= {"published": published} if record["name"] == "theirs" else {}
+    return a_comparison(
+        *results.values(),
+        lab=Lab.model_validate({**LAB, "ablations": [ablation] if ablation else []}),
         blocks=[BlockRecord.model_validate(each) for each in records],
-        **fields,
+        overrides=overrides,
     )
-    return compare(record, [(run.key, run) for run in results])
 
 
 def a_lab(
     theirs: Sequence[RunResult] = THEIRS, fixed: Sequence[RunResult] = (FIXED,), **fields: Any
 ) -> Comparison:
-    blocks = {"alone": [ALONE], "theirs": theirs, "fixed": fixed}
-    return in_blocks(blocks, FIGURES, LAB, **fields)
+    ablation = {"measure": "accuracy", "nodes": [2, 4], "steps": STEPS}
+    return in_blocks(FIGURES, ablation, theirs=theirs, fixed=fixed, **{"alone": [ALONE], **fields})
 
 
 def table(comparison: Comparison) -> list[dict[str, str]]:
     return cells(PUBLISHED, published_lines(comparison))
 
 
-def test_published_and_measured_numbers_are_side_by_side() -> None:
-    one, two, four = table(a_lab())
-    absent = ("speedup_published", "speedup_measured", "cpu_time_speedup", "accuracy_change_measured")
-    assert one == {
-        **dict.fromkeys((*absent, "accuracy_change_published"), "–"),
-        "block": "theirs",
-        "runs": "1 node",
-        "time_s_published": "80.0 s",
-        "time_s_measured": "8.00 s",
-        "accuracy_published": "91.0%",
-        "accuracy_measured": "90.0%",
-        "accuracy_difference": "−1.0 points",
-        "steps_per_epoch_published": "469",
-        "steps_per_epoch_measured": "100",
-    }
-    names = ("accuracy_change_published", "accuracy_change_measured", *absent[:3])
-    assert [two[name] for name in names] == ["−56.0 points", "−60.0 points", "1.60", "2.00", "2.00"]
-    assert [four[name] for name in absent[:3]] == ["4.00", "2.00", "4.00"]
-    assert four["accuracy_published"] == "10.0% | derived"
-
-
 def test_a_speedup_is_over_one_node_of_the_same_runs_and_geometric() -> None:
-    def seeds(strategy: str, nodes: int, *times: float) -> list[RunResult]:
-        return [a_run(strategy, nodes=nodes, seed=seed, train_s=each) for seed, each in enumerate(times)]
-
-    ddp = [*seeds("ddp", 1, 4.0, 16.0), *seeds("ddp", 2, 2.0, 2.0)]
-    gossip = [*seeds("gossip", 1, 90.0), *seeds("gossip", 2, 9.0)]
-    published = [
-        {"runs": {"strategy": name, "nodes": nodes}, "time_s": time_s}
-        for name, nodes, time_s in (
-            ("gossip", 1, 50.0),
-            ("gossip", 2, 10.0),
-            ("ddp", 1, 30.0),
-            ("ddp", 2, 10.0),
-        )
+    ours = [("ddp", 1, [4.0, 16.0]), ("ddp", 2, [2.0, 2.0]), ("gossip", 1, [90.0]), ("gossip", 2, [9.0])]
+    runs = [
+        a_run(strategy, nodes=nodes, seed=seed, train_s=train_s)
+        for strategy, nodes, times in ours
+        for seed, train_s in enumerate(times)
     ]
-    lines = published_lines(in_blocks({"theirs": [*ddp, *gossip]}, published))
+    theirs = [("gossip", 1, 50.0), ("gossip", 2, 10.0), ("ddp", 1, 30.0), ("ddp", 2, 10.0)]
+    published = [
+        {"runs": {"strategy": name, "nodes": nodes}, "time_s": time_s} for name, nodes, time_s in theirs
+    ]
+    lines = published_lines(in_blocks(published, theirs=runs))
     assert [line.published_speedup for line in lines] == [None, 5.0, None, 3.0]
     assert [line.measured_speedup for line in lines] == [None, pytest.approx(10), None, pytest.approx(4)]
 
 
-@pytest.mark.parametrize(
-    ("runs", "entry", "shown"),
-    [
-        (
-            [
-                a_run(
-                    "async_parameter_server",
-                    nodes=3,
-                    staleness=[(1.0, 2), (2.0, 3)],
-                    link={"latency_ms": 5},
-                )
-            ],
-            {"runs": {"nodes": 3, "link": {"latency_ms": 5}}, "staleness": 1},
-            {
-                "staleness_published": "1.00",
-                "staleness_measured": "1.50",
-                "runs": "3 nodes, link {latency_ms: 5}",
-            },
-        ),
-        (
-            [in_parts(a_run(), [1000], activations=[8000]), a_pipeline()],  # waits 4 of 8 s, 5000 bytes
-            {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5},
-            {"bubble_measured": "50.0%", "activations_published": "50.0%", "activations_measured": "62.5%"},
-        ),
-    ],
-    ids=["staleness", "bubble"],
-)
-def test_other_published_numbers(
-    runs: list[RunResult], entry: dict[str, Any], shown: dict[str, str]
-) -> None:
-    comparison = in_blocks({"theirs": runs}, [entry])
+def test_other_published_numbers() -> None:
+    link = {"latency_ms": 5}
+    stale = a_run("async_parameter_server", nodes=3, staleness=[(1.0, 2), (2.0, 3)], link=link)
+    entry = {"runs": {"nodes": 3, "link": link}, "staleness": 1}
+    (line,) = table(in_blocks([entry], theirs=[stale]))
+    names = ("staleness_published", "staleness_measured", "runs")
+    assert [line[name] for name in names] == ["1.00", "1.50", "3 nodes, link {latency_ms: 5}"]
+    # The pipeline waits 4 of 8 s, and stores 5000 bytes.
+    runs = [in_parts(a_run(), [1000], activations=[8000]), a_pipeline()]
+    entry = {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5}
+    comparison = in_blocks([entry], theirs=runs)
     (line,) = table(comparison)
-    assert {name: line[name] for name in shown} == shown
-    if "bubble" in entry:
-        (verdict,) = verdicts_of(comparison)
-        assert "bubbles are 2.00 times" in verdict.headline
-        assert "activations is 1.25 times" in verdict.headline
-
-
-def test_rounds_to_the_target_are_those_until_the_first_of_its_epochs() -> None:
-    def reached(local_steps: int) -> RunResult:
-        strategy = {"name": "local_sgd", "local_steps": local_steps, "participation": {"fraction": 0.5}}
-        run = a_run(strategy, nodes=2, steps=200, epochs=4, target_accuracy=0.5, patience=2)
-        points = [
-            point.model_copy(update={"epoch": epoch, "target_reached": epoch == 4})
-            for point in run.epochs
-            if point.epoch == 1
-            for epoch in range(1, 5)
-        ]
-        return run.model_copy(update={"epochs": points})
-
-    published = [
-        {"runs": {"strategy.local_steps": steps}, "rounds_to_target": rounds}
-        for steps, rounds in ((40, 8), (100, 1))
-    ]
-    comparison = in_blocks({"theirs": [reached(40), reached(100)]}, published)
-    # The third of four epochs was the first of two in a row: 150 of 200 steps.
-    assert [line["rounds_to_target_measured"] for line in table(comparison)] == ["4", "2"]
+    names = ("bubble_measured", "activations_published", "activations_measured")
+    assert [line[name] for name in names] == ["50.0%", "50.0%", "62.5%"]
     (verdict,) = verdicts_of(comparison)
-    assert "0.50" in verdict.headline
-    assert "2.00" in verdict.headline
-
-
-def test_published_times_are_beside_one_node_and_the_most_nodes() -> None:
-    assert finding_of(a_lab(), "published_time").data == {
-        "block": "theirs",
-        "train_s": pytest.approx(8.0),
-        "published_s": 80.0,
-        "speedup_of": {"nodes": 4},
-        "speedup": pytest.approx(2.0),
-        "published_speedup": 4.0,
-        "cpu_time_speedup": pytest.approx(4.0),
-    }
+    assert "bubbles are 2.00 times" in verdict.headline
+    assert "activations is 1.25 times" in verdict.headline
 
 
 def test_only_options_that_change_runs_override_the_published_ones() -> None:
@@ -225,31 +126,12 @@ def test_only_options_that_change_runs_override_the_published_ones() -> None:
         assert any("accuracy_difference" in line for line in table(comparison)) is bool(found)
 
 
-def test_both_pages_escape_and_name_what_was_published() -> None:
-    comparison = a_lab()
-    page, text = page_of(comparison, [], []), text_of(comparison, [], [])
-    assert '<section id="published">' in page
-    assert "About &lt;averaging&gt;" in page
-    for fact in ("an old laptop", "they trained for 2 epochs", "a lab sheet"):
-        assert fact in page
-        assert fact in text
-    without = in_blocks({"alone": [ALONE]})  # still names its source
-    assert "a lab sheet" in page_of(without, [], [])
-    assert "a lab sheet" in text_of(without, [], [])
-    plain = compare(a_record([ALONE]), [(ALONE.key, ALONE)])
-    assert 'id="published"' not in page_of(plain, [], [])
-    assert differences(plain) == []
-
-
 def test_what_matches_no_single_configuration_is_not_run() -> None:
     lost = THEIRS[1].model_copy(update={"status": "failed", "cause": "gone"})
     twice = [one_shot(2, 0.3, seed=0), one_shot(2, 0.7, seed=1, runtime="docker")]
     for others in ([lost], twice):
-        assert [line["time_s_measured"] for line in table(a_lab([THEIRS[0], *others]))] == [
-            "8.00 s",
-            "not run",
-            "not run",
-        ]
+        times = [line["time_s_measured"] for line in table(a_lab([THEIRS[0], *others]))]
+        assert times == ["8.00 s", "not run", "not run"]
     elsewhere = a_lab([THEIRS[0], one_shot(2, 0.3, train_s=4.0, runtime="docker")])
     assert [line.measured_speedup for line in published_lines(elsewhere)] == [None] * 3
 
@@ -257,33 +139,9 @@ def test_what_matches_no_single_configuration_is_not_run() -> None:
 # Ablations
 
 
-def test_an_ablation_has_the_difference_of_each_step() -> None:
-    finding = finding_of(a_lab(), "ablation")
-    compared = finding.data["compared"]
-    values = [pytest.approx(pair) for pair in ([0.7, 0.3], [0.9, 0.7], [0.9, 0.3])]
-    assert [each["values"] for each in compared] == values
-    assert {each["decision"] for each in compared} == {"too_few_seeds"}
-    assert [finding.data[name] for name in ("nodes", "measure", "first", "last")] == [
-        2,
-        "accuracy",
-        0.3,
-        0.9,
-    ]
-    assert [name.replace(JOIN, " ") for name in finding.data["names"]] == [
-        "one_shot init=independent over mpi on 2 nodes",
-        "serial",
-    ]
-    assert [(step["fixes"], step["changes"]) for step in finding.data["steps"]] == [
-        ("2 different initial weights", ["strategy.init independent → broadcast"]),
-        ("averaging", ["strategy one_shot → serial", "transport mpi → memory", "nodes 2 → 1"]),
-    ]
-    assert {row.key for row in finding.rows} == {THEIRS[1].key, FIXED.key, ALONE.key}
-
-
 def until(reached: bool, **fields: Any) -> RunResult:
     run = a_run(nodes=2, target_accuracy=0.5, **fields)
-    last = run.epochs[-1].model_copy(update={"target_reached": reached})
-    return run.model_copy(update={"epochs": [*run.epochs[:-1], last]})
+    return with_epochs(run, lambda at: {"target_reached": reached} if at is run.epochs[-1] else {})
 
 
 def test_steps_that_lack_a_run_change_nothing_or_do_not_compare_are_no_ablation() -> None:
@@ -291,31 +149,13 @@ def test_steps_that_lack_a_run_change_nothing_or_do_not_compare_are_no_ablation(
     elsewhere = one_shot(2, 0.7, strategy="one_shot", runtime="docker")
     for fixed in ([], [THEIRS[1]], [ended], [elsewhere]):
         assert findings_of(a_lab(fixed=fixed), "ablation") == []
-
-
-def test_a_step_selects_runs_of_its_block() -> None:
-    slow, alike = (
-        [a_run(name, nodes=2, cpus=1.0, train_s=train_s, **fields) for name in ("all_reduce", "ddp")]
-        for train_s, fields in ((9.0, {"node_speed": [1, 0.5]}), (4.0, {}))
-    )
-    steps = [
-        {"block": "slow", "runs": {"strategy": "ddp"}},
-        {"block": "alike", "runs": {"strategy": "ddp"}, "fixes": "half a core"},
-    ]
-    lab = {"ablations": [{"measure": "train_s", "nodes": [2], "steps": steps}]}
-    data = finding_of(in_blocks({"slow": slow, "alike": alike}, lab=lab), "ablation").data
-    assert (data["first"], data["last"]) == (pytest.approx(9.0), pytest.approx(4.0))
-    (step,) = data["steps"]
-    assert (step["fixes"], step["changes"]) == ("half a core", ["node_speed [1.0, 0.5] → null"])
-
-
-def test_a_time_to_target_needs_all_seeds() -> None:
-    slow = [until(True, strategy="all_reduce", seed=seed, train_s=10.0) for seed in (0, 1)]
-    lucky = [until(not seed, strategy="ddp", seed=seed, train_s=4.0) for seed in (0, 1)]
+    # A time to the target needs all seeds.
+    slow = [until(True, strategy="all_reduce", seed=seed) for seed in (0, 1)]
+    lucky = [until(not seed, strategy="ddp", seed=seed) for seed in (0, 1)]
     steps = [{"block": "slow"}, {"block": "lucky", "fixes": "our own loop"}]
-    lab = {"ablations": [{"measure": "time_to_target_s", "nodes": [2], "steps": steps}]}
-    data = finding_of(in_blocks({"slow": slow, "lucky": lucky}, lab=lab), "ablation_incomplete").data
-    assert (data["measure"], data["lacking"]) == ("time_to_target_s", ["lucky"])
+    ablation = {"measure": "time_to_target_s", "nodes": [2], "steps": steps}
+    comparison = in_blocks(ablation=ablation, slow=slow, lucky=lucky)
+    assert finding_of(comparison, "ablation_incomplete").data["lacking"] == ["lucky"]
 
 
 @pytest.mark.parametrize("number", [3, 8])
@@ -324,7 +164,7 @@ def test_a_change_without_an_effect_is_a_cause_only_while_seeds_are_few(number: 
     theirs = [one_shot(2, 0.7 + off, seed=seed) for seed, off in enumerate(spread)]
     fixed = [one_shot(2, 0.7 + off, strategy="one_shot", seed=seed) for seed, off in enumerate(spread)]
     alone = [a_run(accuracy=0.9 + off, cores=2, seed=seed) for seed, off in enumerate(spread)]
-    (verdict,) = verdicts_of(in_blocks({"theirs": theirs, "fixed": fixed, "alone": alone}, lab=LAB))
+    (verdict,) = verdicts_of(a_lab(theirs, fixed, alone=alone))
     causes, rest = verdict.certainty.replace(JOIN, " ").split("; ")
     assert "averaging (+20.0 points)" in causes
     assert ("initial weights (±0.0 points)" in causes) is (number == 3)

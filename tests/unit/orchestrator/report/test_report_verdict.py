@@ -1,23 +1,34 @@
-"""Mistakes in the verdict: what may be chosen, what it is compared with, how many seeds it needs."""
+"""Mistakes in the verdict: what may be chosen, what it is compared with, how many seeds it needs, what
+limits it and is not said, and units of tolerances."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.errors import InputError
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import ABSENT, JOIN
-from orchestrator.report.verdict import Verdict
-from orchestrator.report.verdict.lab import _Reproduced, _reproduction
-from orchestrator.report.verdict.strategies import Wording
+from orchestrator.report.statistics.chances import Tolerance
+from orchestrator.report.topics import asked_by, find
+from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
 from orchestrator.results.records import RunResult
+from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
+    FAILED,
     ONE_SHOT_ALONE,
     a_comparison,
     a_run,
     around,
+    in_cluster_time,
+    on_360_images,
     repeated,
     verdicts_of,
+    with_epochs,
 )
 
 
@@ -39,19 +50,13 @@ def runs(
     ]
 
 
-def with_test_set(run: RunResult) -> RunResult:
-    """The run, with the size of its test set and the accuracy of a constant answer."""
-    known = {"test_samples": 360, "chance_accuracy": 0.1}
-    return run.model_copy(update={"ranks": [rank.model_copy(update=known) for rank in run.ranks]})
-
-
 def failing(results: list[RunResult]) -> list[RunResult]:
     """The runs, of which the first has failed."""
     return [results[0].model_copy(update={"status": "failed", "cause": "it crashed"}), *results[1:]]
 
 
-def the_verdict(*results: RunResult, **fields: Any) -> Verdict:
-    (verdict,) = verdicts_of(a_comparison(*results, **fields))
+def the_verdict(*results: RunResult) -> Verdict:
+    (verdict,) = verdicts_of(a_comparison(*results))
     return verdict
 
 
@@ -60,14 +65,14 @@ def measured(text: str) -> list[RunResult]:
     found = []
     for each in text.split(", "):
         strategy, time, accuracy, *fields = each.split()
+        kinds: dict[str, type] = {"step": float, "spread": float, "seeds": int, "nodes": int}
         named = dict(field.split("=") for field in fields)
-        numbers = {name: float(named.pop(name)) for name in ("step", "spread") if name in named}
-        counts = {name: int(named.pop(name)) for name in ("seeds", "nodes") if name in named}
-        found += runs(strategy, float(time), float(accuracy), **numbers, **counts, **named)
+        typed = {name: kinds.get(name, str)(given) for name, given in named.items()}
+        found += runs(strategy, float(time), float(accuracy), **typed)
     return found
 
 
-SERIAL = measured("serial 8 0.9")
+ALONE = measured("serial 8 0.9")
 CASES = [  # what was run, how the headline begins, and what the verdict says besides
     (
         "serial 8 0.9, all_reduce 4 0.899, ddp 5 0.9, one_shot 6 0.901",
@@ -131,54 +136,24 @@ def test_what_is_chosen(results: str, begins: str, says: str) -> None:
 
 
 def test_neither_what_failed_nor_what_did_not_learn_is_chosen() -> None:
-    unlearned = [with_test_set(run) for run in runs(ONE_SHOT_ALONE, 2.0, 0.1, spread=0.0)]
+    unlearned = map(on_360_images, runs(ONE_SHOT_ALONE, 2.0, 0.1, spread=0.0))
     failed = failing(measured("gossip 3 0.9 seeds=6"))
-    verdict = the_verdict(*SERIAL, *measured("all_reduce 4 0.9"), *unlearned, *failed)
+    verdict = the_verdict(*ALONE, *measured("all_reduce 4 0.9"), *unlearned, *failed)
     assert [option.name for option in verdict.options] == ["all_reduce over mpi", "serial"]
     assert "gossip on 2 nodes (not every run finished)" in plain(verdict)
     assert "(not every run learned)" in verdict.certainty
-
-
-def test_many_partitioners_are_not_chosen_between() -> None:
-    text = "all_reduce 4 0.9 partitioner="
-    others = ", ".join(text + name for name in ("random_partition", "contiguous", "stratified"))
-    verdict = the_verdict(*SERIAL, *measured(f"{others}, all_reduce 4 0.7 partitioner=shards"))
-    assert verdict.headline.startswith("With random_partition, probably choose all_reduce on 2")
-    assert not any(name in verdict.certainty for name in ("random_partition", "shards"))
-
-
-def test_options_are_the_choice_then_serial_then_the_most_probable_and_cheapest() -> None:
-    verdict = the_verdict(*measured("serial 8 0.9, all_reduce 4 0.9, gossip 7 0.9, ddp 5 0.896"))
-    assert [option.name.split()[0] for option in verdict.options] == [
-        "all_reduce",
-        "serial",
-        "ddp",
-        "gossip",
-    ]
-    assert [option.chance for option in verdict.options] == ["over 99%", *["under 1%"] * 3]
-    _, serial, ddp, _ = verdict.options
-    assert (serial.difference, ddp.difference.split()[0]) == (ABSENT, "−0.4")
-    assert "(" in ddp.difference  # the interval of the comparison
 
 
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     each = f"0.9 seeds={seeds}"
     verdict = the_verdict(*measured(f"serial 8 {each}, all_reduce 4 {each}, ddp 6 {each}"))
-    assert not verdict.decided
-    assert {option.chance for option in verdict.options} == {ABSENT}
+    assert (verdict.decided, {option.chance for option in verdict.options}) == (False, {ABSENT})
     assert verdict.headline.startswith("Too few seeds to choose: as measured, all_reduce")
     assert "--repeat 5" in verdict.certainty
 
 
-def test_a_seed_is_won_by_the_shorter_time_of_equal_seeds() -> None:
-    serial = repeated("serial", [8.0, 8.0, 8.0, 8.0])
-    comparison = a_comparison(*serial, *repeated("ddp", [7.0, 8.0, 9.0], nodes=2))
-    view = comparison.view(comparison.workloads[0])
-    assert "in 1 of 3" in Wording(view, []).seeds_won(view.groups[1], view.serial)
-
-
-# Targets and faults
+# Targets, faults and labs
 
 
 def reaching(
@@ -186,12 +161,7 @@ def reaching(
 ) -> list[RunResult]:
     """Runs with a target accuracy of 90 %, which they reach in their second epoch or never."""
     made = runs(strategy, time, 0.95, step, seeds=seeds, nodes=nodes, epochs=4, target_accuracy=0.9)
-    for run in made:
-        at_target = {"target_reached": reached}
-        run.epochs[:] = [
-            point.model_copy(update=at_target) if point.epoch == 2 else point for point in run.epochs
-        ]
-    return made
+    return [with_epochs(run, lambda at: {"target_reached": reached and at.epoch == 2}) for run in made]
 
 
 def test_with_a_target_the_time_to_it_counts() -> None:
@@ -203,14 +173,14 @@ def test_with_a_target_the_time_to_it_counts() -> None:
         *failing(reaching("gossip", 3.0, 2, seeds=6)),  # five of them end
     )
     assert verdict.decided
-    headline = verdict.headline.replace(JOIN, " ")
-    assert "all_reduce over mpi on 2 nodes" in headline
-    assert "serial (8.00 s) takes 2.00 times as long" in headline
-    assert "Not with every seed: ddp over gloo" in verdict.certainty
-    assert [(option.name, option.shape[0], option.chance) for option in verdict.options] == [
-        ("all_reduce over mpi", "2", "over 99%"),
+    text = plain(verdict)
+    assert "all_reduce over mpi on 2 nodes" in text
+    assert "serial (8.00 s) takes 2.00 times as long" in text
+    assert "Not with every seed: ddp over gloo" in text
+    assert [(option.name.split()[0], option.shape[0], option.chance) for option in verdict.options] == [
+        ("all_reduce", "2", "over 99%"),
         ("serial", "1", "under 1%"),
-        ("all_reduce over mpi", "4", "under 1%"),
+        ("all_reduce", "4", "under 1%"),
     ]
     both = the_verdict(*reaching("all_reduce", 4.0, 2, 0.2), *reaching("ddp", 4.02, 2, -0.2))
     assert not both.decided
@@ -219,36 +189,99 @@ def test_with_a_target_the_time_to_it_counts() -> None:
     assert (none.decided, none.options) == (False, ())
 
 
-def test_under_faults_those_that_lose_least_of_their_own_time_come_first() -> None:
-    faults = [{"kill": {"node": 2}, "at": {"epoch": 2}}]
-    with_faults: dict[str, Any] = {"faults": faults, "checkpoint_epochs": 1, "restarts": 1}
-    results = []
-    for strategy, without, under in (("all_reduce", 2.0, 6.0), ("ddp", 10.0, 15.0)):
-        for elapsed_s, fields in ((without, {}), (under, with_faults)):
-            made = runs(strategy, elapsed_s, 0.9, nodes=3, transport="gloo", **fields)
-            results += [run.model_copy(update={"elapsed_s": run.train_s}) for run in made]
-    (verdict,) = [each for each in verdicts_of(a_comparison(*results)) if each.workload.faults]
-    assert not verdict.decided
-    assert [option.time.partition(JOIN)[0] for option in verdict.options] == ["15.0", "6.00"]
-    assert (
-        "ddp checkpoint_epochs=1 over gloo was measured to lose least time, 1.50 times" in verdict.headline
-    )
-    assert "all_reduce checkpoint_epochs=1 over gloo to lose most, 3.00 times" in verdict.headline
+# What it rests on
+
+EQUAL: dict[str, Any] = {"batch_size": 32, "batch_per": "run"}
+# Runs without a caution but what is undecided.
+SOUND = [
+    *repeated("serial", around(8.0, 0.05), **EQUAL),
+    *repeated("all_reduce", around(4.0, 0.05), nodes=2, **EQUAL),
+]
 
 
-def test_an_accuracy_is_reproduced_within_one_point_or_our_interval() -> None:
-    def published(accuracy: float, interval: tuple[float, float] | None = None) -> _Reproduced:
-        return _Reproduced("theirs", accuracy, 0.8, interval, change=False)
+def lines(*results: RunResult, **fields: Any) -> dict[str, Evidence]:
+    """The lines by topic. What limits conclusions has the anchor of a finding."""
+    comparison = a_comparison(*results, **fields)
+    claims = asked_by(comparison).decided()
+    findings = find(comparison, claims)
+    found = evidence(comparison, findings, claims)
+    assert {line.anchor for line in found if line.ok is False} <= {finding.anchor for finding in findings}
+    return {line.topic: line for line in found}
 
-    assert [published(each).same for each in (0.79, 0.8, 0.809, 0.811)] == [True, True, True, False]
-    assert [published(each, (0.7, 0.9)).same for each in (0.7, 0.9, 0.69)] == [True, True, False]
-    good, bad, worse = published(0.8), published(0.6), published(0.5)
-    for known, head in (
-        ([good], "The published accuracy is reproduced"),
-        ([bad], "The published accuracy is not"),
-        ([good, good], "Both"),
-        ([bad, good], "1 of 2"),
-        ([worse, bad], "None of 2"),
+
+@pytest.mark.parametrize(
+    ("changed", "topic", "anchor"),
+    [
+        (None, "", ""),
+        ({"verified": False}, "Samples", "finding-not_verified"),
+        ({"digests": ["one", "other"]}, "Samples", "finding-replicas_differ"),
+        (FAILED, "Runs", "finding-failed"),
+        ({"samples": 300}, "Fairness", "finding-conditions_unequal"),
+        ({"cores": 1}, "Clock", "finding-shared_cores"),
+        ({}, "Seeds", "finding-too_few_seeds"),  # of one configuration
+    ],
+)
+def test_what_limits_conclusions_links_to_its_finding(
+    changed: dict[str, Any] | None, topic: str, anchor: str
+) -> None:
+    if changed is None:
+        topics = ("Samples", "Fairness", "Clock", "Seeds", "Runs")
+        assert {name: line.ok for name, line in lines(*SOUND).items()} == dict.fromkeys(topics, True)
+        return
+    line = lines(*SOUND, a_run("ddp", nodes=2, train_s=5.0, **EQUAL, **changed))[topic]
+    assert (line.ok, line.anchor) == (False, anchor)
+
+
+@pytest.mark.parametrize("more", [{}, {"target_accuracy": 0.8}], ids=["no target", "target"])
+def test_nothing_is_checked_over_runs_that_did_not_finish(more: dict[str, Any]) -> None:
+    results = [a_run(**FAILED, **more), a_run("all_reduce", nodes=2, **FAILED, **more)]
+    states = {"Fairness": "inapplicable", "Clock": "inapplicable", "Runs": "limited"}
+    assert {topic: line.state for topic, line in lines(*results).items()} == states
+    (verdict,) = verdicts_of(a_comparison(*results))
+    assert ("serial" in verdict.headline, verdict.decided) == (False, False)
+    one = lines(a_run(), a_run("ddp", nodes=2, **FAILED), pending=["ddp-gloo-n2-s0-0"])
+    assert (one["Fairness"].state, one["Clock"].state) == ("inapplicable", "ok")
+    # The clock is that of workloads with a time.
+    cluster, failed = a_run("all_reduce", nodes=2, cores=1), a_run("all_reduce", nodes=2, lr=0.01, **FAILED)
+    found = lines(cluster, failed, clusters=[in_cluster_time(cluster, 4.0)])
+    assert "wall time;" not in found["Clock"].text
+
+
+# Tolerances
+
+
+def loaded(tmp_path: Path, tolerance: Any = None, option: str | None = None) -> Tolerances:
+    content = {"name": "trial", "blocks": [{"base": {"strategy": "serial"}}]}
+    content |= {"tolerance": tolerance} if tolerance else {}
+    (tmp_path / "trial.yml").write_text(json.dumps(content))
+    return load_sweep(tmp_path / "trial.yml", tolerance=option).tolerance
+
+
+def test_an_option_replaces_what_the_file_says(tmp_path: Path) -> None:
+    assert loaded(tmp_path) == Tolerances(accuracy="1pt", time="5%")
+    of_file = {"accuracy": "0.5pt", "time": "10%"}
+    assert loaded(tmp_path, of_file) == Tolerances(**of_file)
+    assert loaded(tmp_path, of_file, "accuracy=2pt") == Tolerances(accuracy="2pt", time="10%")
+    for tolerance, option, message in (
+        ({"accuracy": 1}, None, r"tolerance\.accuracy: .*string"),
+        ({"accuracy": "1%"}, None, r"tolerance\.accuracy: "),
+        ({"speed": "5%"}, None, r"tolerance\.speed: unknown key"),
+        (None, "accuracy=1%", "--tolerance accuracy=1%: 'accuracy=1%' is not one of"),
+        (None, "time=5%,time=6%", "each at most once"),
     ):
-        assert _reproduction(known).startswith(head)
-    assert "furthest off is theirs: 50.0% published, 80.0% here" in _reproduction([bad, worse, good])
+        with pytest.raises(InputError, match=message):
+            loaded(tmp_path, tolerance, option)
+
+
+def test_what_is_within_the_tolerance_may_be_chosen() -> None:
+    results = [
+        *repeated("serial", around(0.95, 0.001, seeds=8), "accuracy"),
+        *repeated("all_reduce", around(0.93, 0.001, seeds=8), "accuracy", nodes=2, train_s=3.0),
+    ]
+    for stated, meant, chosen in (
+        (Tolerances(), Tolerance(0.01, 0.05), "serial"),
+        (Tolerances(accuracy="4pt", time="12.5%"), Tolerance(0.04, 0.125), "all_reduce over mpi"),
+    ):
+        comparison = a_comparison(*results, tolerance=stated)
+        assert comparison.tolerance == meant
+        assert verdicts(comparison, Claims())[0].options[0].name == chosen

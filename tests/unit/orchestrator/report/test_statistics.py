@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import inf, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from orchestrator.report.statistics.chances import BOUND, Tolerance, draw_means, for_accuracy, for_speed
-from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import FALSE_SHOWN
+from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.statistics.chances import Tolerance, for_accuracy, for_speed
+from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
-from orchestrator.report.statistics.power import can_be_decided, decided_with, seeds_to_decide
-from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps, without_seed_effect
+from orchestrator.report.statistics.power import decided_with
+from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
+from tests.unit.report_support import a_comparison, around, repeated
 
 LEVEL = 0.05
 FEW = settings(max_examples=40)
@@ -218,19 +222,6 @@ def test_the_chance_to_decide_is_that_of_seeds_which_are_added() -> None:
     assert decided_with(contrast, 5 + added, LEVEL) == pytest.approx(decided.mean(), abs=0.005)
 
 
-def test_the_fewest_seeds_are_proposed_that_probably_decide() -> None:
-    for mean in (0.9, 1.2, 4.0):
-        contrast = Contrast(estimate(mean), estimate(0.0))
-        enough = (n for n in range(6, 101) if decided_with(contrast, n, LEVEL) >= 0.85)
-        assert seeds_to_decide(contrast, LEVEL) == next(enough)
-    few = Contrast(estimate(9.0, seeds=2), estimate(0.0, seeds=2))
-    assert seeds_to_decide(few, LEVEL) == MIN_SEEDS
-    hidden = Contrast(estimate(1.0, between=1.0), estimate(0.0, between=1.0))
-    assert seeds_to_decide(hidden, LEVEL) is None
-    assert (can_be_decided(hidden, LEVEL), can_be_decided(contrast, LEVEL)) == (False, True)
-    assert decided_with(hidden, inf, LEVEL) < 0.5
-
-
 @pytest.mark.parametrize("effect", [0.0, 1.0, 1.5, 2.0, 4.0])
 def test_seeds_are_paired_if_regression_shows_their_effect(effect: float) -> None:
     rng = np.random.default_rng(5)
@@ -247,15 +238,6 @@ def test_seeds_are_paired_if_regression_shows_their_effect(effect: float) -> Non
         samples = [dict(enumerate(row)) for row in table]
         assert pairing_helps(samples) is bool(p < PAIRING_LEVEL)
         assert not pairing_helps([*samples[:-1], {**samples[-1], seeds: 0.0}])  # other seeds
-
-
-def test_what_is_left_without_the_effect_of_seeds_has_the_variance_of_differences() -> None:
-    one, other = (dict(enumerate(each)) for each in ([1, 5, 2.5], [2, 7, 2]))
-    freed = without_seed_effect([one, other])
-    differences = statistics.variance([one[seed] - other[seed] for seed in one])
-    assert sum(statistics.variance(each.values()) for each in freed) == pytest.approx(differences)
-    means = [statistics.fmean(each.values()) for each in freed]
-    assert means == pytest.approx([statistics.fmean(each.values()) for each in (one, other)])
 
 
 def test_a_drift_is_the_slope_of_a_regression_within_configurations() -> None:
@@ -293,10 +275,23 @@ def test_the_right_choice_is_the_fastest_of_those_that_are_accurate() -> None:
     assert for_accuracy(accuracies, tolerance) == [1.0, 0.5, 1.0]
 
 
-def test_draws_have_the_error_of_the_mean_and_of_sessions() -> None:
-    rng, few = np.random.default_rng(4), Estimate(1.0, 0.09, 9, prior_dof=0.0, own_dof=0.5)
-    drawn = draw_means([few, replace(few, mean=5.0, between=0.04)], rng)
-    bounds = 1 + 0.1 * stats.t.ppf([0.05, BOUND], 4)
-    assert np.quantile(drawn[:, 0], [0.05, BOUND]) == pytest.approx(bounds, abs=0.02)
-    assert drawn.mean(axis=0) == pytest.approx([1, 5], abs=0.02)
-    assert drawn.std(axis=0) == pytest.approx([sqrt(0.02), sqrt(0.02 + 0.04)], rel=0.1)
+# Comparisons
+
+
+def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
+    groups = a_comparison(
+        *repeated("all_reduce", around(0.9, 0.01), "accuracy", nodes=2),
+        *repeated("gossip", around(0.8, 0.01), "accuracy", nodes=2),
+    ).groups
+    claims = Claims()
+    claims.all_pairs(ACCURACY, groups)
+    ranking = claims.decided().all_pairs(ACCURACY, groups)
+    assert (ranking.best, ranking.worst) == (groups[0], groups[1])
+    assert [each.level for each in ranking.comparisons] == ["likely"]
+    with pytest.raises(KeyError):
+        claims.decided().pairs(TRAIN_S, [*combinations(groups, 2)])
+    claims.asked_by_sweep(ACCURACY, [(groups[0], groups[1])])
+    (asked,) = claims.decided().all
+    assert asked.level == "shown"
+    assert asked.decision is not None
+    assert asked.decision.level == pytest.approx(FALSE_SHOWN / 2)

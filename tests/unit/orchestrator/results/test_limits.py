@@ -1,16 +1,20 @@
-"""Mistakes in the cores and memory of a run: quotas that are not there, shares of ranks, unequal nodes."""
+"""Mistakes in the cores, memory and times of a run: quotas that are not there, shares of ranks, unequal
+nodes, absent software, shares of time that do not add up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.results import environment as module
 from orchestrator.results import limits
-from orchestrator.results.records import RankResult
+from orchestrator.results.environment import gpus
+from orchestrator.results.times import PURPOSES, duration, time_line, time_shares
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from tests.unit.report_support import SERIAL, a_run, with_ranks
 from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import RunSpec
 
@@ -64,21 +68,18 @@ def test_speedup_is_limited_by_the_cores_of_the_serial_run(
 
 
 def test_shared_cores_are_flagged_with_a_quota_that_fits() -> None:
-    (flag,) = limits.limit_flags(run(nodes=6, cpus=0.4), DOCKER, 2)
-    assert flag == (
-        "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot exceed 5; "
-        "compare cluster times, or give each node fewer cpus (0.33)"
-    )
-    (none_fits,) = limits.limit_flags(run(nodes=300), DOCKER, 2)
-    assert none_fits.endswith("compare cluster times")
-    assert "4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores" in next(
-        limits.limit_flags(SLOW, DOCKER, 2)
-    )
-    several = run(nodes=2, processes_per_node=2)
-    (flag,) = limits.limit_flags(several, DOCKER, 8)
-    assert flag == "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
-    assert [*limits.limit_flags(run(nodes=2, processes_per_node=2, cpus=2), DOCKER, 8)] == []
-    assert [*limits.limit_flags(several, LOCAL, 8)] == []
+    several = {"nodes": 2, "processes_per_node": 2}
+    fits = "cannot exceed 5; compare cluster times, or give each node fewer cpus (0.33)"
+    for spec, cores, flag in (
+        (run(nodes=6, cpus=0.4), 2, f"6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup {fits}"),
+        (run(nodes=300), 2, "compare cluster times"),  # no quota fits
+        (SLOW, 2, "4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores"),
+        (run(**several), 8, "shared its 1 cpu: cpus 2 would give every thread a core"),
+    ):
+        (found,) = limits.limit_flags(spec, DOCKER, cores)
+        assert found.endswith(flag) or (spec is SLOW and flag in found)
+    assert [*limits.limit_flags(run(**several, cpus=2), DOCKER, 8)] == []
+    assert [*limits.limit_flags(run(**several), LOCAL, 8)] == []
 
 
 def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> NodeUsage:
@@ -102,11 +103,10 @@ def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> 
 def test_processes_killed_for_lack_of_memory_are_flagged(
     fields: dict[str, Any], usage: NodeUsage, reported: str
 ) -> None:
+    killed = f"killed {usage.out_of_memory} of its processes, and the run finished without them"
     (flag,) = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
     assert flag.startswith(reported)
-    assert flag.endswith(
-        f"killed {usage.out_of_memory} of its processes, and the run finished without them"
-    )
+    assert flag.endswith(killed)
     if "strategy" not in fields:  # which cannot be restarted
         (flag,) = limits.memory_flags(run(restarts=2, **fields), [usage])
         assert flag.endswith("the run finished after a restart")
@@ -115,17 +115,11 @@ def test_processes_killed_for_lack_of_memory_are_flagged(
 # Nodes of unequal speed
 
 
-def ranks(used_s: float) -> list[RankResult]:
-    """Results of ranks that train for 10 s; the last one uses `used_s` CPU seconds."""
-    counts: dict[str, Any] = dict.fromkeys(["steps", "samples", "parameters", "bytes_sent"], 1)
-    return [
-        RankResult(rank=rank, **counts, train_s=10.0, work_cpu_s=used_s if rank == 3 else 9.0, seconds={})
-        for rank in range(4)
-    ]
-
-
-def flags(spec: RunSpec, used_s: float, usage: Iterable[NodeUsage], info: Any = DOCKER) -> list[str]:
-    return [*limits.node_speed_flags(spec, info, ranks(used_s), [*usage])]
+def flags(spec: RunSpec, used_s: float, *usage: NodeUsage, info: Any = DOCKER) -> list[str]:
+    """Of ranks that train for 10 s; the last one uses `used_s` CPU seconds."""
+    spent = [{"work_cpu_s": each} for each in (9.0, 9.0, 9.0, used_s)]
+    ranks = with_ranks(a_run("ddp", nodes=4, train_s=10.0), *spent).ranks
+    return [*limits.node_speed_flags(spec, info, ranks, [*usage])]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +138,7 @@ def flags(spec: RunSpec, used_s: float, usage: Iterable[NodeUsage], info: Any = 
 def test_the_quota_of_a_slower_node_is_verified(
     usage: list[NodeUsage], used_s: float, reported: list[str]
 ) -> None:
-    first, *others = flags(SLOW, used_s, usage)
+    first, *others = flags(SLOW, used_s, *usage)
     assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
     assert len(others) == len(reported)
     assert all("node 3" in other and each in other for other, each in zip(others, reported, strict=True))
@@ -152,21 +146,95 @@ def test_the_quota_of_a_slower_node_is_verified(
 
 def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
     right, wrong = node("node-2", 1, cpus=0.2), node("node-4", 3, cpus=0.2)
-    first, *others = flags(TWO_SLOW, 0.5, [right, node("node-4", 3, cpus=0.1)])
+    first, *others = flags(TWO_SLOW, 0.5, right, node("node-4", 3, cpus=0.1))
     assert "0.2 for node 1 and 0.1 for node 3" in first
     assert others == ["node 1 used 9 s of CPU time in 10 s of training: CPU quota 0.2 was not enforced"]
-    assert flags(TWO_SLOW, 0.5, [right, wrong])[-1] == "CPU quota for node 3 was 0.2, not 0.1"
-    assert flags(run(), 9.0, []) == []
+    assert flags(TWO_SLOW, 0.5, right, wrong)[-1] == "CPU quota for node 3 was 0.2, not 0.1"
+    assert flags(run(), 9.0) == []
     local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
-    assert len(flags(local, 2.5, [node("node-4", 3, cpus=0.25)], LOCAL)) == 1
+    assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 
 
-def test_names_of_slower_nodes_and_numbers() -> None:
-    assert limits.speeds_label({}) == ""
-    assert (
-        limits.speeds_label({1: 0.5, 2: 0.25, 3: 0.5}) == "nodes 1 and 3 at speed 0.5, node 2 at speed 0.25"
-    )
-    assert limits.speeds_label(dict.fromkeys(range(1, 6), 0.5)) == "5 nodes at speed 0.5"
-    assert limits.speeds_label({each: each / 10 for each in range(1, 6)}) == "5 nodes at speed 0.1 to 0.5"
-    counted = [limits.counted(number, "core") for number in (1, 1.0, 1.5, 2.0)]
-    assert counted == ["1 core", "1 core", "1.5 cores", "2 cores"]
+# The machine
+
+
+V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
+
+
+@pytest.mark.parametrize(
+    ("files", "usable"),
+    [
+        ({}, 8),
+        ({V2: "max 100000\n"}, 8),
+        ({V2: "900000 100000\n"}, 8),  # more than the machine has
+        ({V2: "33333 100000\n"}, 0.33),
+        ({V2: "1000 1000000\n"}, 0.01),
+        ({V2: "odd"}, 8),
+        ({QUOTA: "-1\n", PERIOD: "100000\n"}, 8),
+        ({QUOTA: "25000\n", PERIOD: "50000\n"}, 0.5),
+        ({QUOTA: "1", PERIOD: "0"}, 8),
+        ({V2: "400000 100000\n", QUOTA: "200000\n", PERIOD: "100000\n"}, 2),  # the smaller one holds
+    ],
+)
+def test_cores_are_those_of_the_smallest_quota(
+    files: dict[str, str], usable: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine with eight."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name in (V2, QUOTA, PERIOD):
+        monkeypatch.setattr(module, name, tmp_path / name)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert module.cores() == usable
+
+
+SMI = """#!/bin/sh
+[ "$1" = -L ] || exit 2
+echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'
+echo '  MIG 1g.10gb Device 0: (UUID: MIG-1)'
+echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)'
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [(SMI, 2), ("#!/bin/sh\necho 'No devices found.'", 0), (SMI + "exit 9\n", 0), (None, 0)],
+)
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, found: int) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpus.cache_clear()
+    assert gpus() == found
+    gpus.cache_clear()
+
+
+# Where the time went
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),  # the seconds of each purpose, in order
+    [
+        ({}, (8, 2, 4, 1, 0, 0)),
+        ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 1.5, 0.5, 3, 0)),
+        ({"status": "failed"}, (0, 0, 0, 0, 0, 15)),
+        ({"startup_s": None}, (0, 0, 0, 0, 0, 15)),
+        ({"wall_s": 6.0}, (1, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
+        ({"engine_start_s": 5.0}, (8, 2, 0, 1, 4, 0)),  # it starts containers after training began
+    ],
+)
+def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple[float, ...]) -> None:
+    names = [name for name in PURPOSES if "virtual" not in name]
+    known = {name: seconds for name, seconds in zip(names, expected, strict=True) if seconds}
+    times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
+    result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
+    assert sum(expected) == result.wall_s
+    assert time_shares([result, result]) == pytest.approx({name: 2 * each for name, each in known.items()})
+
+
+def test_a_time_is_rounded_to_its_units_and_only_what_took_time_is_listed() -> None:
+    times = {0.4: "0 s", 75: "1 min 15 s", 3599.4: "59 min 59 s", 3600: "1 h", 3690: "1 h 2 min"}
+    assert {seconds: duration(seconds) for seconds in times} == times
+    line = time_line([SERIAL.model_copy(update={"status": "failed", "wall_s": 3.0})])
+    assert line == "Time of all runs: runs without training 3.0 s"

@@ -1,4 +1,5 @@
-"""Mistakes of the page's server: who is answered, with which headers, files out of reach, its end."""
+"""Mistakes of the page's server: who is answered, with which headers, files out of reach, what has changed,
+its end, what a sweep without a page loads, and how often reports come."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,16 +18,22 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
 from orchestrator.errors import InputError
-from orchestrator.watch import connections
+from orchestrator.results.store import SweepPaths
+from orchestrator.watch import connections, growing_report
+from orchestrator.watch.growing_report import FIRST_S, SHARE, GrowingReport
 from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
+from tests.unit.conftest import FakeTime
 from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
 
 TIMEOUT_S = 20
 NOTHING = {"default-src": "'none'", "frame-ancestors": "'none'"}
 NO_DOCUMENT = {**NOTHING, "base-uri": "'none'", "form-action": "'none'"}
+REFUSED = {**NOTHING, "sandbox": ""}
 OF_ALL = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -136,36 +145,33 @@ def test_the_report_is_sandboxed_and_files_are_plain_text(address: str, sweep: S
         answer, text = ask(address, f"{key}/{name}")
         assert (answer.status, text) == (200, (sweep.paths.run(key).directory / name).read_text())
         assert answer.getheader("Content-Type") == "text/plain; charset=utf-8"
-        assert policy_of(answer) == {**NOTHING, "sandbox": ""}
+        assert policy_of(answer) == REFUSED
     for name in ("spec.json", "plan.json", "weights.npy", "timeline.json", "absent"):
         answer, _ = ask(address, f"{key}/{name}")
-        assert (answer.status, policy_of(answer)) == (404, {**NOTHING, "sandbox": ""})
+        assert (answer.status, policy_of(answer)) == (404, REFUSED)
 
 
 # Requests that are refused
 
 
-@pytest.mark.parametrize("change", ["", "x", "/", "%C3%A9", "%00", "%ff"])
-def test_requests_without_the_token_are_refused(address: str, change: str) -> None:
+def test_requests_without_the_token_are_refused(address: str) -> None:
     token = urlsplit(address).path.strip("/")
     wrong = token[:-1] + ("a" if token[-1] != "a" else "b")
-    for path in (f"/{change}", f"/{change}/messages", f"/{wrong}/", f"/{token}x/", f"/{token[:-1]}/", "//"):
+    ends = ("", "x", "/", "%C3%A9", "%00", "%ff")
+    paths = [f"/{end}{more}" for end in ends for more in ("", "/messages")]
+    for path in (*paths, f"/{wrong}/", f"/{token}x/", f"/{token[:-1]}/", "//"):
         answer, text = ask(address, path)
-        assert answer.status == 403, path
+        assert (answer.status, policy_of(answer)) == (403, REFUSED), path
         assert token not in text
-        assert policy_of(answer) == {**NOTHING, "sandbox": ""}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_other_hosts_and_methods_are_refused(address: str, host: str) -> None:
-    answer, text = ask(address, headers={"Host": host})
-    assert (answer.status, "<h1>" in text) == (400, False)
+def test_other_hosts_and_methods_are_refused(address: str) -> None:
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        answer, text = ask(address, headers={"Host": host})
+        assert (answer.status, "<h1>" in text) == (400, False)
     assert ask(address, headers={"Host": f"localhost:{urlsplit(address).port}"})[0].status == 200
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert ask(address, method=method)[0].status == 405
-
-
-def test_it_listens_on_loopback_only(address: str) -> None:
     assert urlsplit(address).hostname == "127.0.0.1"
     with socket.socket(socket.AF_INET) as other:
         other.bind(("127.0.0.2", urlsplit(address).port or 0))  # in use if it listened on all addresses
@@ -177,11 +183,9 @@ def test_of_too_many_connections_without_a_request_the_oldest_is_closed(
     monkeypatch.setattr(connections, "MAX_WAITING", 2)
     place = ("127.0.0.1", urlsplit(address).port or 0)
     with ExitStack() as stack:
-        oldest, *others = (
-            stack.enter_context(socket.create_connection(place, TIMEOUT_S)) for _ in range(3)
-        )
-        assert oldest.recv(1) == b""
-        for other in others:
+        made = [stack.enter_context(socket.create_connection(place, TIMEOUT_S)) for _ in range(3)]
+        assert made[0].recv(1) == b""
+        for other in made[1:]:
             other.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 other.recv(1)
@@ -217,40 +221,34 @@ def test_the_first_message_has_everything(address: str, sweep: SweepInProgress) 
     assert message["lines"] == {"new": ["log of node 0"], "restarted": True}
     chosen = first(address, run=running.key, log="node-1")
     assert (chosen["lines"]["new"], chosen["detail"]["follows"]) == (["log of node 1"], False)
+    # Texts from files have no control characters.
+    message = first(address, run=failed.key)
+    texts = [message["head"]["name"], message["runs"][0]["cause"], message["detail"]["cause"]]
+    assert [*texts, *message["lines"]["new"]] == [SHOWN] * 4
 
 
-def test_texts_from_files_have_no_control_characters(address: str, sweep: SweepInProgress) -> None:
-    message = first(address, run=sweep.runs[0].key)
-    assert message["head"]["name"] == SHOWN
-    assert message["runs"][0]["cause"] == message["detail"]["cause"] == SHOWN
-    assert message["lines"]["new"] == [SHOWN]
-
-
-def test_messages_have_only_what_has_changed(sweep: SweepInProgress) -> None:
-    updates, view = Updates(sweep.follower), sweep.follower.poll()
-    assert updates.message(view)
-    assert updates.message(view) == ""
-    with open(sweep.paths.run(sweep.runs[1].key).log("node-0"), "a") as log:
-        log.write("more\n")
-    assert json.loads(updates.message(view)) == {"lines": {"new": ["more"], "restarted": False}}
-
-
-def test_the_events_stand_in_for_logs_that_come_at_the_end(tmp_path: Path) -> None:
-    """As with containers, whose logs are saved when a run has ended."""
+def test_messages_have_only_what_has_changed(tmp_path: Path) -> None:
     sweep = SweepInProgress(tmp_path, serial(1))
     sweep.begin()
     run = sweep.runs[0]
-    paths = sweep.start(run)
+    log = sweep.start(run).log("node-0")
     sweep.report(run, "epoch", **epoch(1, 0.5))
     updates = Updates(sweep.follower)
-    message = json.loads(updates.message(sweep.poll()))
-    assert (message["logs"]["name"], len(message["lines"]["new"])) == ("events", 1)
+
+    def message() -> dict[str, Any]:
+        return json.loads(updates.message(sweep.poll()) or "{}")
+
+    # Events stand in for the logs of containers, which are saved when a run has ended.
+    shown = message()
+    assert (shown["logs"]["name"], len(shown["lines"]["new"])) == ("events", 1)
+    assert "lines" not in message()
     sweep.report(run, "failed", cause="broke", traceback=EVIL)
-    assert len(json.loads(updates.message(sweep.poll()))["lines"]["new"]) == 2
-    paths.log("node-0").write_text("the log\n")
-    message = json.loads(updates.message(sweep.poll()))
-    assert message["logs"]["names"] == ["node-0"]
-    assert message["lines"] == {"new": ["the log"], "restarted": True}
+    assert len(message()["lines"]["new"]) == 2
+    log.write_text("the log\n")
+    shown = message()
+    assert (shown["logs"]["names"], shown["lines"]) == (["node-0"], {"new": ["the log"], "restarted": True})
+    log.write_text("the log\nmore\n")
+    assert message()["lines"] == {"new": ["more"], "restarted": False}
 
 
 # Beginning and end
@@ -265,22 +263,62 @@ def test_pages_get_the_last_state_when_the_server_ends(tmp_path: Path) -> None:
         stream = messages(address)
         assert json.loads(next(stream)[1])["head"]["state"] == "starting"
         sweep.end(sweep.runs[0])
-    kinds = [*stream]
-    assert kinds[-1][0] == "end"
-    last = json.loads(kinds[-2][1])
-    assert last["head"]["state"] == "stopped"
+    *_, (_, data), (kind, _) = stream
+    last = json.loads(data)
+    assert (kind, last["head"]["state"]) == ("end", "stopped")
     assert [run["state"] for run in last["runs"]] == ["ok", "not run"]
     with pytest.raises(OSError):  # noqa: PT011
         ask(address)
 
 
-def test_a_damaged_record_and_a_port_in_use_are_named(tmp_path: Path) -> None:
+def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, message in (
+        (["sweep", "quickstart", "--port", "8000"], "--port 8000: needs --watch"),
+        (["watch", str(tmp_path)], "no sweep.json"),
+    ):
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, InputError)
+        assert message in str(done.exception)
+    assert [*tmp_path.iterdir()] == []
+    for port in ("-1", "65536", "x"):
+        assert CliRunner().invoke(app, ["watch", "--port", port]).exit_code == 2
     sweep = SweepInProgress(tmp_path, serial(1))
     sweep.begin()
     with serve(sweep.paths, 0, lambda: False) as address:
         sweep.paths.record.write_text("{")
         kind, data = next(messages(address))
         assert (kind, "sweep.json" in data) == ("trouble", True)
-        port = urlsplit(address).port or 0
-        with pytest.raises(InputError, match=f"--port {port}: in use"), serve(sweep.paths, port):
+        used = urlsplit(address).port or 0
+        with pytest.raises(InputError, match=f"--port {used}: in use"), serve(sweep.paths, used):
             pass
+
+
+def test_a_sweep_without_a_page_loads_no_server() -> None:
+    server = {"starlette", "uvicorn", "anyio", "asyncio", "altair"}
+    modules = "orchestrator.cli, orchestrator.commands.watch, orchestrator.execution.sweep_runner"
+    code = f"import sys, {modules}; print(*sorted({server} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_report_is_written_once_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, began = FakeTime(), list[float]()
+
+    def write(paths: SweepPaths) -> None:
+        began.append(time())
+        time.pass_(2.0)
+        if len(began) == 1:
+            raise OSError("the disk is full")  # the report at the end says why
+
+    monkeypatch.setattr(growing_report.time, "monotonic", time)
+    monkeypatch.setattr(growing_report, "write_report", write)
+    start, growing = time(), GrowingReport(SweepPaths(Path("absent")))
+    for _ in range(250):
+        time.pass_(1)
+        growing.after_run()
+    # The first is expected to take longer than the others do.
+    expected = [start + FIRST_S / SHARE]
+    while expected[-1] + 2 + 2 / SHARE <= time():
+        expected.append(expected[-1] + 2 + 2 / SHARE)
+    assert began == expected
