@@ -19,6 +19,8 @@ from trainer.cluster.hand_over import ALIVE, CANCEL, NEXT, log_marks
 from trainer.spec.run_spec import RunSpec
 
 HALF = {"node_speed": {-1: 0.5}}
+SOURCE = {"code": "1", "folder": "a", "module": "mine.py", "attribute": "flip"}
+OWN = {"augmentation": {"name": "mine.py:flip", "imported": SOURCE}}
 CUT_OFF = "the warm container node 1 was cut off"
 INVALID = "node 1 sent invalid data: kind"
 
@@ -218,7 +220,7 @@ def test_collect_takes_the_files_of_the_run_alone(sweep: FakeSweep) -> None:
 
 def test_runs_of_one_kind_share_containers_and_others_have_their_own(sweep: FakeSweep) -> None:
     first = sweep.ended()
-    kinds = [{"cpus": 0.5}, {"memory_mb": 512}, {"pids": 100}, {"shm_mb": 64}, HALF]
+    kinds = [{"cpus": 0.5}, {"memory_mb": 512}, {"pids": 100}, {"shm_mb": 64}, OWN]
     kinds += [{"topology": "rpc"}, {"topology": "single"}, {"topology": "single", "nodes": 3}]
     found = [first, *(sweep.ended(**fields) for fields in kinds)]
     for names in ([each.compose.project for each in found], [each.directory for each in found]):

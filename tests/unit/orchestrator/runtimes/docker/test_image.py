@@ -134,17 +134,19 @@ def test_wheels_are_those_of_pip_unless_the_user_has_set_others(
     assert module._wheels_of_pip() is None
 
 
-def test_packages_of_a_sweep_are_installed_once_for_each_image(builder: Builder, tmp_path: Path) -> None:
+def test_packages_of_a_sweep_are_installed_once_for_each_image(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "requirements.txt"
-    builder.code, builder.labels_of = 1, {IMAGE: {}}
-    for content in ("einops\n", "einops==1\n"):
+    builder.code, builder.labels_of = 1, {IMAGE: {}, "other": {}}
+    for image, content in ((IMAGE, "einops\n"), (IMAGE, "einops==1\n"), ("other", "einops==1\n")):
+        monkeypatch.setenv("SHARDYARD_IMAGE", image)
         file.write_text(content)
         with pytest.raises(InputError) as caught:
             image_with(builder.engine, file)
         assert str(caught.value) == f"{file}: cannot be installed in the image: #9 ERROR: no match"
-    first, second = (environment["SHARDYARD_DERIVED"] for environment in builder.environments)
-    assert first != second
-    builder.labels_of[second] = {}
-    assert image_with(builder.engine, file) == f"id of {second}"
-    assert len(builder.environments) == 2
+    names = [environment["SHARDYARD_DERIVED"] for environment in builder.environments]
+    builder.labels_of[names[-1]] = {}
+    assert image_with(builder.engine, file) == f"id of {names[-1]}"
+    assert len({*names}) == len(builder.environments) == 3
     assert not Path(builder.environments[0]["SHARDYARD_REQUIREMENTS"]).exists()
