@@ -109,10 +109,10 @@ def test_image_that_is_missing_or_of_other_sources_is_named(
 
 
 def test_build_sets_the_digest_and_the_wheels(builder: Builder, tmp_path: Path) -> None:
-    builder.code = 7
+    builder.code, builder.pip = 7, f"global.find-links='{PROJECT}'"
     assert build(builder.engine, None) == build(builder.engine, tmp_path / "x" / "..") == 7
-    plain = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
-    assert builder.environments == [plain, {**plain, "SHARDYARD_WHEELS": str(tmp_path)}]
+    source = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
+    assert builder.environments == [{**source, "SHARDYARD_WHEELS": str(at)} for at in (PROJECT, tmp_path)]
     builder.error = FileNotFoundError(2, "No such file or directory")
     with pytest.raises(EngineError, match="docker cannot be run"):
         build(builder.engine, None)
