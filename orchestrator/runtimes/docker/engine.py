@@ -53,13 +53,12 @@ def reach() -> Engine:
     client: DockerClient | None = None
     try:
         client = docker.DockerClient(base_url=host, timeout=TIMEOUT_S)
-        answer = client.version()
+        version = str(client.version()["Version"])
         cores = int(client.info()["NCPU"])
     except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
         if client:
             client.close()
         raise EngineError(f"no Docker engine answers at {host} ({_reason(error)})") from error
-    version = str(answer["Version"])
     if _number(version) < MIN_ENGINE:
         raise EngineError(
             f"Docker engine {version} is too old, {_dotted(MIN_ENGINE)} or newer is needed; {BARE}"

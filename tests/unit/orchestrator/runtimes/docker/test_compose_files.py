@@ -1,4 +1,4 @@
-"""The compose files as data: what containers may do, and what a bare `up` trains."""
+"""Mistakes in the compose files: what containers may do and see, their order, what a bare `up` trains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,33 @@ import yaml
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.compose import compose_project
 from orchestrator.runtimes.docker.reaper import LABEL
-from tests.unit.cluster_support import nodes, registered
+from tests.unit.cluster_support import FIELDS, registered
 from tests.unit.conftest import PROJECT
+from tests.unit.docker_support import FAST
 from trainer.cluster.__main__ import LIMITS
-from trainer.cluster.rank_assignment import ROLES, assign_ranks
+from trainer.cluster.commands import environment
+from trainer.cluster.rank_assignment import ROLES, AssignmentError, assign_ranks
 from trainer.spec.run_spec import RunSpec
 
 COMPOSE = PROJECT / "compose"
-SPECS = sorted((COMPOSE / "specs").glob("*.json"))
-TOPOLOGIES = sorted(ROLES)
-WRITES_ON_THE_HOST = ("coordinator", "data")
+OWNER = {LABEL: "${SHARDYARD_ORCHESTRATOR_ID:-}"}
+CONFINED = {
+    "cap_drop": ["ALL"],
+    "read_only": True,
+    "security_opt": ["no-new-privileges:true"],
+    "init": True,
+}
+CONFINED |= {"restart": "no", "pull_policy": "never", "labels": OWNER}
+FORBIDDEN = {"ports", "privileged", "pid", "ipc", "userns_mode", "container_name", "hostname"}
+NODE, ROOT = {"user": "10001:10001"}, {"user": "0:0", "cap_add": ["CHOWN", "SETGID", "SETUID"]}
+MEMORY = "${SHARDYARD_MEMORY_MB:-2048}m"
+LIMITED = {"cpus": "${SHARDYARD_CPUS:-1}", "mem_limit": MEMORY, "memswap_limit": MEMORY}
+LIMITED |= {"pids_limit": "${SHARDYARD_PIDS:-512}", "shm_size": "${SHARDYARD_SHM_MB:-256}m"}
+WRITABLE = {"coordinator": ["/results"], "data": ["/data"]}
+# Read-only unless the variable is set; tests/smoke/test_up.py shows what compose makes of it.
+NO_CHECKPOINTS = "${SHARDYARD_CHECKPOINTS:-../docker/no-checkpoints}"
+CHECKPOINTS = f"{NO_CHECKPOINTS}:/checkpoints:ro${{SHARDYARD_CHECKPOINTS:+,rw}}"
+CODE = {"source": "${SHARDYARD_CODE:-../docker/no-code}", "target": "/code", "read_only": True}
 Service = dict[str, Any]
 
 
@@ -35,26 +52,21 @@ def load(path: Path) -> dict[str, Any]:
 
 def merged(base: Service, over: Service) -> Service:
     """Merge services as compose's `extends` does: mappings and lists are joined, other values replaced."""
-    result = dict(base)
-    for key, value in over.items():
-        before = result.get(key)
-        if isinstance(before, dict) and isinstance(value, dict):
-            result[key] = {**before, **value}
-        elif isinstance(before, list) and isinstance(value, list) and key not in ("command", "entrypoint"):
-            result[key] = [*before, *value]
-        else:
-            result[key] = value
+    result = {**base, **over}
+    for key in (base.keys() & over.keys()) - {"command", "entrypoint"}:
+        if isinstance(over[key], dict):
+            result[key] = {**base[key], **over[key]}
+        elif isinstance(over[key], list):
+            result[key] = [*base[key], *over[key]]
     return result
 
 
 def resolved(path: Path, name: str) -> Service:
     """A service merged with all services it extends."""
-    service = load(path)["services"][name]
-    extended = service.get("extends")
-    own = {key: value for key, value in service.items() if key != "extends"}
-    if extended is None:
-        return own
-    return merged(resolved(path.parent / extended.get("file", path.name), extended["service"]), own)
+    own = dict(load(path)["services"][name])
+    if extended := own.pop("extends", None):
+        return merged(resolved(path.parent / extended.get("file", path.name), extended["service"]), own)
+    return own
 
 
 @cache
@@ -63,197 +75,115 @@ def services(topology: str) -> dict[str, Service]:
     return {name: resolved(path, name) for name in load(path)["services"]}
 
 
-every_service = pytest.mark.parametrize(
-    ("topology", "name"), [(topology, name) for topology in TOPOLOGIES for name in services(topology)]
-)
-every_agent = pytest.mark.parametrize(
-    ("topology", "name"), [(topology, name) for topology in TOPOLOGIES for name in ROLES[topology]]
-)
+EVERY = [(topology, name, each) for topology in ROLES for name, each in services(topology).items()]
 
 
-# Isolation
-
-
-@every_service
-def test_privileges(topology: str, name: str) -> None:
-    service = services(topology)[name]
-    exceptions = {"CHOWN", "SETGID", "SETUID"} if name in WRITES_ON_THE_HOST else set()
-    assert service["cap_drop"] == ["ALL"]
-    assert set(service.get("cap_add", [])) == exceptions
-    assert service["user"] == ("0:0" if exceptions else "10001:10001")
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["read_only"] is True
-    assert service["pull_policy"] == "never"
+def privileges(service: Service) -> Service:
+    """What a service may do beyond what all may."""
+    assert not FORBIDDEN & service.keys()
+    assert service.items() >= CONFINED.items()
     assert service["logging"]["options"].keys() == {"max-size", "max-file"}
-    assert not {"ports", "privileged", "devices", "pid", "ipc", "userns_mode"} & service.keys()
+    return {key: service[key] for key in ("user", "cap_add", "devices") if key in service}
 
 
-@every_service
-def test_services_can_be_scaled(topology: str, name: str) -> None:
-    service = services(topology)[name]
-    assert not {"container_name", "hostname"} & service.keys()
-    assert service["restart"] == "no"
-    assert service["init"] is True
+def test_privileges() -> None:
+    for topology, name, service in EVERY:
+        assert privileges(service) == (ROOT if name in WRITABLE else NODE), (topology, name)
+        assert name not in ROLES[topology] or service.items() >= LIMITED.items(), (topology, name)
 
 
-@every_service
-def test_labels(topology: str, name: str) -> None:
-    assert services(topology)[name]["labels"][LABEL] == "${SHARDYARD_ORCHESTRATOR_ID:-}"
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_network_is_internal_and_labelled(topology: str) -> None:
-    networks = load(COMPOSE / f"{topology}.yml")["networks"]
-    assert networks == {"run": {"internal": True, "labels": {LABEL: "${SHARDYARD_ORCHESTRATOR_ID:-}"}}}
+def test_network_is_internal_and_labelled() -> None:
     others = {"data": (None, "bridge"), "exit-code": (None, "none")}
-    for name, service in services(topology).items():
+    for topology, name, service in EVERY:
+        assert load(COMPOSE / f"{topology}.yml")["networks"] == {"run": {"internal": True, "labels": OWNER}}
         found = service.get("networks"), service.get("network_mode")
-        assert found == others.get(name, (["run"], None)), name
+        assert found == others.get(name, (["run"], None)), (topology, name)
 
 
-@every_agent
-def test_limits_of_agents(topology: str, name: str) -> None:
-    service = services(topology)[name]
-    assert service["cpus"] == "${SHARDYARD_CPUS:-1}"
-    assert service["mem_limit"] == service["memswap_limit"] == "${SHARDYARD_MEMORY_MB:-2048}m"
-    assert service["pids_limit"] == "${SHARDYARD_PIDS:-512}"
-    assert service["shm_size"] == "${SHARDYARD_SHM_MB:-256}m"
-
-
-# Read-only unless the variable is set; tests/smoke/test_up.py shows what compose makes of it.
-CHECKPOINTS = (
-    "${SHARDYARD_CHECKPOINTS:-../docker/no-checkpoints}:/checkpoints:ro${SHARDYARD_CHECKPOINTS:+,rw}"
-)
-
-
-@every_service
-def test_mounts(topology: str, name: str) -> None:
+def test_mounts() -> None:
     """Only bind mounts, so that no volume outlives a run; agents cannot write to them."""
-    writable = {"coordinator": {"/results"}, "data": {"/data"}}
-    mounts = services(topology)[name].get("volumes", [])
-    bound = [mount for mount in mounts if mount != CHECKPOINTS]
-    assert all(mount["type"] == "bind" for mount in bound)
-    assert {mount["target"] for mount in bound if not mount.get("read_only")} == writable.get(name, set())
-    assert len(mounts) - len(bound) == (name != "exit-code")
-
-
-def test_directory_without_checkpoints_is_not_empty() -> None:
-    """`make_writable_for_nodes` would make an empty one writable for all users."""
-    assert list((PROJECT / "docker" / "no-checkpoints").iterdir())
-
-
-@every_agent
-def test_code_of_users_is_mounted_read_only_in_agents_alone(topology: str, name: str) -> None:
-    source = "${SHARDYARD_CODE:-../docker/no-code}"
-    mounts = services(topology)[name]["volumes"]
-    assert {"type": "bind", "source": source, "target": "/code", "read_only": True} in mounts
-    assert list((PROJECT / "docker" / "no-code").iterdir())
+    for topology, name, service in EVERY:
+        mounts = service.get("volumes", [])
+        bound = [mount for mount in mounts if mount != CHECKPOINTS]
+        assert all(mount["type"] == "bind" for mount in bound)
+        written = [mount["target"] for mount in bound if not mount.get("read_only")]
+        assert written == WRITABLE.get(name, []), (topology, name)
+        assert len(mounts) - len(bound) == (name != "exit-code"), (topology, name)
+        assert ({"type": "bind", **CODE} in bound) == (name in ROLES[topology]), (topology, name)
+    for empty in ("no-checkpoints", "no-code"):  # `make_writable_for_nodes` would open an empty one to all
+        assert list((PROJECT / "docker" / empty).iterdir()), empty
 
 
 def test_gpu_overlay_keeps_all_settings() -> None:
-    overlay = load(COMPOSE / "gpu.yml")
-    assert overlay.keys() == {"services"}
     allowed = {"node": {"environment", "deploy"}, "coordinator": {"volumes"}, "data": {"volumes"}}
-    assert {name: set(service) for name, service in overlay["services"].items()} == allowed
+    ((key, overlay),) = load(COMPOSE / "gpu.yml").items()
+    assert (key, {name: set(service) for name, service in overlay.items()}) == ("services", allowed)
 
 
-LINK = COMPOSE / "link.yml"
-PLUGS = {"type": "volume", "source": "plugs", "target": "/run/switch"}
-
-
-@pytest.mark.parametrize(
-    ("name", "user", "capabilities"), [("switch", "10001:10001", []), ("plug", "0:0", ["NET_ADMIN"])]
-)
-def test_privileges_of_links(name: str, user: str, capabilities: list[str]) -> None:
-    service = resolved(LINK, name)
-    assert service["cap_drop"] == ["ALL"]
-    assert service.get("cap_add", []) == capabilities
-    assert service["user"] == user
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["read_only"] is True
-    assert service["labels"][LABEL] == "${SHARDYARD_ORCHESTRATOR_ID:-}"
-    assert service.get("devices", []) == (["/dev/net/tun"] if capabilities else [])
-    assert service["network_mode"] == ("container:${SHARDYARD_NODE:-none}" if capabilities else "none")
-    assert service["volumes"] == [PLUGS]
-    assert {"mem_limit", "pids_limit"} <= service.keys()
-    assert not {"ports", "privileged", "pid", "ipc", "userns_mode", "networks"} & service.keys()
-
-
-def test_link_overlay_leaves_nodes_as_they_are() -> None:
-    overlay = load(LINK)
+def test_link_overlay_adds_a_confined_switch_and_leaves_nodes_as_they_are() -> None:
+    path = COMPOSE / "link.yml"
+    overlay, switch, plug = load(path), resolved(path, "switch"), resolved(path, "plug")
+    assert privileges(switch) == NODE
+    assert privileges(plug) == {"user": "0:0", "cap_add": ["NET_ADMIN"], "devices": ["/dev/net/tun"]}
+    modes = {"none": switch, "container:${SHARDYARD_NODE:-none}": plug}
+    for mode, service in modes.items():
+        assert (service["network_mode"], "networks" in service) == (mode, False)
+        assert service["volumes"] == [{"type": "volume", "source": "plugs", "target": "/run/switch"}]
+        assert {"mem_limit", "pids_limit"} <= service.keys()
     assert overlay["services"].keys() == {"switch", "plug", "coordinator"}
-    assert overlay["services"]["coordinator"] == {
-        "depends_on": {"switch": {"condition": "service_started"}}
-    }
-    assert overlay["services"]["plug"]["profiles"] == ["plug"], "`up` starts none"
+    after = {"depends_on": {"switch": {"condition": "service_started"}}}
+    assert (overlay["services"]["coordinator"], plug["profiles"]) == (after, ["plug"]), (
+        "`up` starts no plug"
+    )
+    (volume,) = overlay["volumes"].values()
+    assert (volume["driver_opts"]["type"], volume["labels"]) == ("tmpfs", OWNER)
 
 
-def test_plugs_meet_the_switch_in_memory() -> None:
-    (volume,) = load(LINK)["volumes"].values()
-    assert volume["driver_opts"]["type"] == "tmpfs"
-    assert volume["labels"] == {LABEL: "${SHARDYARD_ORCHESTRATOR_ID:-}"}
-
-
-# Order
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_data_starts_first_and_the_coordinator_last(topology: str) -> None:
-    found, roles = services(topology), set(ROLES[topology])
+def test_data_starts_first_and_the_coordinator_last() -> None:
     completed = {"condition": "service_completed_successfully"}
-    assert "depends_on" not in found["data"]
-    assert all(found[role]["depends_on"] == {"data": completed} for role in roles)
-    assert found["coordinator"]["depends_on"] == {role: {"condition": "service_started"} for role in roles}
-    assert found["exit-code"]["depends_on"] == dict.fromkeys(roles | {"coordinator"}, completed)
+    for topology, roles in ROLES.items():
+        found = {name: service.get("depends_on") for name, service in services(topology).items()}
+        assert found == {
+            "data": None,
+            "exit-code": dict.fromkeys([*roles, "coordinator"], completed),
+            **{role: {"data": completed} for role in roles},
+            "coordinator": {role: {"condition": "service_started"} for role in roles},
+        }
 
 
-# Variables
-
-
-def variables() -> dict[str, set[str]]:
-    """The defaults of each variable in the compose files, without comments."""
-    found: dict[str, set[str]] = {}
+def test_variables_have_defaults_and_are_documented_or_set_by_the_orchestrator() -> None:
+    defaults: dict[str, set[str]] = {}
     for path in COMPOSE.glob("*.yml"):
         text = re.sub(r"(?m)(^|\s)#.*$", "", path.read_text())
         for name, default in re.findall(r"\$\{(SHARDYARD_\w+):-((?:\$\{[^}]*\}|[^}])*)\}", text):
-            found.setdefault(name, set()).add(default)
-        assert len(re.findall(r"\$\{SHARDYARD_\w+[^:\w]", text)) == 0, f"{path.name}: one without a default"
-    return found
-
-
-def test_variables_are_documented_or_set_by_the_orchestrator() -> None:
-    header = (COMPOSE / "common.yml").read_text().partition("services:")[0]
-    documented = set(re.findall(r"SHARDYARD_\w+", header))
+            defaults.setdefault(name, set()).add(default)
+        assert not re.findall(r"\$\{SHARDYARD_\w+[^:\w]", text), f"{path.name}: one without a default"
+    documented = re.findall(
+        r"SHARDYARD_\w+", (COMPOSE / "common.yml").read_text().partition("services:")[0]
+    )
     run = RunSpec.model_validate({"strategy": "ddp"})
-    of_a_run = set(compose_project(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment)
-    of_the_image = {"SHARDYARD_SOURCE"}  # orchestrator/runtimes/docker/image.py
-    of_a_plug = {"SHARDYARD_NODE"}  # orchestrator/runtimes/docker/project.py
-    assert variables().keys() == documented | of_a_run | of_the_image | of_a_plug
-
-
-def test_limits_have_the_defaults_of_the_spec() -> None:
-    found = variables()
+    of_a_run = compose_project(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment
+    of_image_and_plug = {"SHARDYARD_SOURCE", "SHARDYARD_NODE"}  # set in image.py and project.py
+    assert defaults.keys() == {*documented, *of_a_run, *of_image_and_plug}
     for field, (name, kind) in LIMITS.items():
-        assert {kind(default) for default in found[name]} == {RunSpec.model_fields[field].default}
+        assert {kind(default) for default in defaults[name]} == {RunSpec.model_fields[field].default}
 
 
-# The runs of a bare `up`
+def test_every_topology_has_a_valid_spec_at_any_scale_that_needs_no_download() -> None:
+    specs = {path.stem: json.loads(path.read_text()) for path in (COMPOSE / "specs").glob("*.json")}
+    assert specs.keys() == {*ROLES, "gpu"}
+    for name, fields in specs.items():
+        topology = "ddp" if name == "gpu" else name
+        for count in (1, 2, 5):
+            spec = assign_ranks(topology, fields, registered(topology, *range(1, count + 1))).spec
+            assert (spec.nodes, spec.on_gpu) == (count + (name == "rpc"), name == "gpu")
+            assert not spec.dataset.files
 
 
-def test_every_topology_has_a_spec() -> None:
-    assert {path.stem for path in SPECS} == {*TOPOLOGIES, "gpu"}
-
-
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_spec_is_valid_at_any_scale_and_needs_no_download(path: Path, count: int) -> None:
-    fields = json.loads(path.read_text())
-    topology = "ddp" if path.stem == "gpu" else path.stem
-    spec = assign_ranks(topology, fields, registered(topology, *range(1, count + 1))).spec
-    assert spec.nodes == count + (topology == "rpc")
-    assert not spec.dataset.files
-
-
-def test_gpu_spec_uses_gpus() -> None:
-    fields = json.loads((COMPOSE / "specs" / "gpu.json").read_text())
-    assert assign_ranks("ddp", fields, nodes(1, 2)).spec.on_gpu
+def test_a_bare_up_has_no_links_and_ranks_know_the_nodes_behind_a_switch() -> None:
+    agents = registered("ddp", 1, 2, 3)
+    with pytest.raises(AssignmentError, match="link"):
+        assign_ranks("ddp", {**FIELDS["ddp"], "link": FAST}, agents, {"cpus": 1.0})
+    for link, linked in ((FAST, "10.0.0.2,10.0.0.3"), (None, None)):
+        assignment = assign_ranks("ddp", {**FIELDS["ddp"], "link": link}, agents)
+        assert environment(assignment, pid=1).get("SHARDYARD_LINKED") == linked

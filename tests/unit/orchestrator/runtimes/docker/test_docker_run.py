@@ -1,31 +1,32 @@
-"""A run in progress on runtime docker, with a fake engine."""
+"""Mistakes in runs in cold containers: names and codes of exits, the cause of a failure, quotas, links."""
 
 from __future__ import annotations
 
-import re
+import os
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from orchestrator.errors import InputError
 from orchestrator.runtimes.docker import live, project
-from orchestrator.runtimes.docker.runtime import check_readable
-from tests.unit.cluster_support import assigned
-from tests.unit.conftest import event
-from tests.unit.docker_support import FakeRun, Row, container, ended
-from trainer.cluster.hand_over import ALIVE, ENDED, Ending
-from trainer.cluster.run_record import RunRecord
-from trainer.spec.run_spec import RunSpec
+from orchestrator.runtimes.docker.live import LiveRecord
+from orchestrator.runtimes.docker.project import Project
+from tests.unit.conftest import FakeTime
+from tests.unit.docker_support import FAST, LINKED, FakeRun, write_events
+from tests.unit.docker_support import start as start  # a fixture
+from trainer.cluster import heartbeat
+from trainer.cluster.hand_over import ALIVE
+
+Start = Callable[..., FakeRun]
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    return FakeRun(tmp_path, monkeypatch)
-
-
-# Exit codes and names
+def fake(start: Start) -> FakeRun:
+    return start()
 
 
 def test_run_is_active_while_compose_starts(fake: FakeRun) -> None:
@@ -33,306 +34,249 @@ def test_run_is_active_while_compose_starts(fake: FakeRun) -> None:
     assert (state.exits, state.running, state.error) == ({}, 1, None)
     assert fake.up.argv == ["docker", "--host", "unix:///x.sock", *fake.compose.up]
     assert fake.up.environment.items() >= fake.compose.environment.items()
-    assert fake.api.filters == {"label": f"com.docker.compose.project={fake.compose.project}"}
-
-
-def test_exits_are_named_by_rank(fake: FakeRun) -> None:
-    fake.assign_ranks("ddp", 10, 2, 5)
+    assert fake.filters == {"label": f"com.docker.compose.project={fake.compose.project}"}
     fake.up.returncode = 0
-    fake.api.codes = {"node-2": 0, "node-5": 137, "node-10": 3, "coordinator-1": 1}
-    fake.api.rows = [
-        ended("node", 10),
-        ended("node", 2),
-        ended("node", 5),
-        ended("coordinator"),
-        ended("data"),
-    ]
-    state = fake.run.wait(5)
-    assert state.exits == {"node 2": 3, "node 0": 0, "node 1": -9, "coordinator": 1}
-    assert (state.running, state.error) == (0, None)
-
-
-def test_cause_that_no_event_reports_is_named_by_its_node(fake: FakeRun) -> None:
-    fake.assign_ranks("ddp", 10, 2, 5)
-    ending = Ending(exits={}, unreported={"node-5": "rank 1, before it started: killed"})
-    (fake.paths.live / ENDED).write_text(ending.model_dump_json())
-    fake.api.rows = [ended("node", 5), container("coordinator")]
-    assert fake.run.wait(0).error is None
-    fake.api.codes = {"coordinator-1": 1}
-    fake.api.rows = [ended("node", 5), ended("coordinator")]
-    assert fake.run.wait(5).error == "node 1: rank 1, before it started: killed"
-
-
-def test_exit_code_of_mpirun_is_that_of_the_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, "mpi")
-    fake.up.returncode = 0
-    fake.assign_ranks("mpi", 1)
-    fake.api.codes = {"launcher-1": 1, "coordinator-1": 1}
-    fake.api.rows = [ended("launcher"), container("node", 1), container("coordinator")]
-    assert fake.run.wait(5).exits == {"launcher": 1}
-    ending = Ending(exits={"launcher": 1, "node-1": 0, "mpirun": -9, "coordinator": 1})
-    (fake.paths.live / ENDED).write_text(ending.model_dump_json())
-    fake.api.rows = [ended("launcher"), ended("node", 1), ended("coordinator")]
-    assert fake.run.wait(5).exits == {"launcher": 1, "node 0": 0, "mpirun": -9, "coordinator": 1}
-
-
-@pytest.mark.parametrize(
-    ("topology", "rows", "names"),
-    [
-        ("mpi", [ended("launcher"), ended("node", 4)], {"launcher", "node 1"}),
-        ("rpc", [ended("master"), ended("node", 1), ended("node", 4)], {"node 0", "node 1", "node 2"}),
-        ("single", [ended("node", 1)], {"node 0"}),
-    ],
-)
-def test_names_by_topology(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, rows: list[Row], names: set[str]
-) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, topology)
-    fake.assign_ranks(topology, 1, 4)
-    fake.api.rows = rows
-    assert fake.run.wait(5).exits.keys() == names
-
-
-def test_names_with_several_ranks_per_node(fake: FakeRun) -> None:
-    fake.assign_ranks("ddp", 1, 7, processes_per_node=2)
-    fake.api.rows = [ended("node", 7), ended("node", 1)]
-    assert fake.run.wait(5).exits.keys() == {"node 0", "node 1"}
-
-
-@pytest.mark.parametrize(
-    ("topology", "names"), [("ddp", {"node 0", "node 1"}), ("rpc", {"node 0", "node 1", "node 2"})]
-)
-def test_names_before_ranks_are_assigned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, names: set[str]
-) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, topology)
-    fake.api.rows = [ended("node", 1), ended("node", 2)] + [ended("master")] * (topology == "rpc")
-    assert fake.run.wait(5).exits.keys() == names
-
-
-@pytest.mark.parametrize(
-    ("status", "code"), [(0, 0), (1, 1), (125, 125), (128, 128), (137, -9), (139, -11), (143, -15)]
-)
-def test_exit_codes_above_128_are_signals(fake: FakeRun, status: int, code: int) -> None:
-    fake.api.codes = {"node-1": status}
-    fake.api.rows = [ended("node", 1), container("node", 2)]
-    assert fake.run.wait(5).exits == {"node 0": code}
-
-
-def test_exit_code_is_read_once(fake: FakeRun) -> None:
-    fake.api.rows = [ended("node", 1), container("node", 2)]
-    for _ in range(3):
-        fake.run.wait(0)
-    assert fake.api.inspected == ["node-1"]
-
-
-def test_data_and_created_containers_do_not_count(fake: FakeRun) -> None:
-    fake.up.returncode = 0
-    fake.api.rows = [container("data"), container("node", 1), container("coordinator", 1, "created", "")]
+    fake.show("data-1", "node-1", created=["coordinator-1"])
     assert fake.run.wait(0).running == 1
 
 
-def test_wait_returns_when_a_container_exits(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.up.returncode = 0
-    fake.api.rows = [container("node", 1), container("node", 2)]
-    looks: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
-            fake.api.rows = [ended("node", 1), container("node", 2)]
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    state = fake.run.wait(60)
-    assert (state.exits, state.running, len(looks)) == ({"node 0": 0}, 1, 3)
-
-
-def test_suspended_ranks_are_those_of_the_run_record(fake: FakeRun) -> None:
-    assert fake.run.suspended() == {}
-    assignment = assigned("ddp", 3, 4)
-    record = RunRecord(fake.paths.live, assignment)
-    record.add_event(event("start", 1, pid=7))
-    record.note_suspended(assignment.agent_of(1), [1])
-    assert fake.run.suspended() == {1: 7}
-
-
-# Errors
-
-
-@pytest.mark.parametrize("on_loss", ["stop", "continue"])
-def test_coordinator_without_a_heartbeat_is_stuck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_loss: str
+@pytest.mark.parametrize(
+    ("topology", "ordinals", "fields", "names"),
+    [
+        ("ddp", (10, 2, 5), {}, {"node-10": "node 2", "node-2": "node 0", "node-5": "node 1"}),
+        ("ddp", (1, 7), {"processes_per_node": 2}, {"node-7": "node 1", "node-1": "node 0"}),
+        ("mpi", (1, 4), {}, {"launcher-1": "launcher", "node-4": "node 1"}),
+        ("rpc", (1, 4), {}, {"master-1": "node 0", "node-1": "node 1", "node-4": "node 2"}),
+        ("single", (1, 4), {}, {"node-1": "node 0", "coordinator-1": "coordinator"}),
+        ("rpc", (), {}, {"master-1": "node 0", "node-1": "node 1"}),  # before ranks are assigned
+    ],
+)
+def test_exits_are_named_by_rank(
+    start: Start, topology: str, ordinals: tuple[int, ...], fields: dict[str, Any], names: dict[str, str]
 ) -> None:
-    """Once it has had one: before, it may still start."""
-    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.1)
-    fake = FakeRun(tmp_path, monkeypatch, strategy="local_sgd", transport="gloo", on_loss=on_loss)
-    fake.up.returncode = 0
-    fake.api.rows = [container("node", 1), container("node", 2), container("coordinator")]
-    assert fake.run.wait(0.3).error is None
-    fake.paths.live.mkdir()
-    (fake.paths.live / ALIVE).touch()
-    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 600)
-    assert fake.run.wait(0.05).error is None
-    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.1)
-    assert "coordinator" in str(fake.run.wait(5).error)
+    fake = start(topology)
+    if ordinals:
+        fake.assign_ranks(topology, *ordinals, **fields)
+    fake.show(exited=[*names, "data-1"])
+    fake.codes = dict(zip(names, (3, 137, 128), strict=False))
+    assert fake.run.wait(0).exits == dict(zip(names.values(), (3, -9, 128), strict=False))
 
 
-def test_coordinator_that_has_ended_is_not_stuck(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.05)
-    fake.up.returncode = 0
+def test_wait_returns_when_a_container_exits(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.show("node-1", "node-2")
+    monkeypatch.setattr(time, "sleep", lambda _: fake.show("node-2", exited=["node-1"]))
+    assert fake.run.wait(60).exits == {"node 0": 0}
+
+
+def test_silence_of_the_coordinator_is_measured_from_its_last_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=clock))
+    record = LiveRecord(tmp_path)
+
+    def wait(seconds: int) -> str | None:
+        for _ in range(seconds):
+            clock.pass_(1)
+            trouble = record.coordinator_trouble()
+        return trouble
+
+    assert wait(30) is None, "it may still start"
+    for beat in (1, 2):
+        (tmp_path / ALIVE).touch()
+        os.utime(tmp_path / ALIVE, (beat, beat))
+        assert wait(20) is None
+    assert wait(1) == "is stuck: no heartbeat for 20 s"
+
+
+def test_stuck_coordinator_is_the_cause(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs, and also of a run that would continue."""
+    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", -1)
+    fake = start(strategy="local_sgd", transport="gloo", on_loss="continue")
     fake.assign_ranks("ddp", 1, 2)
     (fake.paths.live / ALIVE).touch()
-    fake.api.rows = [container("node", 1), ended("coordinator")]
-    assert fake.run.wait(0.3).error is None
-
-
-def test_unhealthy_node_is_stuck(fake: FakeRun) -> None:
-    fake.assign_ranks("ddp", 3, 4)
-    fake.api.rows = [container("node", 3), container("node", 4, health="unhealthy")]
-    assert fake.run.wait(5).error == "node 1 is stuck: its health check fails"
-    for fake.api.failing_streak in (0, 1):  # it was paused, and goes on
-        assert fake.run.wait(0).error is None
-    fake.api.rows = [container("node", 3), container("node", 4, health="health: starting")]
+    fake.show("node-1", "coordinator-1")
+    assert str(fake.run.wait(0).error).startswith("the coordinator is stuck")
+    fake.show("node-1", exited=["coordinator-1"])
     assert fake.run.wait(0).error is None
 
 
-@pytest.mark.parametrize(
-    ("output", "error"),
-    [
-        (
-            "pulling\n\nError response from daemon: no space left\n",
-            "Error response from daemon: no space left",
-        ),
-        ("", "exit code 17"),
-        ("x" * 5000, "x" * 300),
-    ],
-)
-def test_last_line_of_compose_is_the_error(fake: FakeRun, output: str, error: str) -> None:
-    fake.up.returncode = 17
-    fake.paths.log("compose").write_text(output)
+def test_coordinator_that_misses_an_agent_is_not_the_cause_if_that_was_killed(fake: FakeRun) -> None:
+    fake.paths.live.mkdir()
+    fake.show("node-2", exited=["node-1", "coordinator-1"])
+    fake.codes = {"coordinator-1": 1}
+    assert "before it assigned ranks" in str(fake.run.wait(0).error)
+    (fake.paths.live / "summary.txt").write_text("FAILED: node 1 did not register\n")
+    assert fake.run.wait(0).error == "node 1 did not register"
+    fake.show(exited=["node-1", "node-2", "coordinator-1"])
+    fake.codes["node-2"] = 137
+    error = "node 1 was killed by SIGKILL together with its container, before it registered"
+    assert fake.run.wait(0).error == error
+
+
+def test_ending_of_a_failed_coordinator_has_the_exit_of_mpirun_and_the_cause(start: Start) -> None:
+    """The cause that no event reports, with the name of its node."""
+    fake = start("mpi")
+    fake.up.returncode = 0
+    fake.assign_ranks("mpi", 10, 2)
+    fake.codes = {"launcher-1": 1, "coordinator-1": 1}
+    fake.end(exits={"mpirun": -9, "coordinator": 1}, unreported={"node-10": "rank 1, before it started"})
+    fake.show("node-2", "coordinator-1", exited=["launcher-1"])
+    state = fake.run.wait(0)
+    assert (state.exits, state.error) == ({"launcher": 1}, None)
+    fake.show("node-2", exited=["launcher-1", "coordinator-1"])
+    state = fake.run.wait(0)
+    assert state.exits == {"launcher": 1, "mpirun": -9, "coordinator": 1}
+    assert state.error == "node 1: rank 1, before it started"
+
+
+def test_node_is_stuck_while_its_health_checks_fail(fake: FakeRun) -> None:
+    fake.assign_ranks("ddp", 3, 4)
+    fake.show("node-3", unhealthy=["node-4"])
+    assert fake.run.wait(5).error == "node 1 is stuck: its health check fails"
+    fake.failing_streak = 1  # it was paused, and goes on
+    assert fake.run.wait(0).error is None
+    fake.failing_streak = 2
+    fake.show("node-3", "node-4")
+    assert fake.run.wait(0).error is None
+
+
+def test_last_line_of_compose_is_the_error_unless_a_node_has_ended(start: Start) -> None:
+    errors = {"a\n\nno space\n": "no space", "": "exit code 17", "x" * 999: "x" * 300}
+    for output, error in errors.items():
+        fake = start()
+        fake.up.returncode = 17
+        fake.paths.log("compose").write_text(output)
+        assert fake.run.wait(5).error == f"docker compose failed: {error}"
+        fake.show(exited=["node-1"])
+        assert fake.run.wait(5).error is None
+
+
+def test_dead_engine_ends_the_run_and_a_slow_answer_does_not(fake: FakeRun) -> None:
+    fake.show("node-2", exited=["node-1"])
+    before = fake.run.wait(0)
+    fake.error = TimeoutError("slow")
+    assert fake.run.wait(0) == before
+    fake.alive = False
     state = fake.run.wait(5)
-    assert state.error == f"docker compose failed: {error}"
-
-
-def test_compose_failure_after_a_node_s_exit_is_not_the_cause(fake: FakeRun) -> None:
-    fake.up.returncode = 1
-    fake.api.codes = {"node-1": 2}
-    fake.api.rows = [ended("node", 1)]
-    state = fake.run.wait(5)
-    assert (state.exits, state.error) == ({"node 0": 2}, None)
-
-
-def test_dead_engine_ends_the_run(fake: FakeRun) -> None:
-    fake.api.rows = [ended("node", 1), container("node", 2)]
-    fake.run.wait(5)
-    fake.api.error, fake.alive = ConnectionError("no socket"), False
-    state = fake.run.wait(5)
-    assert state.error == "the Docker engine stopped responding (ConnectionError)"
+    assert state.error == "the Docker engine stopped responding (TimeoutError)"
     assert (state.exits, state.running) == ({"node 0": 0}, 0)
 
 
-def test_slow_answer_of_the_engine(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.api.rows = [container("node", 1)]
-    before = fake.run.wait(0)
-    fake.api.error = TimeoutError()
-    assert fake.run.wait(0) == before
-    monkeypatch.setattr(project, "UNRESPONSIVE_S", -1.0)
-    assert "stopped responding (TimeoutError)" in str(fake.run.wait(0).error)
-
-
-# Runs that continue without a lost node
-
-
-def test_lost_nodes_do_not_fail_a_continuing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_nodes_do_not_fail_a_continuing_run(start: Start) -> None:
     """The coordinator knows whether the others continue."""
     fields = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
-    fake = FakeRun(tmp_path, monkeypatch, **fields)
+    fake = start(**fields)
     fake.assign_ranks("ddp", 1, 2, 3, **fields)
     fake.up.returncode = 0
-    fake.api.codes = {"node-2": 137}
-    left = container("node", 1, health="unhealthy")  # its agent is silent before that
-    fake.api.rows = [left, ended("node", 2), container("node", 3), container("coordinator")]
+    fake.codes = {"node-2": 137}
+    # The agent of a node whose health check fails is silent before that.
+    fake.show("node-3", "coordinator-1", unhealthy=["node-1"], exited=["node-2"])
     state = fake.run.wait(0)
     assert (state.exits, state.running, state.error) == ({}, 3, None)
-    fake.api.rows = [ended("node", 2)]  # the coordinator was not started
+    fake.show(exited=["node-2"])  # the coordinator was not started
     assert fake.run.wait(0).exits == {"node 1": -9}
-    fake.api.rows = [ended("node", 1), ended("node", 2), ended("node", 3), ended("coordinator")]
-    state = fake.run.wait(5)
-    assert state.exits == {"node 0": 0, "node 1": -9, "node 2": 0, "coordinator": 0}
-    assert (state.running, state.error) == (0, None)
 
 
-# Nodes of unequal speed
-
-
-@pytest.fixture
-def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    return FakeRun(tmp_path, monkeypatch, node_speed={-1: 0.25})
-
-
-def test_quotas_are_applied_once_all_ranks_are_ready(slow: FakeRun) -> None:
-    slow.api.rows = [
-        container("node", 10),
-        container("node", 2),
-        container("node", 9),
-        container("coordinator"),
-    ]
-    slow.make_ready(0, 2)
-    slow.run.wait(0)
-    assert slow.commands == []
-    slow.make_ready(1)
-    slow.run.wait(0)
-    slow.run.wait(0)
-    assert [command[3:] for command in slow.commands] == [
-        ["update", "--cpus", "1", "node-2", "node-9"],
-        ["update", "--cpus", "0.25", "node-10"],
-    ]
-
-
-def test_refused_quota_ends_the_run(slow: FakeRun) -> None:
-    slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: no\n")
-    slow.api.rows = [container("node", number) for number in (1, 2, 3)]
-    slow.make_ready(0, 1, 2)
-    assert "Error response from daemon: no" in str(slow.run.wait(0).error)
-
-
-def test_node_that_ends_before_it_has_its_quota_is_the_failure(slow: FakeRun) -> None:
-    slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: not running\n")
-    slow.api.rows = [container("node", 1), ended("node", 2), container("node", 3)]
-    slow.api.codes["node-2"] = 137
-    slow.make_ready(0, 1, 2)
-    state = slow.run.wait(0)
-    assert (state.exits, state.error) == ({"node 1": -9}, None)
-
-
-def test_nodes_with_all_cores_need_no_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, cpus=4)
-    fake.api.rows = [container("node", number) for number in (1, 2, 3)]
-    fake.make_ready(0, 1, 2)
+@pytest.mark.parametrize(
+    ("topology", "fields", "nodes", "updates"),
+    [
+        ("ddp", {"node_speed": {-1: 0.25}}, [10, 2, 9], ["--cpus 1 node-2 node-9", "--cpus 0.25 node-10"]),
+        ("mpi", {"node_speed": {-1: 0.5}}, [1, 2], ["--cpus 1 launcher-1 node-1", "--cpus 0.5 node-2"]),
+        ("rpc", {"node_speed": {0: 0.5}}, [1, 2], ["--cpus 0.5 master-1", "--cpus 1 node-1 node-2"]),
+        ("ddp", {"link": FAST}, [1, 2], ["--cpus 1 node-1 node-2"]),  # not of the switch
+        ("ddp", {"cpus": 4}, [1, 2], []),  # all cores of the engine
+    ],
+)
+def test_quotas_are_applied_once_when_all_ranks_are_ready(
+    start: Start, topology: str, fields: dict[str, Any], nodes: list[int], updates: list[str]
+) -> None:
+    ranks = len(nodes) + (topology == "rpc")
+    fake = start(topology, **fields, nodes=ranks)
+    others = {"ddp": "switch-1", "mpi": "launcher-1", "rpc": "master-1"}
+    fake.show(*(f"node-{number}" for number in nodes), others[topology], "coordinator-1")
+    write_events(fake.paths.live, "ready", *range(1, ranks))
     fake.run.wait(0)
     assert fake.commands == []
+    write_events(fake.paths.live, "ready", 0)
+    for _ in range(2):
+        fake.run.wait(0)
+    assert [" ".join(arguments) for arguments in fake.asked("update")] == updates
 
 
-def test_launcher_has_the_quota_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, "mpi", node_speed={-1: 0.5})
-    fake.api.rows = [container("node", number) for number in (1, 2, 3)] + [container("launcher")]
-    fake.make_ready(0, 1, 2)
-    fake.run.wait(0)
-    assert [command[5:] for command in fake.commands] == [
-        ["1", "launcher-1", "node-1", "node-2"],
-        ["0.5", "node-3"],
-    ]
+def test_refused_quota_ends_the_run_unless_its_node_has_ended(start: Start) -> None:
+    fake = start(node_speed={-1: 0.25})
+    fake.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: no\n")
+    fake.codes["node-2"] = 137
+    write_events(fake.paths.live, "ready", 0, 1, 2)
+    fake.show("node-1", "node-3", exited=["node-2"])
+    state = fake.run.wait(0)
+    assert (state.exits, state.error) == ({"node 1": -9}, None)
+    fake.show("node-1", "node-2", "node-3")
+    assert fake.run.wait(0).error == "CPU quotas were not applied: Error response from daemon: no"
 
 
-def test_unreadable_data_is_found_before_anything_starts(tmp_path: Path) -> None:
-    run = RunSpec.model_validate({"strategy": "serial", "dataset": "mnist", "model": "lenet"})
-    file = tmp_path / run.dataset.files[0]
-    file.parent.mkdir(parents=True)
-    for directory in (tmp_path, *file.parents[: len(file.relative_to(tmp_path).parts) - 1]):
-        directory.chmod(0o755)
-    file.write_bytes(b"")
-    file.chmod(0o604)
-    check_readable(tmp_path, run)
-    file.chmod(0o600)
-    with pytest.raises(InputError, match=re.escape(str(file))):
-        check_readable(tmp_path, run)
+def test_links_are_set_once_all_containers_run_before_nodes_are_connected(start: Start) -> None:
+    fake = start("mpi", nodes=2, link=FAST)
+    fake.show(*LINKED, "launcher-1")  # which is no node
+    assert fake.run.wait(0).error is None
+    assert fake.setups == [], "compose still starts containers"
+    fake.up.returncode = 0
+    for _ in range(2):
+        state = fake.run.wait(0)
+        assert (state.error, state.running) == (None, 4), "the switch does not count"
+    (setup,) = fake.setups
+    assert (setup.nodes, setup.addresses) == (2, ["10.0.4.1", "10.0.4.2"])
+    assert setup.link.default.bandwidth_mbit == 100
+    assert [each.environment["SHARDYARD_NODE"] for each in fake.plugs] == ["node-1", "node-2"]
+    assert [each.argv[-2:] for each in fake.plugs] == [["10.0.4.1", "10.0.4.2"], ["10.0.4.2", "10.0.4.1"]]
+    fake.assign_ranks("mpi", 1, 2, link=FAST)
+    fake.show("switch-1", exited=[*LINKED[:-1], "launcher-1"])
+    assert fake.run.wait(0).running == 0, "the run ends though its switch runs"
+
+
+def test_links_that_cannot_be_set_fail_the_run(start: Start) -> None:
+    fake = start(nodes=2, link=FAST)
+    fake.show(*LINKED)
+    fake.up.returncode = 0
+    fake.plugged = (1, "compose\nlinks: no TUN device\n")
+    assert fake.run.wait(0).error == "links were not applied: links: no TUN device"
+    fake.answer.returncode, fake.answer.stderr = 1, "links: the switch does not answer"
+    assert fake.run.wait(0).error == "links were not applied: links: the switch does not answer"
+    fake.show(*LINKED[:-1], exited=["switch-1"])
+    assert "the switch of the run's links has ended" in str(fake.run.wait(0).error)
+
+
+def test_stop_saves_logs_and_removes_everything_once(fake: FakeRun) -> None:
+    fake.assign_ranks("ddp", 10, 2)
+    fake.show("node-10", "coordinator-1", "data-1", exited=["node-2"])
+    for _ in range(2):
+        fake.run.stop()
+        fake.cluster.delete()
+    assert [command[command.index("-p") + 2] for command in fake.commands] == ["stop", "down"]
+    assert fake.removed == [fake.compose.project] * 2  # leftovers before the start; and now
+    assert fake.up.returncode == -15
+    logs = {path.name: path.read_text() for path in fake.paths.directory.glob("*.log")}
+    names = {"coordinator": "coordinator-1", "node-0": "node-2", "node-1": "node-10"}
+    own = {f"{name}.log": f"log of {container}\n" for name, container in names.items()}
+    assert logs == {"compose.log": "", **own}
+
+
+def test_errors_of_a_dead_engine_alone_are_ignored(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "remove_project", fake.containers)  # it fails, too
+    fake.error = ConnectionError("no socket")
+    for use in (fake.run.stop, fake.cluster.delete):
+        with pytest.raises(ConnectionError):
+            use()
+    fake.alive = False
+    fake.run.stop()
+
+
+def test_compose_is_ended_after_ctrl_c_has_interrupted_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt inside Popen.poll() can leave the lock taken under which a child is reaped."""
+    monkeypatch.setattr(project, "TERMINATE_S", 0.1)
+    process: Any = subprocess.Popen(["sleep", "300"])
+    process._waitpid_lock.acquire()
+    Project._end_compose(SimpleNamespace(up=process))  # type: ignore[arg-type]
+    process._waitpid_lock.release()
+    assert process.wait(10) < 0

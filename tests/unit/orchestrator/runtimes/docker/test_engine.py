@@ -1,46 +1,46 @@
-"""The Docker engine: errors of one that cannot be used, and how to fix them."""
+"""Mistakes in how the Docker engine is found, and in the errors about one that cannot be used."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import docker
 import pytest
 from docker.context import ContextAPI
-from docker.errors import DockerException
+from docker.errors import APIError, DockerException
+from requests.exceptions import ConnectionError as NoConnection
 
-from orchestrator.runtimes.docker.engine import EngineError, reach
+from orchestrator.runtimes.docker.engine import Engine, EngineError, answering, command_error, reach
 
 SOCKET = "unix:///var/run/docker.sock"
+BARE = "on a bare Debian or Ubuntu machine: make engine"
+NEEDED = f"Docker Compose 2.20 or newer is needed; {BARE}"
 
 
 class Machine:
-    """The installed software: an engine, a docker command and its compose plugin."""
+    """The installed software: an engine, and a docker command, which prints, exits or cannot be run."""
 
     def __init__(self) -> None:
-        self.version = "26.1.5+dfsg1"
+        self.version: Any = {"Version": "26.1.5+dfsg1"}
+        self.output, self.code = "2.26.1-4\n", 0
         self.error: Exception | None = None
-        self.compose: Any = ("2.26.1-4\n", 0)
         self.addresses: list[str] = []
-        self.commands: list[list[str]] = []
 
     def client(self, base_url: str, timeout: int) -> Any:
         assert timeout >= 30
         self.addresses.append(base_url)
-        if self.error:
-            raise self.error
-        return SimpleNamespace(
-            version=lambda: {"Version": self.version}, info=lambda: {"NCPU": 8}, close=print
-        )
+        if isinstance(self.version, Exception):
+            raise self.version
+        return SimpleNamespace(version=lambda: self.version, info=lambda: {"NCPU": 8}, close=lambda: None)
 
     def run(self, command: list[str], **_: Any) -> Any:
-        self.commands.append(command)
-        if isinstance(self.compose, Exception):
-            raise self.compose
-        stdout, code = self.compose
-        return SimpleNamespace(stdout=stdout, returncode=code)
+        assert command[:2] == ["docker", "--host"]
+        if self.error:
+            raise self.error
+        return SimpleNamespace(stdout=self.output, stderr=self.output, returncode=self.code)
 
 
 @pytest.fixture(autouse=True)
@@ -53,156 +53,84 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def error() -> str:
+def error(use: Callable[[], Any] = reach) -> str:
     with pytest.raises(EngineError) as caught:
-        reach()
-    assert "\n" not in str(caught.value)
+        use()
     return str(caught.value)
 
 
-def test_usable_engine(machine: Machine) -> None:
-    found = reach()
-    assert (found.host, found.version, found.compose, found.cores) == (
-        SOCKET,
-        "26.1.5+dfsg1",
-        "2.26.1-4",
-        8,
-    )
-    assert machine.commands == [["docker", "--host", SOCKET, "compose", "version", "--short"]]
-    assert found.command("compose", "up") == ["docker", "--host", SOCKET, "compose", "up"]
-
-
-# Address
-
-
-@pytest.mark.parametrize(
-    ("variable", "context", "address"),
-    [
-        (
-            None,
-            SimpleNamespace(Host="unix:///run/user/1000/docker.sock"),
-            "unix:///run/user/1000/docker.sock",
-        ),
-        ("unix:///x.sock", SimpleNamespace(Host=SOCKET), "unix:///x.sock"),
-        ("", SimpleNamespace(Host=SOCKET), SOCKET),
-        (None, SimpleNamespace(Host=""), SOCKET),
-        (None, None, SOCKET),
-    ],
-)
-def test_address(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, variable: str | None, context: Any, address: str
+def test_engine_is_that_of_the_variable_or_the_context(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable is not None:
-        monkeypatch.setenv("DOCKER_HOST", variable)
-    monkeypatch.setattr(ContextAPI, "get_current_context", lambda: context)
-    assert reach().host == address
-    assert machine.addresses == [address]
+    contexts = {"variable": SOCKET, "context": "unix:///run/user/1/docker.sock", "empty": "", "none": None}
+    for name, host in contexts.items():
+        context = SimpleNamespace(Host=host) if host is not None else None
+        monkeypatch.setattr(ContextAPI, "get_current_context", lambda context=context: context)
+        monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock" if name == "variable" else "")
+        found = reach()
+        assert found.command("compose", "up") == ["docker", "--host", found.host, "compose", "up"]
+    assert machine.addresses == ["unix:///x.sock", contexts["context"], SOCKET, SOCKET]
+    assert (found.version, found.compose, found.cores) == ("26.1.5+dfsg1", "2.26.1-4", 8)
 
 
-@pytest.mark.parametrize("host", ["tcp://10.0.0.5:2375", "ssh://me@there", "http://localhost:2375"])
-def test_remote_engine_is_rejected(machine: Machine, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.setenv("DOCKER_HOST", host)
-    reason = error()
-    assert reason.startswith(f"the Docker engine at {host} is on another machine")
-    assert reason.endswith("unset DOCKER_HOST, or use --runtime local")
+def test_remote_engine_and_unreadable_context_are_errors(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("tcp://10.0.0.5:2375", "ssh://me@there"):
+        monkeypatch.setenv("DOCKER_HOST", host)
+        assert error().startswith(f"the Docker engine at {host} is on another machine")
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setattr(ContextAPI, "get_current_context", lambda: [][0])
+    assert error() == "the current docker context cannot be read (list index out of range)"
     assert machine.addresses == []
 
 
-def test_unreadable_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise ValueError("bad json\nand more")
-
-    monkeypatch.setattr(ContextAPI, "get_current_context", broken)
-    assert error() == "the current docker context cannot be read (bad json)"
-
-
-# Causes, as the SDK and urllib3 word them
-
-
-@pytest.mark.parametrize(
-    ("inner", "reason"),
-    [
-        (
-            "('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))",
-            "it is not running; on a bare Debian or Ubuntu machine: make engine",
-        ),
-        (
-            "('Connection aborted.', PermissionError(13, 'Permission denied'))",
-            "permission denied: sudo usermod -aG docker $USER, then log in again",
-        ),
-        (
-            "('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))",
-            "it has ended; start it again, on a bare Debian or Ubuntu machine: make engine",
-        ),
-        ("odd\nand a second line", "Error while fetching server API version: odd"),
-    ],
-)
-def test_engine_that_does_not_respond(machine: Machine, inner: str, reason: str) -> None:
-    machine.error = DockerException(f"Error while fetching server API version: {inner}")
-    assert error() == f"no Docker engine answers at {SOCKET} ({reason})"
-    assert machine.commands == []
+def test_engine_that_does_not_answer(machine: Machine) -> None:
+    denied = "permission denied: sudo usermod -aG docker $USER, then log in again"
+    for answer, reason in (  # as the SDK and urllib3 word them
+        (DockerException("FileNotFoundError(2, 'No such file')"), f"it is not running; {BARE}"),
+        (DockerException("PermissionError(13, 'Permission denied')"), denied),
+        (DockerException("(111, 'Connection refused')"), f"it has ended; start it again, {BARE}"),
+        (DockerException("odd\nand a second line"), "odd"),
+        (DockerException("x" * 5000), "x" * 120),
+        (TimeoutError(), "TimeoutError"),
+        ({}, "'Version'"),
+    ):
+        machine.version = answer
+        assert error() == f"no Docker engine answers at {SOCKET} ({reason})"
 
 
-def test_exception_without_a_message(machine: Machine) -> None:
-    machine.error = TimeoutError()
-    assert error() == f"no Docker engine answers at {SOCKET} (TimeoutError)"
+def test_too_old_or_missing_software_is_named_and_versions_are_numbers(machine: Machine) -> None:
+    for version in ("20.10.24+dfsg1", "22.9.9", "unknown"):
+        machine.version = {"Version": version}
+        assert error() == f"Docker engine {version} is too old, 23.0 or newer is needed; {BARE}"
+    for engine, compose in (("23.0.0", "2.20.0"), ("100.1", "v2.100.0"), ("v28.0.1", "5.0.0")):
+        machine.version, machine.output = {"Version": engine}, f"{compose}\n"
+        assert (reach().version, reach().compose) == (engine, compose)
+    for version in ("2.19.1", "1.29.2"):
+        machine.version, machine.output = {"Version": "26.1"}, version
+        assert error() == f"Docker Compose {version} is too old; {NEEDED}"
+    for machine.output, machine.code in (("", 0), ("Usage:  docker [OPTIONS] COMMAND", 125)):
+        assert error() == f"there is no docker compose command; {NEEDED}"
+    machine.error = PermissionError(13, "Permission denied")
+    assert error() == f"there is no docker command (Permission denied); {NEEDED}"
+    machine.error = subprocess.TimeoutExpired(["docker"], 30)
+    assert error() == f"`docker compose version` timed out; {NEEDED}"
 
 
-def test_long_message_is_truncated(machine: Machine) -> None:
-    machine.error = DockerException("x" * 5000)
-    assert len(error()) < 250
+def test_requests_and_commands_that_fail_say_why(machine: Machine) -> None:
+    engine = Engine(SimpleNamespace(), SOCKET, "26.1", "2.26", 8)  # type: ignore[arg-type]
 
+    def failing(raised: Exception) -> None:
+        with answering(engine):
+            raise raised
 
-def test_unexpected_response(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def client(**_: Any) -> Any:
-        return SimpleNamespace(version=lambda: {"Version": "26.1"}, info=dict, close=lambda: None)
-
-    monkeypatch.setattr(docker, "DockerClient", client)
-    assert error().startswith(f"no Docker engine answers at {SOCKET}")
-
-
-# Versions
-
-
-@pytest.mark.parametrize("version", ["20.10.24+dfsg1", "22.9.9", "19.03.15", "unknown"])
-def test_old_engine(machine: Machine, version: str) -> None:
-    machine.version = version
-    assert error() == (
-        f"Docker engine {version} is too old, 23.0 or newer is needed; "
-        "on a bare Debian or Ubuntu machine: make engine"
-    )
-
-
-@pytest.mark.parametrize("version", ["23.0.0", "100.1", "26.1.5+dfsg1", "v28.0.1"])
-def test_supported_engine(machine: Machine, version: str) -> None:
-    machine.version = version
-    assert reach().version == version
-
-
-@pytest.mark.parametrize("version", ["2.20.0", "v2.26.1", "2.100.0", "5.0.0"])
-def test_supported_compose(machine: Machine, version: str) -> None:
-    machine.compose = (f"{version}\n", 0)
-    assert reach().compose == version
-
-
-NEEDED = "Docker Compose 2.20 or newer is needed; on a bare Debian or Ubuntu machine: make engine"
-
-
-@pytest.mark.parametrize(
-    ("compose", "reason"),
-    [
-        (("", 1), "there is no docker compose command"),
-        (("", 0), "there is no docker compose command"),
-        (("Usage:  docker [OPTIONS] COMMAND", 125), "there is no docker compose command"),
-        (("2.19.1\n", 0), "Docker Compose 2.19.1 is too old"),
-        (("1.29.2\n", 0), "Docker Compose 1.29.2 is too old"),
-        (FileNotFoundError(2, "No such file or directory"), "there is no docker command"),
-        (PermissionError(13, "Permission denied"), "there is no docker command (Permission denied)"),
-        (subprocess.TimeoutExpired(["docker"], 30), "`docker compose version` timed out"),
-    ],
-)
-def test_unusable_compose(machine: Machine, compose: Any, reason: str) -> None:
-    machine.compose = compose
-    found = error()
-    assert found.startswith(reason)
-    assert found.endswith(NEEDED)
+    refusal = error(lambda: failing(APIError("503", explanation="no manager")))
+    assert refusal == f"the Docker engine at {SOCKET} refuses: no manager"
+    lost = error(lambda: failing(NoConnection("Connection refused")))
+    assert lost.startswith(f"no Docker engine answers at {SOCKET} (it has ended")
+    assert lost.endswith("then run the same command to resume")
+    for machine.code, machine.output, why in ((0, "x", None), (1, " no \n", "no"), (3, "", "exit code 3")):
+        assert command_error(engine, "update") == why
+    machine.error = subprocess.TimeoutExpired(["docker"], 60)
+    assert command_error(engine, "update") == "no answer within 60 s"
