@@ -48,6 +48,7 @@ def problems(grade: dict[str, Any]) -> list[str]:
     return [score["failure"]["problem"] for score in grade["scores"] if score["failure"]]
 
 
+@pytest.mark.nightly
 def test_hostile_submissions_get_no_points(tmp_path: Path) -> None:
     paths = submissions(tmp_path, {**QUICK, **HARMFUL, "right": RIGHT})
     limits = ("--jobs", "4", "--memory-mb", "256", "--processes", "64")

@@ -269,7 +269,7 @@ def test_no_code_of_users_runs_in_commands_that_show_figures(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "make",
-    [local_sandbox, pytest.param(docker_sandbox, marks=pytest.mark.containers)],
+    [local_sandbox, pytest.param(docker_sandbox, marks=[pytest.mark.containers, pytest.mark.nightly])],
     ids=["local", "docker"],
 )
 def test_what_forges_an_answer_hangs_or_floods_is_refused(
