@@ -90,11 +90,13 @@ def orchestrator_commands(line: str) -> list[list[str]]:
     return [shlex.split(each) for each in re.findall(r"-m orchestrator (.+)", recipe)]
 
 
+COMMANDS = typer.main.get_command(app)
+
+
 def parse(arguments: list[str]) -> None:
     """Parse a command line without executing it. Raises on an unknown command or option."""
-    group = typer.main.get_command(app)
-    with group.make_context("orchestrator", list(arguments)) as context:
-        name, command, rest = group.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
+    with COMMANDS.make_context("orchestrator", list(arguments)) as context:
+        name, command, rest = COMMANDS.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
         if rest:  # prose may name a command without arguments
             command.make_context(name, rest, parent=context).close()
 
