@@ -251,7 +251,7 @@ def test_rank_that_was_declared_lost_by_mistake_ends(world: World) -> None:
         resumed.set()
         return values[-4:]
 
-    assert in_threads(work) == dict.fromkeys(range(SIZE), [8.0, 8.0, 2.0, 3.0])
+    assert in_threads(work) == {rank: [8.0, 8.0, 2.0, 3.0] for rank in range(SIZE)}
 
 
 # Groups over gloo

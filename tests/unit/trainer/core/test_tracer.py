@@ -125,24 +125,19 @@ def test_exchanges_of_training_leave_records_with_their_peer_and_bytes() -> None
         comm.shift(torch.ones(5), -2)
         with comm.clock.phase("evaluate"):
             comm.barrier()
-        if comm.rank < 2:
-            comm.send(torch.ones(1), to=2)
-        for source in (0, 1) if comm.rank == 2 else ():
-            comm.recv(torch.ones(1), source)
+        for to in (1, 2, 2) if comm.rank == 0 else ():
+            comm.send(torch.ones(1), to)
+        for _ in range(comm.rank):
+            comm.recv(torch.ones(1), source=0)
         comm.clock.stop()
         records = tracer.finished(comm.clock.booked_until, "run", comm.rank, "memory").records
         found = records[records["kind"] >= Kind.ALL_REDUCE][["kind", "peer", "bytes"]]
         return [tuple(each) for each in found.tolist()]
 
-    common, sends = (
-        [(Kind.GATHER, 1, 20), (Kind.SHIFT, -2, 20)],
-        [(Kind.SEND, 2, 4), (Kind.SEND_WAIT, 2, 0)],
-    )
-    receives = [(Kind.RECEIVE, 0, 4), (Kind.RECEIVE, 1, 4)]
-    assert together(3, body) == [[*common, *sends], [*common, *sends], [*common, *receives]]
-
-
-# Trainings
+    common, received = [(Kind.GATHER, 1, 20), (Kind.SHIFT, -2, 20)], (Kind.RECEIVE, 0, 4)
+    numbers = [(1, 0), (2, 0), (2, 1)]  # of each message among those to its receiver
+    sends = [each for to, number in numbers for each in ((Kind.SEND, to, 4), (Kind.SEND_WAIT, to, number))]
+    assert together(3, body) == [[*common, *sends], [*common, received], [*common, received, received]]
 
 
 @pytest.mark.parametrize("name", THREADED)
