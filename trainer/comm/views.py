@@ -17,7 +17,7 @@ with the rank in it is made when all members have consented. So no member of it 
 
 `Survivor` is one rank's part. Its methods are generators of steps; whoever runs them carries out each step
 and sends its outcome back. `ElasticCommunicator` does so over a transport, and the tests of the view
-protocol in a model that tries every order of steps, losses and returns (`test_view_protocol.py`).
+protocol in a model that tries every order of steps, losses and returns (`test_elastic.py`).
 """
 
 from __future__ import annotations

@@ -1,29 +1,30 @@
-"""Mistakes in exchanges over each kind of communicator: who gets what, shared buffers, what is counted."""
+"""Mistakes in exchanges over each communicator: who gets what, shared buffers, counts, checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.conftest import PROJECT
 from tests.unit.threads import running_clock, together
 from trainer.comm.base import Communicator
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
-from trainer.core.trace import Kind
-from trainer.launch.checked import CheckedCommunicator
+from trainer.launch.checked import CheckedCommunicator, MismatchError
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.run import in_turns
 
-SIZES = [1, 2, 3, 4]
 VALUES = 12  # of a buffer; all sizes divide it
 NBYTES = 4 * VALUES
 Body = Callable[[Communicator], Any]
+Run = Callable[..., list[Any]]
 
 
 def own_of(rank: int) -> Tensor:
@@ -32,34 +33,18 @@ def own_of(rank: int) -> Tensor:
 
 
 def in_place(call: Callable[[Communicator, Tensor], Any]) -> Callable[[Communicator, Tensor], Tensor]:
-    def result(comm: Communicator, own: Tensor) -> Tensor:
-        call(comm, own)
-        return own
-
-    return result
+    return lambda comm, own: (call(comm, own), own)[1]
 
 
 def around(comm: Communicator, own: Tensor) -> Tensor:
     """Two messages to the next rank."""
-    following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sends = [comm.isend(each, following) for each in (own, -own)]
+    sends = [comm.isend(each, (comm.rank + 1) % comm.size) for each in (own, -own)]
     received = torch.empty(2, VALUES)
     for each in received:
-        comm.recv(each, before)
-    for each in sends:
-        each.wait()
+        comm.recv(each, (comm.rank - 1) % comm.size)
+    for sending in sends:
+        sending.wait()
     return received
-
-
-class Operation(NamedTuple):
-    """call: from communicator and buffer. expected: the result, from all buffers, rank and size.
-
-    sent: bytes that leave a rank, from rank and size.
-    """
-
-    call: Callable[[Communicator, Tensor], Any]
-    expected: Callable[[Tensor, int, int], Tensor | None]
-    sent: Callable[[int, int], float]
 
 
 def weighted(buffers: Tensor, rank: int, size: int) -> Tensor:
@@ -67,70 +52,60 @@ def weighted(buffers: Tensor, rank: int, size: int) -> Tensor:
     return (buffers * weights[:, None]).sum(0) / weights.sum()
 
 
-def reduced(rank: int, size: int, nbytes: int = NBYTES) -> float:
-    return 2 * nbytes * (size - 1) / size
+def reduced(rank: int, size: int) -> float:
+    return 2 - 2 / size
 
 
-def with_weights(rank: int, size: int) -> float:
-    return reduced(rank, size, NBYTES + 4)
+def with_weight(rank: int, size: int) -> float:
+    return reduced(rank, size) * (VALUES + 1) / VALUES
 
 
-def gathered(rank: int, size: int) -> float:
-    return NBYTES * (size - 1)
-
-
-def shift_by(distance: int) -> Operation:
-    return Operation(
-        lambda comm, own: comm.shift(own, distance),
-        lambda b, rank, size: b[(rank - distance) % size],
-        lambda rank, size: NBYTES if distance % size else 0,
-    )
-
-
-# With the buffers b of all ranks, rank r and P ranks.
-OPERATIONS = {
-    "sum": Operation(in_place(lambda c, x: c.all_reduce(x, "sum")), lambda b, r, P: b.sum(0), reduced),
-    "mean": Operation(in_place(lambda c, x: c.all_reduce(x, "mean")), lambda b, r, P: b.mean(0), reduced),
-    "weighted_mean": Operation(lambda c, x: c.weighted_mean(x, c.rank + 1), weighted, with_weights),
-    "no weights": Operation(lambda c, x: c.weighted_mean(x, 0), lambda b, r, P: b[r], with_weights),
-    "all_gather": Operation(lambda c, x: c.all_gather(x), lambda b, r, P: b, gathered),
-    "all_gather_float64": Operation(
+# The call from communicator and buffer; the result and the bytes that leave a rank per byte of its buffer,
+# from the buffers b of all ranks, rank r and P ranks.
+OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., float]]] = {
+    "sum": (in_place(lambda c, x: c.all_reduce(x, "sum")), lambda b, *_: b.sum(0), reduced),
+    "mean": (in_place(lambda c, x: c.all_reduce(x, "mean")), lambda b, *_: b.mean(0), reduced),
+    "weighted": (lambda c, x: c.weighted_mean(x, c.rank + 1), weighted, with_weight),
+    "weight 0": (lambda c, x: c.weighted_mean(x, 0), lambda b, r, P: b[r], with_weight),
+    "all_gather": (lambda c, x: c.all_gather(x), lambda b, *_: b, lambda r, P: P - 1),
+    "float64": (
         lambda c, x: c.all_gather_float64(x.double() / 3),
-        lambda b, r, P: b.double() / 3,
-        lambda r, P: 2 * gathered(r, P),
+        lambda b, *_: b.double() / 3,
+        lambda r, P: 2 * (P - 1),
     ),
-    "all_to_all": Operation(
+    "all_to_all": (
         lambda c, x: c.all_to_all(x.view(c.size, -1)),
         lambda b, r, P: b.view(P, P, -1)[:, r],
-        lambda r, P: NBYTES * (P - 1) / P,
+        lambda r, P: 1 - 1 / P,
     ),
-    "gather": Operation(
+    "gather": (
         lambda c, x: c.gather(x, c.size - 1),
         lambda b, r, P: b if r == P - 1 else None,
-        lambda r, P: 0 if r == P - 1 else NBYTES,
+        lambda r, P: r < P - 1,
     ),
-    "broadcast": Operation(
+    "broadcast": (
         in_place(lambda c, x: c.broadcast(x, c.size - 1)),
-        lambda b, r, P: b[-1],
-        lambda r, P: gathered(r, P) if r == P - 1 else 0,
+        lambda b, *_: b[-1],
+        lambda r, P: P - 1 if r == P - 1 else 0,
     ),
-    "messages": Operation(
-        around, lambda b, r, P: torch.stack([b[r - 1], -b[r - 1]]), lambda r, P: 2 * NBYTES
-    ),
-    "barrier": Operation(in_place(lambda c, x: c.barrier()), lambda b, r, P: b[r], lambda r, P: 0),
-    **{f"shift by {distance}": shift_by(distance) for distance in (0, 1, -1, 2, 5)},
+    "barrier": (in_place(lambda c, x: c.barrier()), lambda b, r, P: b[r], lambda r, P: 0),
+    "messages": (around, lambda b, r, P: torch.stack([b[r - 1], -b[r - 1]]), lambda r, P: 2),
+    **{
+        f"shift by {by}": (
+            lambda c, x, by=by: c.shift(x, by),
+            lambda b, r, P, by=by: b[(r - by) % P],
+            lambda r, P, by=by: by % P != 0,
+        )
+        for by in (0, 1, -1, 2, 5)
+    },
 }
 
 
-def over_threads(size: int, body: Body, clock: Callable[[], Clock]) -> list[Any]:
-    return together(size, body, clock)
-
-
-def checked(size: int, body: Body, clock: Callable[[], Clock]) -> list[Any]:
+def checked(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
     return together(size, lambda comm: body(CheckedCommunicator(comm)), clock)
 
 
-def virtually(size: int, body: Body, clock: Callable[[], Clock]) -> list[Any]:
+def virtually(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
     outcomes: dict[int, Any] = {}
 
     def own(comm: VirtualCommunicator) -> None:
@@ -142,68 +117,57 @@ def virtually(size: int, body: Body, clock: Callable[[], Clock]) -> list[Any]:
     return [outcomes[rank] for rank in range(size)]
 
 
-KINDS = {"threads": over_threads, "checked": checked, "virtual": virtually}
-Run = Callable[[int, Body, Callable[[], Clock]], list[Any]]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[together, checked, virtually], ids=["threads", "checked", "virtual"])
 def run(request: pytest.FixtureRequest) -> Run:
-    return KINDS[request.param]
+    found: Run = request.param
+    return found
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_rank_has_its_result_in_memory_of_its_own(run: Run, name: str) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_rank_has_a_result_of_its_own_and_counts_what_it_sent(run: Run, size: int) -> None:
     """Whatever a rank then does to its buffer and to its result, those of others keep their values."""
-    call, expected, _ = OPERATIONS[name]
 
-    def body(comm: Communicator) -> Tensor | None:
-        own = own_of(comm.rank)
-        result: Tensor | None = call(comm, own)
-        if result is not own:
-            own.fill_(-1)
-        comm.barrier()
-        kept = None if result is None else result.clone()
-        comm.barrier()
-        if comm.rank == 0 and result is not None:
-            result.fill_(-2)
-        comm.barrier()
-        assert comm.rank == 0 or result is None or torch.equal(result, kept)  # type: ignore[arg-type]
-        return kept
+    def body(comm: Communicator) -> dict[str, tuple[Tensor | None, Traffic]]:
+        found = {}
+        for name in names:
+            comm.traffic = traffic = Traffic()
+            result = OPERATIONS[name][0](comm, own := own_of(comm.rank))
+            comm.traffic = Traffic()
+            if result is not own:
+                own.fill_(-1)
+            comm.barrier()
+            arrived.append(name)
+            found[name] = None if result is None else result.clone(), traffic
+            comm.barrier()
+            if comm.rank == 0 and result is not None:
+                result.fill_(-2)
+            comm.barrier()
+            assert arrived.count(name) == size
+            assert comm.rank == 0 or result is None or torch.equal(result, found[name][0]), name
+        return found
 
-    for size in SIZES if name != "messages" else SIZES[1:]:
-        buffers = torch.stack([own_of(rank) for rank in range(size)])
-        found = run(size, body, running_clock)
-        for rank, result in enumerate(found):
+    arrived: list[str] = []
+    names = [name for name in OPERATIONS if size > 1 or name != "messages"]
+    buffers = torch.stack([own_of(rank) for rank in range(size)])
+    ranks = run(size, body)
+    for name in names:
+        _, expected, sent = OPERATIONS[name]
+        exchanges = size > 1 or name not in ("weighted", "weight 0")  # a rank alone has nothing to weight
+        collectives = exchanges and name != "messages" and not name.startswith("shift")
+        for rank, found in enumerate(ranks):
+            result, traffic = found[name]
             torch.testing.assert_close(result, expected(buffers, rank, size), rtol=1e-6, atol=0)
-        if name in ("sum", "mean", "weighted_mean"):  # so that replicas stay equal
-            assert all(torch.equal(each, found[0]) for each in found)
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_bytes_and_spans_are_those_of_the_operation(run: Run, name: str) -> None:
-    call, _, sent = OPERATIONS[name]
-
-    def body(comm: Communicator) -> Communicator:
-        call(comm, own_of(comm.rank))
-        comm.clock.stop()
-        return comm
-
-    for size in SIZES if name != "messages" else SIZES[1:]:
-        for rank, comm in enumerate(run(size, body, running_clock)):
-            traffic, is_collective = comm.traffic, name != "messages" and not name.startswith("shift")
-            assert comm.bytes_sent == traffic.bytes_sent == pytest.approx(sent(rank, size))
-            spans = [*traffic.collectives, *traffic.shifts, *traffic.receives, *traffic.send_waits]
-            assert all(span[0] <= span[1] for span in spans)
-            alone = size == 1 and name in ("weighted_mean", "no weights")  # it exchanges nothing
-            assert len(traffic.collectives) == (is_collective and not alone)
+            assert traffic.bytes_sent == pytest.approx(NBYTES * sent(rank, size)), name
+            assert len(traffic.collectives) == collectives, name
             before, following = (rank - 1) % size, (rank + 1) % size
-            if name == "messages":
-                assert [source for _, _, source in traffic.receives] == [before] * 2
-                assert [to for _, to in traffic.sends] == [following] * 2
-                assert [waited[2:] for waited in traffic.send_waits] == [(following, 0), (following, 1)]
-                assert comm.bytes_to == {following: 2 * NBYTES}
             if name == "shift by 1" and size > 1:
-                assert [source for _, _, source in traffic.shifts] == [before]
+                assert [source for *_, source in traffic.shifts] == [before]
+            if name == "messages":
+                assert [source for *_, source in traffic.receives] == [before] * 2
+                assert [to for _, to in traffic.sends] == [following] * 2
+                assert traffic.bytes_to == {following: 2 * NBYTES}
+        if name in ("sum", "mean", "weighted"):  # so that replicas stay equal
+            assert all(torch.equal(found[name][0], ranks[0][name][0]) for found in ranks)
 
 
 @pytest.mark.parametrize("state", ["before", "after", "evaluating"])
@@ -212,49 +176,35 @@ def test_nothing_outside_of_training_is_counted(run: Run, state: str) -> None:
         if state == "after":
             comm.clock.stop()
         with comm.clock.phase("evaluate") if state == "evaluating" else nullcontext():
-            for operation in OPERATIONS.values():
-                operation.call(comm, own_of(comm.rank))
+            for call, *_ in OPERATIONS.values():
+                call(comm, own_of(comm.rank))
         return comm
 
-    clock = Clock if state == "before" else running_clock
-    for comm in run(2, body, clock):
-        assert comm.bytes_sent == comm.clock.seconds["communicate"] == 0
-        traffic = comm.traffic
-        assert not any(
-            (traffic.collectives, traffic.shifts, traffic.sends, traffic.receives, traffic.send_waits)
-        )
+    for comm in run(2, body, Clock if state == "before" else running_clock):
+        assert (comm.traffic, comm.clock.seconds["communicate"]) == (Traffic(), 0)
 
 
-def test_messages_come_in_order_by_source_and_their_buffers_may_be_reused(run: Run) -> None:
-    def body(comm: Communicator) -> list[float]:
-        if comm.rank > 0:
-            buffer = torch.empty(1)
-            for number in range(3):
-                comm.send(buffer.fill_(10 * comm.rank + number), to=0)
-            return []
-        received = torch.empty(6, 1)
-        for each, source in zip(received, (2, 1, 1, 2, 2, 1), strict=True):
-            comm.recv(each, source)
-        return received.flatten().tolist()
-
-    assert run(3, body, running_clock)[0] == [20, 10, 11, 21, 22, 12]
-
-
-def test_sends_are_numbered_by_receiver(run: Run) -> None:
-    def body(comm: Communicator) -> list[tuple[int, int]]:
+def test_messages_come_in_order_by_source_and_have_numbers_by_receiver(run: Run) -> None:
+    def body(comm: Communicator) -> Any:
         if comm.rank == 0:
+            received = torch.empty(6, 1)
+            for at, source in enumerate((2, 1, 1, 2, 2, 1)):
+                with comm.clock.phase("evaluate") if at < 2 else nullcontext():
+                    comm.recv(received[at], source)
             sends = [comm.isend(torch.ones(1), to) for to in (1, 2, 2, 1)]
-            with comm.clock.phase("evaluate"):
-                comm.send(torch.ones(1), to=1)  # not part of training
             for sending in reversed(sends):
                 sending.wait()
-            return [(to, number) for _, _, to, number in comm.traffic.send_waits]
-        for number in range(3 if comm.rank == 1 else 2):
-            with comm.clock.phase("evaluate") if number == 2 else nullcontext():
-                comm.recv(torch.empty(1), source=0)
-        return []
+            return received.flatten().tolist(), [waited[2:] for waited in comm.traffic.send_waits]
+        buffer = torch.empty(1)
+        for number in range(3):
+            with comm.clock.phase("evaluate") if number == 0 else nullcontext():  # without a number
+                comm.send(buffer.fill_(10 * comm.rank + number), to=0)
+        for _ in range(2):
+            comm.recv(buffer, source=0)
+        return [waited[2:] for waited in comm.traffic.send_waits]
 
-    assert run(3, body, running_clock)[0] == [(1, 1), (2, 1), (2, 0), (1, 0)]
+    numbers = [(1, 1), (2, 1), (2, 0), (1, 0)]
+    assert run(3, body) == [([20, 10, 11, 21, 22, 12], numbers), *[[(0, 0), (0, 1)]] * 2]
 
 
 def test_restored_counts_go_on() -> None:
@@ -267,87 +217,65 @@ def test_restored_counts_go_on() -> None:
 
 
 def test_groups_of_groups_know_their_ranks_and_count_for_their_parents(run: Run) -> None:
-    """Of five ranks those with odd and those with even numbers; of these again the first, and the rest."""
+    """Of five ranks those with even numbers; of these again all but the first."""
 
-    def body(comm: Communicator) -> tuple[Any, ...]:
+    def body(comm: Communicator) -> Any:
         part = comm.split(colour=-comm.rank % 2)
-        before = comm.bytes_sent
         inner = part.split(colour=int(part.rank > 0))
-        colours = 4 * (part.size - 1)
+        before = comm.bytes_sent
         gathered = inner.all_gather(torch.tensor([float(comm.rank)])).flatten().tolist()
         if inner.size > 1:
             sending = inner.isend(own_of(0), to=1 - inner.rank)
             inner.recv(own_of(0), source=1 - inner.rank)
             sending.wait()
-        sent = comm.bytes_sent - before - colours
         ranks = [*part.run_ranks], [*inner.parent_ranks], [*inner.run_ranks]
-        return ranks, gathered, sent, dict(comm.bytes_to)
+        return ranks, gathered, comm.bytes_sent - before, dict(comm.bytes_to)
 
-    own, pair = 4, NBYTES
-    assert run(5, body, running_clock) == [
-        (([0, 2, 4], [0], [0]), [0], 0, {}),
-        (([1, 3], [0], [1]), [1], 0, {}),
-        (([0, 2, 4], [1, 2], [2, 4]), [2, 4], own + pair, {4: NBYTES}),
-        (([1, 3], [1], [3]), [3], 0, {}),
-        (([0, 2, 4], [1, 2], [2, 4]), [2, 4], own + pair, {2: NBYTES}),
-    ]
+    found, ranks = run(5, body), ([0, 2, 4], [1, 2], [2, 4])
+    assert [found[2], found[4]] == [(ranks, [2, 4], 4 + NBYTES, {to: NBYTES}) for to in (4, 2)]
+    assert found[1] == (([1, 3], [0], [1]), [1], 0, {})
 
 
-def test_barriers_and_sums_are_those_of_their_round(run: Run) -> None:
-    arrived: list[int] = []
+# Checks of runs with `debug`
 
-    def body(comm: Communicator) -> tuple[int, list[float]]:
-        arrived.append(comm.rank)
-        comm.barrier()
-        count, sums = len(arrived), []
-        for number in range(50):
-            buffer = torch.tensor([float(number * (comm.rank + 1))])
-            comm.all_reduce(buffer, "sum")
-            sums.append(buffer.item())
-        return count, sums
+FILE = "trainer/strategies/mine.py"
+PARTS = "comm.split(comm.rank > 0)."
+# What each rank evaluates, rank r in line r + 1 of the file, and what the error contains.
+MISMATCHES: list[tuple[list[str], list[str]]] = [
+    (
+        ["comm.barrier()", "comm.all_reduce(own, 'mean')"],
+        [f"rank 0 calls barrier at {FILE}:1 while rank 1 calls all_reduce(mean) of 6 elements at {FILE}:2"],
+    ),
+    (["comm.all_reduce(own, 'sum')", "comm.all_reduce(own, 'mean')"], ["all_reduce(mean)"]),
+    (["comm.all_reduce(own, 'sum')", "comm.all_reduce(own[:5], 'sum')"], ["5 elements"]),
+    (["comm.all_gather(own)", "comm.all_gather(own.double())"], ["float64"]),
+    (["comm.broadcast(own, 0)", "comm.broadcast(own, 1)"], ["from rank 1"]),
+    (["comm.shift(own, 1)", "comm.shift(own, -1)"], ["by -1"]),
+    (["comm.barrier()", "comm.barrier()", "comm.split(0)"], ["rank 2 calls all_gather"]),
+    (
+        ["comm.send(own, 1)", "comm.recv(own[:4], 0)"],
+        [f"send of 6 elements to rank 1 at {FILE}:1", f"recv of 4 elements from rank 0 at {FILE}:2"],
+    ),
+    (
+        [f"{PARTS}barrier()", f"{PARTS}barrier()", f"{PARTS}all_gather(own)"],
+        ["rank 1 calls barrier", "rank 2 calls all_gather"],  # not their ranks in the part
+    ),
+]
 
-    assert run(3, body, running_clock) == [(3, [6.0 * number for number in range(50)])] * 3
+
+def test_a_mismatch_names_two_ranks_and_their_lines() -> None:
+    for bodies, messages in MISMATCHES:
+
+        def run(comm: Communicator, bodies: list[str] = bodies) -> Any:
+            code = "\n" * comm.rank + bodies[comm.rank]
+            names = {"comm": CheckedCommunicator(comm), "own": torch.arange(6.0) + comm.rank}
+            return eval(compile(code, str(PROJECT / FILE), "eval"), names)
+
+        (found,) = {str(each) for each in together(len(bodies), run) if isinstance(each, MismatchError)}
+        assert all(each in found for each in messages), found
 
 
-def test_traced_records_name_the_size_and_the_peer() -> None:
-    """See Kind: bytes of a buffer, the root of a broadcast, the distance of a shift, the receiver."""
-
-    class Tracer:
-        full = False
-
-        def __init__(self) -> None:
-            self.found: list[tuple[Kind, int, int]] = []
-
-        def group(self, ranks: Any) -> int:
-            return 0
-
-        def exchange(
-            self, kind: Kind, group: int, entered: float, left: float, size: int, peer: int, cpu_s: float
-        ) -> None:
-            self.found.append((kind, size, peer))
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *_, **__: None
-
-    def body(comm: Communicator) -> list[tuple[Kind, int, int]]:
-        tracer: Any = Tracer()
-        comm.clock.tracer = tracer
-        for name in ("sum", "gather", "broadcast", "shift by -1", "messages", "barrier"):
-            OPERATIONS[name].call(comm, own_of(comm.rank))
-        found: list[tuple[Kind, int, int]] = tracer.found
-        return found
-
-    found = together(3, body)
-    assert found[0] == [
-        (Kind.ALL_REDUCE, NBYTES, -1),
-        (Kind.GATHER, NBYTES, 2),
-        (Kind.BROADCAST, NBYTES, 2),
-        (Kind.SHIFT, NBYTES, -1),
-        (Kind.SEND, NBYTES, 1),
-        (Kind.SEND, NBYTES, 1),
-        (Kind.RECEIVE, NBYTES, 2),
-        (Kind.RECEIVE, NBYTES, 2),
-        (Kind.SEND_WAIT, 0, 1),
-        (Kind.SEND_WAIT, 1, 1),
-        (Kind.BARRIER, 0, -1),
-    ]
+def test_requests_to_a_server_are_those_of_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryCommunicator, "requests", lambda _, timeout_s: ("requests", timeout_s))
+    comm: Any = CheckedCommunicator(MemoryCommunicator(0, 1, Clock(), ThreadGroup(1)))
+    assert comm.requests(3.0) == ("requests", 3.0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.unit.conftest import event
 from trainer.core.events import Event
-from trainer.core.membership import Member, Membership, MembershipTracker
+from trainer.core.membership import Membership, MembershipTracker
 
 
 def tracker(
@@ -52,32 +51,21 @@ def test_a_rank_is_lost_returns_and_joins_when_all_members_consent() -> None:
         (consent(0, 1), False, "waiting"),
         (consent(2, 1, 2), False, "waiting"),
         (consent(2, 1), False, "waiting"),
+        (killed(3), True, "member"),  # a member that is lost need not consent
+        (killed(1), True, "lost"),
     ]
+    views = []
     for step, changes, state in steps:
         assert tracked.add(step) is changes
         assert states(tracked)[1] == state
-    current = tracked.current
-    assert current.incarnations("member") == {0: 0, 2: 0, 3: 0}
-    assert (current.waits(1, 1), current.waits(1, 0), current.has_joined(1, 1)) == (True, False, False)
-    assert (current.generation, current.view) == (2, 1)
-    assert tracked.add(consent(3, 1))
-    assert tracked.current.incarnations("member") == {0: 0, 1: 1, 2: 0, 3: 0}
-    assert tracked.current.view == 2
-    tracked.add(killed(1))
-    assert (tracked.lost, tracked.current.view) == ({1: 2}, 3)
-    assert tracked.current.has_joined(1, 1)  # those who look late know that it had joined
-    tracked.add(waiting(1, 2))
-    assert not tracked.current.has_joined(1, 2)
-    assert tracked.current.address_of(2) == "10.0.0.2"
-
-
-def test_a_rank_joins_without_the_consent_of_a_member_that_is_lost() -> None:
-    tracked = tracker(4)
-    for each in (killed(1), waiting(1), consent(0, 1), consent(2, 1)):
-        tracked.add(each)
-    assert states(tracked)[1] == "waiting"
-    assert tracked.add(killed(3))
-    assert states(tracked) == ["member", "member", "member", "lost"]
+        current = tracked.current
+        assert current.waits(1, 1) == (state == "waiting")
+        views.append((current.generation, current.view))
+    assert views == [(1, 1)] * 5 + [(2, 1)] * 4 + [(4, 3), (5, 4)]
+    assert (tracked.lost, current.incarnations("member")) == ({1: 2, 3: 1}, {0: 0, 2: 0})
+    assert current.has_joined(1, 1)  # those who look late know that it had joined
+    assert not current.has_joined(1, 2)
+    assert current.address_of(2) == "10.0.0.2"
 
 
 def test_only_a_fault_that_has_just_fired_starts_a_rank_again_and_once() -> None:
@@ -97,16 +85,14 @@ def test_a_rank_that_waits_may_be_lost_again_and_holds_no_run_up() -> None:
     assert (tracked.absent, tracked.lost, tracked.current.view) == ({1}, {1: 2}, 1)
     tracked.add(waiting(1, 2))
     assert (tracked.over, tracked.without_work) == (False, {1})
-    assert tracked.add(event("done", 0))
-    assert not tracked.add(event("done", 0))
+    assert [tracked.add(event("done", 0)) for _ in range(2)] == [True, False]
     assert (states(tracked)[0], tracked.current.view, tracked.over) == ("finished", 2, False)
     tracked.add(event("done", 2))
     assert (tracked.over, tracked.without_work) == (True, {1})
 
 
-@pytest.mark.parametrize(
-    ("before", "rank", "survives"),
-    [
+def test_a_run_survives_while_there_are_its_server_and_a_worker() -> None:
+    cases: list[tuple[list[Event], int, bool]] = [
         ([], 1, True),
         ([], 0, False),  # the server
         ([killed(1)], 2, True),
@@ -115,27 +101,17 @@ def test_a_rank_that_waits_may_be_lost_again_and_holds_no_run_up() -> None:
         ([killed(1), killed(2)], 3, False),  # the last worker
         ([event("done", 1)], 1, False),  # it trains no more
         ([event("failed", 2, cause="x"), event("terminated", 3, cause="x")], 1, False),  # none is left
-    ],
-    ids=["worker", "server", "second", "lost", "waiting", "last", "done", "failed"],
-)
-def test_a_run_survives_while_there_are_its_server_and_a_worker(
-    before: list[Event], rank: int, survives: bool
-) -> None:
-    tracked = tracker(4, servers=1)
-    for each in before:
-        tracked.add(each)
-    assert tracked.survives(rank) == survives
-    assert tracked.add(killed(rank)) == survives
+    ]
+    for before, rank, survives in cases:
+        tracked = tracker(4, servers=1)
+        for each in before:
+            tracked.add(each)
+        assert tracked.survives(rank) == tracked.add(killed(rank)) == survives, before
+    assert not MembershipTracker({0: "", 1: ""}, range(0), {}).survives(1)  # it has not trained yet
 
 
-def test_a_rank_that_dies_before_it_trains_ends_the_run() -> None:
-    assert not MembershipTracker({0: "", 1: ""}, range(0), {}).survives(1)
-
-
-def test_a_file_is_read_as_written(tmp_path: Path) -> None:
-    path = tmp_path / "membership.json"
-    member: dict[str, Any] = {"rank": 2, "incarnation": 1, "state": "waiting", "address": "10.0.0.2"}
-    written = Membership(generation=3, view=2, ranks=[Member(**member)])
+def test_a_file_is_read_as_written_and_replaced_at_once(tmp_path: Path) -> None:
+    path, written = tmp_path / "membership.json", tracker().current
     path.write_text("old")
     with open(path) as seen_by_a_reader:
         written.write(path)

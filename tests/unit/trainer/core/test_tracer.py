@@ -1,11 +1,11 @@
-"""Mistakes in traces of ranks: work lost or recorded twice, wrong bytes or peers, ranks that do not fit."""
+"""Mistakes in traces: work lost or recorded twice, wrong bytes or peers, damage that is not noticed."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,20 +14,31 @@ from tests.unit.threads import together
 from tests.unit.trace_laws import assert_lawful, assert_matching, cpu_s
 from tests.unit.training import fields_for, train
 from trainer.comm.base import Communicator
-from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
-from trainer.core.trace import WORK_PHASES, Kind, Trace, encode_trace, read_trace, trace_path
+from trainer.core.trace import (
+    RECORD,
+    WORK_PHASES,
+    Kind,
+    Trace,
+    TraceError,
+    TraceHeader,
+    TraceLimits,
+    encode_trace,
+    read_trace,
+    trace_path,
+    wrong_record,
+)
 from trainer.core.tracer import Tracer
 from trainer.spec.registries import STRATEGIES
 
 Mode = Literal["steps", "full"]
 MANY = 1000
 # Strategies that train with threads as ranks; tests/integration/test_traces.py has the others.
-THREADED = {
-    name: STRATEGIES.load(name).max_nodes or {"hybrid": 4}.get(name, 3)
+THREADED = [
+    name
     for name in STRATEGIES.entries
     if "memory" in STRATEGIES.load(name).transports and STRATEGIES.load(name).untraced is None
-}
+]
 DATA, COMPUTE, OTHER = map(WORK_PHASES.index, ("data", "compute", "other"))
 
 
@@ -48,10 +59,10 @@ class Traced:
         with self.clock.phase(phase):
             self.after(seconds)
 
-    def exchange(self, kind: Kind = Kind.BARRIER) -> None:
+    def exchange(self) -> None:
         with self.clock.phase("communicate") as span:
             self.after(1)
-        self.tracer.exchange(kind, 0, span.entered, span.left, cpu_s=span.cpu_s)
+        self.tracer.exchange(Kind.BARRIER, 0, span.entered, span.left, cpu_s=span.cpu_s)
 
     def stopped(self) -> Trace:
         self.clock.stop()
@@ -68,80 +79,30 @@ def trace_of(clock: Clock, size: int, mode: Mode = "steps", max_records: int = M
     return Tracer(clock.cpu_seconds, clock.booked_until, mode, range(size), max_records)
 
 
-def test_work_between_exchanges_is_one_record_or_one_of_each_interval() -> None:
-    merged = [(Kind.WORK, COMPUTE, 5.0, 0.0, 10.0)]
-    single = [
-        (Kind.WORK, DATA, 1.0, 0.0, 2.0),
-        (Kind.WORK, COMPUTE, 3.0, 2.0, 8.0),
-        (Kind.WORK, OTHER, 1.0, 8.0, 10.0),
-    ]
-    modes: list[tuple[Mode, Any]] = [("steps", merged), ("full", single)]
-    for mode, before in modes:
-        traced = Traced(mode)
-        traced.work("data", 2)
-        traced.work("compute", 6)
-        traced.after(2)
-        traced.exchange()
-        traced.after(4)
-        after = [(Kind.BARRIER, -1, 0.5, 10.0, 11.0), (Kind.WORK, OTHER, 2.0, 11.0, 15.0)]
-        assert traced.records == [*before, *after]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "phase"), [((3, 2, 2), DATA), ((2, 2, 2), COMPUTE), ((1, 2, 3), OTHER), ((2, 1, 2), OTHER)]
-)
-def test_merged_work_has_the_longest_phase(seconds: tuple[int, ...], phase: int) -> None:
-    traced = Traced()
-    for name, each in zip(WORK_PHASES, seconds, strict=True):
-        traced.work(name, each)
-    assert [record[1] for record in traced.records] == [phase]
-
-
 @pytest.mark.parametrize("mode", ["steps", "full"])
-def test_marks_follow_the_work_before_them_and_other_phases_are_no_work(mode: Mode) -> None:
+def test_work_is_recorded_before_what_follows_it(mode: Mode) -> None:
+    merged = [(Kind.WORK, COMPUTE, 5.0, 0.0, 10.0)]
+    single = [(Kind.WORK, DATA, 1.0, 0.0, 2.0), (Kind.WORK, COMPUTE, 3.0, 2.0, 8.0)]
+    single.append((Kind.WORK, OTHER, 1.0, 8.0, 10.0))
     traced = Traced(mode)
     traced.tracer.mark(Kind.EPOCH, traced.clock.booked_until, 1)
+    traced.work("data", 2)
+    traced.work("compute", 6)
+    traced.after(2)
+    traced.exchange()
     traced.work("compute", 4)
     traced.tracer.mark(Kind.STEP, traced.clock.booked_until)
-    for phase in ("evaluate", "checkpoint", "wait", "communicate"):
+    for phase in ("evaluate", "checkpoint", "wait", "communicate"):  # which are no work
         traced.work(phase, 4)
+    traced.after(4)
     assert traced.records == [
         (Kind.EPOCH, 1, 0.0, 0.0, 0.0),
-        (Kind.WORK, COMPUTE, 2.0, 0.0, 4.0),
-        (Kind.STEP, -1, 0.0, 4.0, 4.0),
+        *(merged if mode == "steps" else single),
+        (Kind.BARRIER, -1, 0.5, 10.0, 11.0),
+        (Kind.WORK, COMPUTE, 2.0, 11.0, 15.0),
+        (Kind.STEP, -1, 0.0, 15.0, 15.0),
+        (Kind.WORK, OTHER, 2.0, 15.0, 35.0),
     ]
-
-
-@pytest.mark.parametrize("mode", ["steps", "full"])
-def test_work_of_the_thread_during_a_wait_follows_it(mode: Mode) -> None:
-    """As in ddp: the clock books the end of the backward pass as compute, and then as communication."""
-    traced = Traced(mode)
-    with traced.clock.phase("compute"):
-        traced.after(4)
-        handed_over, _ = traced.clock.lap()
-        traced.tracer.exchange(Kind.START_ALL_REDUCE, 0, handed_over, handed_over, 64)
-        traced.tracer.hold()
-        traced.after(2)
-    traced.clock.transfer("compute", "communicate", 2.0, 1.0)
-    traced.tracer.exchange(Kind.WAIT_STARTED, 0, handed_over, traced.wall())
-    traced.tracer.release(compute_s=1.0)
-    traced.work("compute", 2)
-    trace = traced.stopped()
-    kinds = trace.records["kind"].tolist()
-    assert kinds[:3] == [Kind.WORK, Kind.START_ALL_REDUCE, Kind.WAIT_STARTED]
-    assert {*kinds[3:]} == {Kind.WORK}
-    assert cpu_s(trace, Kind.WORK) == traced.clock.work_cpu_s + 1.0
-    assert trace.records["cpu_s"][0] == 2.0
-
-
-def test_a_thread_of_a_library_records_no_work() -> None:
-    traced = Traced()
-    traced.work("compute", 4)
-    arguments = (Kind.START_ALL_REDUCE, 0, 102.0, 102.0, 64)
-    thread = threading.Thread(target=traced.tracer.exchange, args=arguments)
-    thread.start()
-    thread.join()
-    assert [record[0] for record in traced.records] == [Kind.START_ALL_REDUCE, Kind.WORK]
 
 
 def test_a_trace_that_is_full_says_so(tmp_path: Path) -> None:
@@ -155,115 +116,43 @@ def test_a_trace_that_is_full_says_so(tmp_path: Path) -> None:
         assert read_trace(trace_path(tmp_path, 1)).header == trace.header
 
 
-def test_communicators_of_other_ranks_or_in_another_order_are_others() -> None:
-    tracer = Traced().tracer
-    groups = [[0, 1], [1, 0], [1], [1, 0]]
-    assert [tracer.group(ranks) for ranks in groups] == [0, 1, 2, 1]
-    assert tracer.finished(101.0, "run", 1, "gloo").header.groups == [None, [1, 0], [1]]
+def test_exchanges_of_training_leave_records_with_their_peer_and_bytes() -> None:
+    """Those that the laws below do not check."""
 
-
-# Exchanges
-
-
-def recorded(body: Any, size: int = 3) -> list[list[tuple[Any, ...]]]:
-    """(kind, ranks of the group, peer, bytes) of each exchange of each rank."""
-
-    def rank(comm: MemoryCommunicator) -> list[tuple[Any, ...]]:
-        comm.clock.tracer = trace_of(comm.clock, size)
-        body(comm)
-        comm.clock.stop()
-        tracer, comm.clock.tracer = comm.clock.tracer, None
-        trace = tracer.finished(comm.clock.booked_until, "run", comm.rank, "memory")
-        exchanges = trace.records[trace.records["kind"] >= Kind.ALL_REDUCE]
-        found = exchanges[["kind", "group", "peer", "bytes"]].tolist()
-        return [(Kind(kind), [*trace.header.members(group)], *rest) for kind, group, *rest in found]
-
-    outcomes = together(size, rank)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return outcomes
-
-
-ALL = [0, 1, 2]
-
-
-def test_every_collective_leaves_one_record() -> None:
-    def body(comm: Communicator) -> None:
-        comm.all_reduce(torch.ones(5), "sum")
-        comm.all_gather(torch.ones(5))
-        comm.all_to_all(torch.ones(3, 5))
+    def body(comm: Communicator) -> list[tuple[int, ...]]:
+        tracer = comm.clock.tracer = trace_of(comm.clock, 3)
         comm.gather(torch.ones(5), root=1)
-        comm.broadcast(torch.ones(5), root=2)
-        comm.barrier()
         comm.shift(torch.ones(5), -2)
         with comm.clock.phase("evaluate"):
-            comm.all_reduce(torch.ones(5), "sum")  # which is not recorded
+            comm.barrier()
+        for to in (1, 2, 2) if comm.rank == 0 else ():
+            comm.send(torch.ones(1), to)
+        for _ in range(comm.rank):
+            comm.recv(torch.ones(1), source=0)
+        comm.clock.stop()
+        records = tracer.finished(comm.clock.booked_until, "run", comm.rank, "memory").records
+        found = records[records["kind"] >= Kind.ALL_REDUCE][["kind", "peer", "bytes"]]
+        return [tuple(each) for each in found.tolist()]
 
-    expected = [
-        (Kind.ALL_REDUCE, ALL, -1, 20),
-        (Kind.ALL_GATHER, ALL, -1, 20),
-        (Kind.ALL_TO_ALL, ALL, -1, 60),
-        (Kind.GATHER, ALL, 1, 20),
-        (Kind.BROADCAST, ALL, 2, 20),
-        (Kind.BARRIER, ALL, -1, 0),
-        (Kind.SHIFT, ALL, -2, 20),
-    ]
-    assert recorded(body) == [expected] * 3
-    assert recorded(lambda comm: comm.all_reduce(torch.ones(5), "sum"), size=1) == [[]]
-
-
-def test_messages_leave_a_record_at_both_ends() -> None:
-    def body(comm: Communicator) -> None:
-        for floats in (1, 2):
-            if comm.rank == 0:
-                comm.send(torch.ones(floats), to=2)
-            elif comm.rank == 2:
-                comm.recv(torch.ones(floats), source=0)
-
-    sends = [(Kind.SEND, ALL, 2, 4), (Kind.SEND_WAIT, ALL, 2, 0), (Kind.SEND, ALL, 2, 8)]
-    receives = [(Kind.RECEIVE, ALL, 0, 4), (Kind.RECEIVE, ALL, 0, 8)]
-    assert recorded(body) == [[*sends, (Kind.SEND_WAIT, ALL, 2, 1)], [], receives]
-
-
-def test_subgroups_are_named_by_the_ranks_of_the_run() -> None:
-    def body(comm: Communicator) -> None:
-        with comm.clock.phase("evaluate"):
-            parity = comm.split(comm.rank % 2)
-            upper = parity.split(parity.rank // 2)
-        upper.barrier()
-        parity.barrier()
-
-    even, odd, top = [0, 2, 4], [1, 3], [0, 2]
-    exchanges = recorded(body, size=5)
-    assert exchanges[0] == [(Kind.BARRIER, top, -1, 0), (Kind.BARRIER, even, -1, 0)]
-    assert exchanges[3] == [(Kind.BARRIER, odd, -1, 0)] * 2
-    assert exchanges[4] == [(Kind.BARRIER, even, -1, 0)]  # it is alone in `upper`
-
-
-# Trainings
+    common, received = [(Kind.GATHER, 1, 20), (Kind.SHIFT, -2, 20)], (Kind.RECEIVE, 0, 4)
+    numbers = [(1, 0), (2, 0), (2, 1)]  # of each message among those to its receiver
+    sends = [each for to, number in numbers for each in ((Kind.SEND, to, 4), (Kind.SEND_WAIT, to, number))]
+    assert together(3, body) == [[*common, *sends], [*common, received], [*common, received, received]]
 
 
 @pytest.mark.parametrize("name", THREADED)
 def test_traces_of_every_strategy(name: str) -> None:
-    mode = ("steps", "full")[[*THREADED].index(name) % 2]
+    ranks = STRATEGIES.load(name).max_nodes or {"hybrid": 4}.get(name, 3)
+    mode = ("steps", "full")[THREADED.index(name) % 2]
     fields = {"model": {"name": "mlp", "hidden": [8, 8, 8]}, "trace": mode, **fields_for(name)}
-    training = train(name, THREADED[name], **fields)
-    assert len(training.traces) == THREADED[name]
+    training = train(name, ranks, **fields)
+    assert [trace.header.mode for trace in training.traces] == [mode] * ranks
     for trace, result in zip(training.traces, training.results, strict=True):
         assert_lawful(trace, result.bytes_sent, result.work_cpu_s or 0.0)
         kinds = trace.records["kind"]
         assert (kinds == Kind.STEP).sum() == result.steps
         assert trace.records["peer"][kinds == Kind.EPOCH].tolist() == [1, 2]
-        assert trace.header.mode == mode
     assert_matching(training.traces)
-
-
-@pytest.mark.parametrize("compression", ["fp16", "top_k", "sign", "power_sgd"])
-def test_compressed_bytes_are_recorded(compression: str) -> None:
-    training = train({"name": "all_reduce", "compression": compression}, 3, epochs=1)
-    for trace, result in zip(training.traces, training.results, strict=True):
-        assert_lawful(trace, result.bytes_sent, result.work_cpu_s or 0.0)
 
 
 def test_a_trace_is_complete_unless_the_run_resumes(tmp_path: Path) -> None:
@@ -273,3 +162,73 @@ def test_a_trace_is_complete_unless_the_run_resumes(tmp_path: Path) -> None:
     for trace, result in zip(resumed.traces, resumed.results, strict=True):
         assert cpu_s(trace, Kind.WORK) < (result.work_cpu_s or 0.0)  # which includes the first epoch
     assert train("all_reduce", 2, trace="none").traces == []
+
+
+# Files
+
+RECORDS = np.array(
+    [(Kind.WORK, 0, 1, 0, 0.25, 0.0, 0.5), (Kind.ALL_REDUCE, 0, -1, 4096, 0.0, 0.5, 0.75)], RECORD
+)
+LIMITS = TraceLimits(seconds=60, bytes=4096, epochs=3)
+
+
+def header(**changes: object) -> TraceHeader:
+    values = {"run": "run", "rank": 1, "size": 2, "transport": "gloo", "mode": "steps", "started_s": 12.5}
+    return TraceHeader.model_validate({**values, "groups": [None, [1]], "count": len(RECORDS), **changes})
+
+
+CONTENT = encode_trace(Trace(header(), RECORDS))
+
+
+def read(directory: Path, content: bytes) -> Trace:
+    path = trace_path(directory, 1)
+    path.write_bytes(content)
+    return read_trace(path, LIMITS)
+
+
+def test_a_trace_is_read_back_and_every_damage_is_noticed(tmp_path: Path) -> None:
+    trace = read(tmp_path, CONTENT)
+    assert trace.header == header()
+    assert [[*trace.header.members(group)] for group in (0, 1)] == [[0, 1], [1]]
+    assert (trace.records == RECORDS).all()
+    changed = (CONTENT[:at] + bytes([CONTENT[at] ^ 0x40]) + CONTENT[at + 1 :] for at in range(len(CONTENT)))
+    for content in (*changed, *(CONTENT[:left] for left in (0, 10, 200, -5)), CONTENT + b"\0"):
+        with pytest.raises(TraceError, match="trace-1"):
+            read(tmp_path, content)
+
+
+def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="version 1"):
+        read(tmp_path, CONTENT.replace(b'"version":1', b'"version":2'))
+    trace_path(tmp_path, 1).unlink()
+    with pytest.raises(TraceError, match="No such file"):
+        read_trace(trace_path(tmp_path, 1))
+
+
+# A field, the kind of its record, values that a rank of the run can write, and values that it cannot;
+# tests/attacks/test_traces.py has those of other orders of magnitude.
+RANGES: list[tuple[str, Kind, list[float], list[float]]] = [
+    ("kind", Kind.BARRIER, [1, 42], [0, 99]),
+    ("group", Kind.BARRIER, [0, 1], [2]),
+    ("peer", Kind.EPOCH, [1, 3], [-1, 0, 4]),
+    ("peer", Kind.SHIFT, [-1, 0, 4], []),
+    ("bytes", Kind.ALL_REDUCE, [0, 4096], [4097]),
+    ("bytes", Kind.SEND_WAIT, [4097], []),  # an index
+    ("cpu_s", Kind.WORK, [0.0, 60.0], [-0.1, 60.1]),
+    ("entered_s", Kind.BARRIER, [-60.0, 0.75], [-60.1]),
+    ("left_s", Kind.BARRIER, [0.5, 60.0], [0.4, 60.1]),
+]
+
+
+def test_records_that_no_rank_writes_are_refused(tmp_path: Path) -> None:
+    for field, kind, right, wrong in RANGES:
+        found = []
+        for value in (*right, *wrong):
+            records = RECORDS.copy()
+            records["kind"][1], records["peer"][1] = kind, 1
+            records[field][1] = value
+            found.append(wrong_record(header(), records, LIMITS, first=5).partition(" is ")[0])
+        assert found == [""] * len(right) + [f"record 6: {field}"] * len(wrong)
+    trace_path(tmp_path, 1).write_bytes(CONTENT)
+    with pytest.raises(TraceError, match=r"record 1: bytes is .*; allowed: at most 10"):
+        read_trace(trace_path(tmp_path, 1), TraceLimits(bytes=10))
