@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, dropout, nll_loss
+from torch.nn.functional import cross_entropy, nll_loss
 
 SHAPE, CLASSES = (6,), 3
 IMAGES = (3, 8, 8)
@@ -16,20 +16,20 @@ def vectors(samples: int = 60):
 
 
 class Layers(nn.Sequential):
-    def __init__(self, *middle, size: int = 8):
-        super().__init__(nn.Linear(*SHAPE, size), *middle, nn.Linear(size, CLASSES))
+    def __init__(self, *middle):
+        super().__init__(nn.Linear(*SHAPE, 8), *(middle or [nn.ReLU()]), nn.Linear(8, CLASSES))
 
 
 class RepeatedReLU(Layers):
     def __init__(self):
         relu = nn.ReLU()
-        super().__init__(relu, nn.Linear(8, 8), relu, nn.Linear(8, 8), relu)
+        super().__init__(relu, nn.Linear(8, 8), relu)
 
 
 class RepeatedLinear(Layers):
     def __init__(self):
-        linear, relu = nn.Linear(8, 8), nn.ReLU()
-        super().__init__(relu, linear, relu, linear)
+        linear = nn.Linear(8, 8)
+        super().__init__(nn.ReLU(), linear, nn.ReLU(), linear)
 
 
 class RepeatedNorm(Layers):
@@ -38,42 +38,9 @@ class RepeatedNorm(Layers):
         super().__init__(norm, nn.Linear(8, 8), norm)
 
 
-class RepeatedDropout(Layers):
-    def __init__(self):
-        drop = nn.Dropout(0.3)
-        super().__init__(drop, nn.Linear(8, 8), drop)
-
-
 class Norm(Layers):
     def __init__(self):
         super().__init__(nn.BatchNorm1d(8), nn.ReLU())
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-        self.middle.weight = self.first.weight
-
-    def forward(self, x):
-        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
-
-
-class FrozenNorm(nn.Module):
-    """BatchNorm in evaluation mode, with statistics of its own, as in fine-tuning."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(*SHAPE, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
-        self.norm.running_mean.fill_(0.3)
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, x):
-        return self.last(torch.relu(self.norm(self.first(x))))
 
 
 class FrozenNormInAChain(Norm):
@@ -83,48 +50,166 @@ class FrozenNormInAChain(Norm):
         return self
 
 
-class NormFrozenInForward(FrozenNorm):
-    train = nn.Module.train
-
-    def forward(self, x):
-        self.norm.eval()
-        return super().forward(x)
-
-
-class FrozenBody(nn.Module):
+class FrozenChain(Norm):
     def __init__(self):
         super().__init__()
+        self[0].requires_grad_(False)
+
+
+class OwnForward(Layers):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Hooked(Layers):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+class Double(Layers):
+    def __init__(self):
+        super().__init__()
+        self.double()
+
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+class Listed(Layers):
+    """Shows some of its parameters to an optimizer."""
+
+    def parameters(self, recurse=True):
+        return self[-1].parameters(recurse)
+
+
+class Two(nn.Module):
+    """Two layers. others: more attributes."""
+
+    def __init__(self, **others):
+        super().__init__()
         self.body, self.head = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
-        self.body.requires_grad_(False)
+        for name, each in others.items():
+            setattr(self, name, each)
 
     def forward(self, x):
         return self.head(torch.relu(self.body(x)))
 
 
-class FrozenChain(Layers):
+class FrozenNorm(Two):
+    """BatchNorm in evaluation mode, with statistics of its own, as in fine-tuning."""
+
     def __init__(self):
-        super().__init__(nn.BatchNorm1d(8), nn.ReLU())
-        self[0].requires_grad_(False)
+        super().__init__(norm=nn.BatchNorm1d(8))
+        self.norm.running_mean.fill_(0.3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.body(x))))
 
 
-class Unused(FrozenBody):
+class FrozenBody(Two):
     def __init__(self):
         super().__init__()
-        self.body.requires_grad_(True)
-        self.unused = nn.Linear(3, 3)
+        self.body.requires_grad_(False)
 
 
-class Unfrozen(FrozenBody):
+class Unfrozen(Two):
     """Trains its body from the second epoch on."""
 
     def __init__(self):
-        super().__init__()
-        self.calls = 0
+        super().__init__(calls=0)
 
     def train(self, mode=True):
         self.calls += mode
         self.body.requires_grad_(self.calls > 1)
         return super().train(mode)
+
+
+class Unused(Two):
+    def __init__(self):
+        super().__init__(unused=nn.Linear(3, 3))
+
+
+class Integers(Two):
+    """Has a parameter of whole numbers."""
+
+    def __init__(self):
+        super().__init__(steps=nn.Parameter(torch.tensor([3, 4]), requires_grad=False))
+
+
+class Scalar(Two):
+    def __init__(self):
+        super().__init__(scale=nn.Parameter(torch.tensor(1.5)))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class Masked(Two):
+    """Has a buffer with infinite numbers, as a causal mask has."""
+
+    def __init__(self):
+        super().__init__(mask=nn.Buffer(torch.tensor([0.0] * 7 + [float("-inf")])))
+
+    def forward(self, x):
+        return self.head(torch.softmax(self.body(x) + self.mask, 1))
+
+
+class Average(Two):
+    """Keeps a running mean of its inputs in a buffer."""
+
+    def __init__(self):
+        super().__init__(mean=nn.Buffer(torch.zeros(*SHAPE)))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+class Detached(Two):
+    """The chain of its children in the forward pass, and not in the backward pass."""
+
+    def forward(self, x):
+        return self.head(self.body(x).detach())
+
+
+class Probabilities(Two):
+    """The chain of its children in training, and not in evaluation."""
+
+    def forward(self, x):
+        scores = self.head(self.body(x))
+        return scores if self.training else scores.softmax(1)
+
+
+class Noise(Two):
+    """Draws in the forward pass, as a variational autoencoder does."""
+
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Mixed(Two):
+    def __init__(self):
+        super().__init__()
+        self.head.double()
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)).double())
+
+
+class Complex(Two):
+    def __init__(self):
+        super().__init__()
+        self.body.to(torch.complex64)
+
+    def forward(self, x):
+        return self.head(self.body(x.to(torch.complex64)).abs().to(self.head.weight.dtype))
 
 
 class Experts(nn.Module):
@@ -135,158 +220,10 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(*SHAPE, CLASSES) for _ in range(6))
 
     def forward(self, x):
-        chosen, outputs = x[:, : len(self.experts)].argmax(1), x.new_zeros(len(x), CLASSES)
-        for number, expert in enumerate(self.experts):
-            if (mine := chosen == number).any():
-                outputs[mine] = expert(x[mine])
+        chosen, outputs = x.argmax(1), x.new_zeros(len(x), CLASSES)
+        for number in chosen.unique():
+            outputs[chosen == number] = self.experts[number](x[chosen == number])
         return outputs
-
-
-class Integers(FrozenBody):
-    """Has a parameter of whole numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = nn.Parameter(torch.tensor([3, 4]), requires_grad=False)
-
-
-class Scalar(FrozenBody):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x):
-        return super().forward(x) * self.scale
-
-
-class WeightNorm(Layers):
-    def __init__(self):
-        super().__init__(nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
-
-
-class Masked(nn.Module):
-    """Has a buffer with infinite numbers, as a causal mask has."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
-        self.register_buffer("mask", torch.tensor([0.0] * 7 + [float("-inf")]))
-
-    def forward(self, x):
-        return self.last(torch.softmax(self.first(x) + self.mask, 1))
-
-
-class Average(FrozenBody):
-    """Keeps a running mean of its inputs in a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(*SHAPE))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return super().forward(x - self.mean)
-
-
-class ReplacedAverage(Average):
-    def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return FrozenBody.forward(self, x - self.mean)
-
-
-class OwnForward(Layers):
-    def __init__(self):
-        super().__init__(nn.ReLU())
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class Hooked(Layers):
-    def __init__(self):
-        super().__init__(nn.ReLU())
-        self.register_forward_hook(lambda module, inputs, output: 2 * output)
-
-
-class Detached(nn.Module):
-    """The chain of its children in the forward pass, and not in the backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(*SHAPE, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.body(x).detach())
-
-
-class Probabilities(Detached):
-    """The chain of its children in training, and not in evaluation."""
-
-    def forward(self, x):
-        scores = self.head(self.body(x))
-        return scores if self.training else scores.softmax(1)
-
-
-class Functional(FrozenBody):
-    def forward(self, x):
-        return dropout(super().forward(x), 0.3, self.training)
-
-
-class Noise(FrozenBody):
-    """Draws in the forward pass, as a variational autoencoder does."""
-
-    def forward(self, x):
-        return super().forward(x + 0.1 * torch.randn_like(x))
-
-
-class Attention(nn.Module):
-    """torch's encoder layer, whose attention drops weights from torch's global generator."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.2, batch_first=True)
-        self.last = nn.Linear(6, CLASSES)
-
-    def forward(self, x):
-        return self.last(self.encoder(x[:, None])[:, 0])
-
-
-class Double(Layers):
-    def __init__(self):
-        super().__init__(nn.ReLU())
-        self.double()
-
-    def forward(self, x):
-        return super().forward(x.double())
-
-
-class Mixed(FrozenBody):
-    def __init__(self):
-        super().__init__()
-        self.body.requires_grad_(True)
-        self.head.double()
-
-    def forward(self, x):
-        return self.head(torch.relu(self.body(x)).double())
-
-
-class Complex(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(*SHAPE, 8, dtype=torch.complex64), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.last(self.first(x.to(torch.complex64)).abs().to(self.last.weight.dtype))
-
-
-class Half(Layers):
-    def __init__(self):
-        super().__init__(nn.ReLU())
-        self.to(torch.bfloat16)
-
-    def forward(self, x):
-        return super().forward(x.bfloat16()).float()
 
 
 class Sparse(nn.Module):
@@ -298,57 +235,28 @@ class Sparse(nn.Module):
         return self.last(self.words((x[:, 0].abs() * 2).long().clamp(max=4)))
 
 
-class Tuple(FrozenBody):
-    def forward(self, x):
-        return super().forward(x), x
-
-
-class Pair(FrozenBody):
-    def forward(self, x, other):
-        return super().forward(x + other)
-
-
-class Listed(Layers):
-    """Shows some of its parameters to an optimizer."""
-
-    def __init__(self):
-        super().__init__(nn.ReLU())
-
-    def parameters(self, recurse=True):
-        return self[-1].parameters(recurse)
-
-
 class Views(nn.Module):
     """Takes a contiguous activation."""
 
-    def __init__(self):
+    def __init__(self, features=4 * 6 * 6):
         super().__init__()
-        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(144, CLASSES)
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(features, CLASSES)
 
     def forward(self, x):
         x = torch.relu(self.convolution(x))
         return self.last(x.view(x.size(0), -1))
 
 
-class ChannelsLast(nn.Module):
+class ChannelsLast(Views):
     """Asks for a memory format itself."""
 
     def __init__(self):
-        super().__init__()
-        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, CLASSES)
+        super().__init__(features=4)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x):
-        x = x.contiguous(memory_format=torch.channels_last)
-        return self.last(torch.relu(self.convolution(x)).permute(0, 2, 3, 1).view(len(x), 36, 4).mean(1))
-
-
-class Convolutions(nn.Sequential):
-    def __init__(self):
-        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
-        super().__init__(
-            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, CLASSES)
-        )
+        x = torch.relu(self.convolution(x.contiguous(memory_format=torch.channels_last)))
+        return self.last(x.permute(0, 2, 3, 1).view(len(x), -1, 4).mean(1))
 
 
 def two_rates(weights, lr):
@@ -384,21 +292,6 @@ class Sign(torch.optim.Optimizer):
                     weight -= group["lr"] * weight.grad.sign()
 
 
-class Rateless(torch.optim.Optimizer):
-    """Keeps its rate where no schedule finds it."""
-
-    def __init__(self, weights, lr: float):
-        super().__init__(weights, {})
-        self.rate = lr
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    weight -= self.rate * weight.grad
-
-
 class Clipped(torch.optim.SGD):
     """Scales the gradient of all weights to a norm of 1."""
 
@@ -408,24 +301,6 @@ class Clipped(torch.optim.SGD):
     def step(self, closure=None):
         torch.nn.utils.clip_grad_norm_([w for group in self.param_groups for w in group["params"]], 1.0)
         return super().step(closure)
-
-
-class Normalised(torch.optim.SGD):
-    """Scales the gradient of each tensor to a norm of 1."""
-
-    def __init__(self, weights, lr: float):
-        super().__init__(weights, lr)
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                torch.nn.utils.clip_grad_norm_([weight], 1.0)
-        return super().step(closure)
-
-
-class Closure(torch.optim.LBFGS):
-    def __init__(self, weights, lr: float):
-        super().__init__(weights, lr)
 
 
 CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
