@@ -118,11 +118,10 @@ class FrozenBody(Two):
         self.body.requires_grad_(False)
 
 
-class Unfrozen(Two):
+class Unfrozen(FrozenBody):
     """Trains its body from the second epoch on."""
 
-    def __init__(self):
-        super().__init__(calls=0)
+    calls = 0
 
     def train(self, mode=True):
         self.calls += mode
@@ -206,7 +205,7 @@ class Mixed(Two):
 class Complex(Two):
     def __init__(self):
         super().__init__()
-        self.body.to(torch.complex64)
+        self.body = nn.Linear(*SHAPE, 8, dtype=torch.complex64)
 
     def forward(self, x):
         return self.head(self.body(x.to(torch.complex64)).abs().to(self.head.weight.dtype))

@@ -57,49 +57,40 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "class Other: pass\n"
         "def blocks(labels, parts): ...\n"
         "def noise(inputs, rng): ...\n"
-        "def close(output, target): ...\n"
+        "def close(output, target): return output.argmax(1) == target\n"
         "def fit(model, lr): ...\n"
         "def _hidden(labels, parts): ...\n",
     )
-    assert [*components(folder, "mine.py")] == [
-        ("partitioner", "Blocks"),
-        ("partitioner", "Typo"),
-        ("strategy", "NoTrain"),
-        ("model", "Net"),
-        ("model", "Untold"),
-        ("loss", "Focal"),
-        ("loss", "Own"),
-        ("optimizer", "Steps"),
-        ("", "Other"),
-        ("partitioner", "blocks"),
-        ("augmentation", "noise"),
-        ("loss", "close"),
-        ("", "fit"),  # it may train
-    ]
+    found: dict[str, list[str]] = {}
+    for kind, name in components(folder, "mine.py"):
+        found.setdefault(kind, []).append(name)
+    assert found == {
+        "partitioner": ["Blocks", "Typo", "blocks"],
+        "strategy": ["NoTrain"],
+        "model": ["Net", "Untold"],
+        "loss": ["Focal", "Own", "close"],
+        "optimizer": ["Steps"],
+        "augmentation": ["noise"],
+        "": ["Other", "fit"],  # a function with lr may train
+    }
     for kind, name, method in (("partitioner", "Typo", "partition"), ("strategy", "NoTrain", "train")):
         with pytest.raises(ImportFailure, match=rf"does not define the method {method}$"):
             [*laws_of(request_for(folder, kind, name))]
+    # A function that measures answers is no loss after all.
+    assert "accuracy" in (left_out(request_for(folder, "loss", "close")) or "")
 
 
-def test_parameters_are_attributes_of_a_class(folder: Path) -> None:
+def test_parameters_are_attributes_of_a_class_that_is_left_out_of_several_if_they_lack(
+    folder: Path,
+) -> None:
+    partition = "    def partition(self, labels, parts, rng): ...\n"
     write(
         folder,
-        "class Own(Partitioner):\n"
-        "    def __init__(self, share: float = 0.5): ...\n"
-        "    def partition(self, labels, parts, rng): ...\n",
+        f"class Init(Partitioner):\n    def __init__(self, share: float = 0.5): ...\n{partition}"
+        f"class Own(Partitioner):\n    first: int\n    second: int\n{partition}",
     )
     with pytest.raises(ImportFailure, match=r"annotated attributes.*`share: int"):
-        [*laws_of(request_for(folder, "partitioner", "Own"))]
-
-
-def test_a_component_of_several_is_left_out_only_if_it_merely_lacks_parameters(folder: Path) -> None:
-    write(
-        folder,
-        "class Own(Partitioner):\n"
-        "    first: int\n"
-        "    second: int\n"
-        "    def partition(self, labels, parts, rng): ...\n",
-    )
+        [*laws_of(request_for(folder, "partitioner", "Init"))]
     own = Source(code="", folder=str(folder), module="mine.py", attribute="Own").load()
 
     def told(alone: bool, **parameters: Any) -> Any:
@@ -112,15 +103,11 @@ def test_a_component_of_several_is_left_out_only_if_it_merely_lacks_parameters(f
     assert [each["loc"] for each in told(alone=False, first="1")["invalid"]] == [("first",), ("second",)]
 
 
-def test_a_function_that_measures_answers_is_left_out(folder: Path) -> None:
-    write(folder, "def it(output, target): return output.argmax(1) == target\n")
-    assert "accuracy" in (left_out(request_for(folder, "loss", "it")) or "")
-
-
-def test_torchvision_has_models(folder: Path) -> None:
-    source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="resnet18")
-    assert kind_of(source.load()) is None
-    assert stated_kind(source, "") == "model"
+def test_torchvision_has_models_that_need_no_option(folder: Path) -> None:
+    source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="squeezenet1_1")
+    assert (kind_of(source.load()), stated_kind(source, "")) == (None, "model")
+    chosen = on_data(request_for(folder, "model", "squeezenet1_1", TORCHVISION))
+    assert data_label(chosen.dataset or {}).startswith("synthetic channels=3")
 
 
 # The data on which a component is tried
@@ -184,12 +171,6 @@ def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder:
     assert net.endswith("--dataset takes another dataset")
     assert wrong.count("AttributeError") == 1
     assert "digits, vectors, synthetic" in wrong
-
-
-@pytest.mark.slow
-def test_a_model_of_torchvision_needs_no_option(folder: Path) -> None:
-    chosen = on_data(request_for(folder, "model", "resnet18", TORCHVISION))
-    assert data_label(chosen.dataset or {}).startswith("synthetic channels=3")
 
 
 def test_a_model_meets_every_class_of_a_sorted_dataset(folder: Path) -> None:

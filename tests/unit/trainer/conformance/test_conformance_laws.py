@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer.conformance import augmentation
 from trainer.conformance.check import digest_of, laws_of, on_data
 from trainer.conformance.law import Law, NotApplicable, Note, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
-from trainer.conformance.report import CheckRequest, Finding
+from trainer.conformance.report import CheckRequest
 from trainer.core.failure import Failure
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import REGISTRIES
@@ -21,10 +22,11 @@ ELSEWHERE = "trainer.conformance.check._in_another_process"  # takes seconds to 
 # Kinds whose laws no other file tries on all entries. Of datasets, those that need no download.
 REGISTERED = [
     (kind, name)
-    for kind in ("optimizer", "loss", "dataset")
+    for kind in ("optimizer", "loss", "dataset", "augmentation")
     for name in REGISTRIES[kind].entries
     if kind != "dataset" or not REGISTRIES[kind].parse(name).files
 ]
+ROOT = Path()
 
 
 @pytest.fixture(autouse=True)
@@ -33,16 +35,15 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def findings(request: CheckRequest) -> list[Finding]:
-    return [*examine_all(laws_of(on_data(request)), Path(request.directory))]
-
-
 @pytest.mark.parametrize(("kind", "name"), REGISTERED, ids=[":".join(each) for each in REGISTERED])
 def test_a_registered_component_keeps_all_laws(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ELSEWHERE, digest_of)
-    found = findings(CheckRequest(kind=kind, registered=name, label=name))
+    laws = laws_of(on_data(CheckRequest(kind=kind, registered=name, label=name)))
+    if kind == "augmentation":
+        laws = augmentation.laws(REGISTRIES[kind].parse(name), (3, 20, 24))
+    found = [*examine_all(laws, ROOT)]
     assert [each for each in found if each.status == "failed"] == []
     assert all(each.reason for each in found if each.status in ("skipped", "note"))
     assert {each.status for each in found} != {"skipped"}
@@ -55,18 +56,14 @@ def law(breaks: Callable[[Case], bool], inputs: Iterable[Case] | None = None) ->
     return Law("law", "it holds", test, cases() if inputs is None else inputs, smaller)
 
 
-@pytest.mark.parametrize(
-    ("breaks", "smallest"),
-    [
-        (lambda case: case.samples >= 700 and case.parts > 4, Case(700, 1, 5)),
-        (lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64, Case(73, 3, 1)),
-        (lambda case: case.parts == 3, Case(1, 1, 3)),
-    ],
-    ids=["samples and parts", "samples and classes", "parts"],
-)
-def test_the_smallest_input_is_found(breaks: Callable[[Case], bool], smallest: Case) -> None:
-    found = examine(law(breaks), Path())
-    assert (found.status, found.input) == ("failed", str(smallest))
+def test_the_smallest_input_is_found() -> None:
+    for smallest, breaks in (
+        (Case(700, 1, 5), lambda case: case.samples >= 700 and case.parts > 4),
+        (Case(73, 3, 1), lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64),
+        (Case(1, 1, 3), lambda case: case.parts == 3),
+    ):
+        found = examine(law(breaks), ROOT)
+        assert (found.status, found.input) == ("failed", str(smallest))
 
 
 def test_an_exception_is_a_failure_with_file_and_line() -> None:
@@ -92,7 +89,7 @@ def test_what_is_told_of_several_inputs() -> None:
         return Note("two samples") if case.samples == 2 else None
 
     def told(*inputs: Case) -> tuple[str, int, str]:
-        found = examine(Law("law", "it holds", test, inputs, otherwise="there is none"), Path())
+        found = examine(Law("law", "it holds", test, inputs, otherwise="there is none"), ROOT)
         return found.status, found.inputs, found.reason
 
     assert told(*THREE[:2]) == ("skipped", 0, "1 in one part")
@@ -103,8 +100,8 @@ def test_what_is_told_of_several_inputs() -> None:
 
 def test_all_inputs_of_a_list_are_tried_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.conformance.law.LAW_S", 0.0)
-    assert examine(law(lambda case: case.parts == 2, THREE), Path()).status == "failed"
-    assert examine(law(lambda case: case.parts == 2, iter(THREE)), Path()).status == "ok"
+    assert examine(law(lambda case: case.parts == 2, THREE), ROOT).status == "failed"
+    assert examine(law(lambda case: case.parts == 2, iter(THREE)), ROOT).status == "ok"
 
 
 def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
@@ -115,7 +112,7 @@ def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
         ([always, always], ["failed", "failed"]),
         ([replace(never, essential=True), always], ["ok", "failed"]),
     ):
-        assert [each.status for each in examine_all(laws, Path())] == statuses
+        assert [each.status for each in examine_all(laws, ROOT)] == statuses
 
 
 def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +146,11 @@ def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: p
     assert broken("blocks", first=3) == broken("draws") == []
 
 
-@pytest.mark.parametrize(("budget", "status"), [(100.0, "ok"), (0.0, "note")])
 def test_a_note_says_what_was_compared_of_a_component_that_takes_long(
-    budget: float, status: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.component_trials.written.BUDGET_S", budget)
-    laws = laws_of(CheckRequest(kind="optimizer", registered="sgd", label="sgd"))
-    (found,) = (examine(each, Path()) for each in laws if each.name == "written")
-    assert (found.status, "2 steps of 4 samples" in found.reason) == (status, status == "note")
+    for budget, status in ((100.0, "ok"), (0.0, "note")):
+        monkeypatch.setattr("trainer.component_trials.written.BUDGET_S", budget)
+        laws = laws_of(CheckRequest(kind="optimizer", registered="sgd", label="sgd"))
+        (found,) = (examine(each, ROOT) for each in laws if each.name == "written")
+        assert (found.status, "2 steps of 4 samples" in found.reason) == (status, status == "note")

@@ -11,13 +11,10 @@ import torch
 from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
-from tests.unit.threads import together
-from tests.unit.trainer.strategies.test_strategies import PLAIN, Weights, close, flat, gradient, task_of
+from tests.unit.trainer.strategies.test_strategies import PLAIN, close, flat, gradient, task_of
 from tests.unit.training import train
-from trainer.comm.base import Communicator
 from trainer.core.participation import Participation, Round, Rounds
 from trainer.core.rng import RngFactory
-from trainer.strategies.gossip import mix, neighbours
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.participants import Participants
 from trainer.training.partition import Partition
@@ -123,26 +120,6 @@ def test_the_certificate_counts_rounds() -> None:
     points = [event for events in training.events for event in events if event.kind == "epoch"]
     without = {(each.rank, each.fields["epoch"]) for each in points if each.fields["loss"] is None}
     assert without == {(2, 1), (0, 2)}
-
-
-@pytest.mark.parametrize(
-    ("graph", "present"), [("ring", {0, 1, 3}), ("ring", {2}), ("complete", {0, 1, 3})], ids=str
-)
-def test_gossip_without_some_nodes_keeps_the_mean(graph: Any, present: set[int]) -> None:
-    start = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-
-    def body(comm: Communicator) -> np.ndarray:
-        replica: Any = Weights(torch.from_numpy(start[comm.rank].copy()))
-        mix(replica, comm, neighbours(graph, 5), Round(0, frozenset(present)))
-        found: np.ndarray = replica.weights().numpy()
-        return found
-
-    mixed = np.stack(together(5, body))
-    np.testing.assert_allclose(mixed.mean(axis=0), start.mean(axis=0), atol=1e-6)
-    absent = [rank for rank in range(5) if rank not in present]
-    np.testing.assert_array_equal(mixed[absent], start[absent])
-    if graph == "ring" and present == {0, 1, 3}:
-        np.testing.assert_allclose(mixed[0], (2 * start[0] + start[1]) / 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("schedule", [EVERYONE, [[0, 1], [1]]], ids=["everyone", "some"])

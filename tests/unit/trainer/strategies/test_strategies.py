@@ -6,9 +6,7 @@ it equals what it declares: see test_conformance_strategies.py.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,20 +21,20 @@ from tests.unit.threads import together
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
+from trainer.core.participation import Round
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, mix, neighbours
-from trainer.training.loader import BatchLoader, PartitionedSplit
+from trainer.training.loader import BatchLoader
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 # Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
 UNEQUAL: dict[str, Any] = {"partitioner": {"name": "dirichlet", "alpha": 0.1}, "seed": 1}
-GRAPHS: list[Graph] = ["ring", "exponential", "complete"]
 # Strategies that train with threads as ranks. tests/integration compares the others on processes.
 THREADED = [
     name
@@ -47,7 +45,6 @@ THREADED = [
     and not STRATEGIES.load(name).forks
     and not STRATEGIES.load(name).partitions_model  # see test_partitioned_models.py
 ]
-WITH_SERVER = [name for name in THREADED if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
 # Strategies whose own steps have no effect.
 PLAIN: dict[str, dict[str, Any]] = {
@@ -89,20 +86,21 @@ def gradient(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [*((name, "adam") for name in THREADED), ("all_reduce", "sgd"), ("zero2", "momentum")],
-)
-def test_state_bytes_of_each_rank(name: str, optimizer: str) -> None:
-    for rank, result in enumerate(train(name, nodes(name, 2), optimizer=optimizer, lr=0.02).results):
-        # A rank of zero2 has half of each block. Others have two blocks of two tensors each.
-        updated, tensors = (result.parameters // 2, 2) if name == "zero2" else (result.parameters, 4)
-        counts = tensors * 4 if optimizer == "adam" else 0  # a float32 step count per tensor
-        state = 4 * updated * MOMENTS[optimizer] + counts
-        if name == "parameter_server" and rank:
-            state = 0  # only the server has optimizer state
-        expected = {"weights": 4 * result.parameters, "gradient": 4 * updated, "optimizer": state}
-        assert result.state_bytes == expected
+def test_state_bytes_of_each_rank() -> None:
+    for name, optimizer in (
+        *((name, "adam") for name in THREADED),
+        ("all_reduce", "sgd"),
+        ("zero2", "momentum"),
+    ):
+        for rank, result in enumerate(train(name, nodes(name, 2), optimizer=optimizer, epochs=1).results):
+            # A rank of zero2 has half of each block. Others have two blocks of two tensors each.
+            updated, tensors = (result.parameters // 2, 2) if name == "zero2" else (result.parameters, 4)
+            counts = tensors * 4 if optimizer == "adam" else 0  # a float32 step count per tensor
+            state = 4 * updated * MOMENTS[optimizer] + counts
+            if name == "parameter_server" and rank:
+                state = 0  # only the server has optimizer state
+            expected = {"weights": 4 * result.parameters, "gradient": 4 * updated, "optimizer": state}
+            assert result.state_bytes == expected, name
 
 
 def test_shared_memory_is_counted_once() -> None:
@@ -112,69 +110,45 @@ def test_shared_memory_is_counted_once() -> None:
     assert Replica(model, task_of("serial", 1), Clock()).state_bytes["weights"] == 4 * (10 + 2)
 
 
-class Recording(torch.Tensor):
-    """Inputs that record which of their samples are read."""
-
-    read: Callable[[list[int]], None]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.index_select:
-            args[0].read(args[2].tolist())
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+# Every strategy with a policy that is not its default, and some with all.
+POLICIES = [
+    *zip([*UNEVEN, "hybrid"], cycle(["drop", "pad"])),
+    *(("all_reduce", policy) for policy in ("join", "drop", "pad")),
+    *(("parameter_server", policy) for policy in ("join", "drop", "pad")),
+    *(("one_shot", ""), ("pipeline", "")),
+]
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """The samples that each copy of the model reads, in their order."""
-    found: dict[int, list[int]] = defaultdict(list)
-    stored, gather, this_thread = PartitionedSplit.stored, BatchLoader._gather, threading.local()
-
-    def recording(split: PartitionedSplit, inputs: np.ndarray) -> torch.Tensor:
-        tensor = stored(split, inputs).as_subclass(Recording)
-        tensor.read = lambda samples: found[this_thread.rank].extend(samples)
-        return tensor
-
-    def gathering(loader: BatchLoader, *arguments: Any) -> Any:
-        this_thread.rank = loader._rank
-        return gather(loader, *arguments)
-
-    monkeypatch.setattr(PartitionedSplit, "stored", recording)
-    monkeypatch.setattr(BatchLoader, "_gather", gathering)
-    return found
-
-
-def policies() -> Iterator[Any]:
-    """Every strategy with a policy that is not its default, and some with all."""
-    several = {"all_reduce": ("join", "drop", "pad"), "parameter_server": ("join", "drop", "pad")}
-    for name, other in zip([*UNEVEN, "hybrid"], cycle(["drop", "pad"])):
-        for policy in several.get(name, (other,)):
-            yield name, policy
-    yield from (("one_shot", ""), ("pipeline", ""))
-
-
-@pytest.mark.parametrize(("name", "policy"), [*policies()])
 def test_unequal_parts_are_read_as_the_policy_says_and_the_certificate_counts(
-    name: str, policy: str, reads: dict[int, list[int]]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strategy = {"name": name, "uneven": policy} if policy else name
-    ranks = 4 if name == "hybrid" else nodes(name, 2)
-    training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40
-    samples = {"drop": [40, 40], "pad": [80, 80]}.get(policy, [80, 40])
-    if name == "pipeline":
-        samples = [120]
-    assert [len(reads[copy]) for copy in range(len(reads))] == samples
-    assert [each.samples for each in training.results if each.samples] == samples
-    reported = [event.fields for rank in range(ranks) for event in training.of("partition", rank)]
-    digests = [part_digest(np.array(reads[copy])) for copy in range(len(reads))]
-    assert [(each["samples"], each["digest"]) for each in reported] == [*zip(samples, digests, strict=True)]
-    certificate = certify([event for events in training.events for event in events])
-    assert certificate is not None
-    assert certificate.verified
-    for split in certificate.splits:
-        assert (split.uneven, split.overlap) == (policy or "join", 0)
-        assert split.coverage == pytest.approx(80 / 120 if policy == "drop" else 1)
+    gather = BatchLoader._gather
+
+    def recording(loader: BatchLoader, indices: np.ndarray, *step: int) -> Any:
+        reads[loader._rank].extend(indices.tolist())
+        return gather(loader, indices, *step)
+
+    monkeypatch.setattr(BatchLoader, "_gather", recording)
+    for name, policy in POLICIES:
+        reads: dict[int, list[int]] = defaultdict(list)
+        strategy = {"name": name, "uneven": policy} if policy else name
+        ranks = 4 if name == "hybrid" else nodes(name, 2)
+        training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40
+        samples = {"drop": [40, 40], "pad": [80, 80]}.get(policy, [80, 40])
+        if name == "pipeline":
+            samples = [120]
+        assert [each.samples for each in training.results if each.samples] == samples, name
+        reported = [event.fields for rank in range(ranks) for event in training.of("partition", rank)]
+        digests = [part_digest(np.array(reads[copy])) for copy in range(len(reads))]
+        assert [(each["samples"], each["digest"]) for each in reported] == [
+            *zip(samples, digests, strict=True)
+        ]
+        certificate = certify([event for events in training.events for event in events])
+        assert certificate is not None
+        assert certificate.verified
+        for split in certificate.splits:
+            assert (split.uneven, split.overlap) == (policy or "join", 0)
+            assert split.coverage == pytest.approx(80 / 120 if policy == "drop" else 1)
 
 
 def test_bytes_of_a_step() -> None:
@@ -240,53 +214,34 @@ def test_workers_of_a_parameter_server_do_what_ranks_of_all_reduce_do() -> None:
 # Averaging weights
 
 
-@pytest.mark.parametrize(
-    ("optimizer_state", "equivalent", "fields"),
-    [
+def test_averaging_weights_in_every_step_equals_averaging_gradients() -> None:
+    for optimizer_state, equivalent, fields in (
         ("keep", "momentum", {}),  # updates are linear in the momentum, so averaged weights agree
         ("average", "momentum", UNEQUAL),
         ("reset", "sgd", UNEQUAL),  # momentum that is reset in every step has no effect
-    ],
-)
-def test_averaging_weights_in_every_step_equals_averaging_gradients(
-    optimizer_state: str, equivalent: str, fields: dict[str, Any]
-) -> None:
-    local = {"name": "local_sgd", "local_steps": 1, "optimizer_state": optimizer_state}
-    expected = train("all_reduce", 4, **{**fields, "lr": 0.05, "optimizer": equivalent})
-    close(train(local, 4, **{**fields, "lr": 0.05, "optimizer": "momentum"}).weights, expected.weights)
+    ):
+        local = {"name": "local_sgd", "local_steps": 1, "optimizer_state": optimizer_state}
+        expected = train("all_reduce", 4, **{**fields, "lr": 0.05, "optimizer": equivalent})
+        found = train(local, 4, **{**fields, "lr": 0.05, "optimizer": "momentum"})
+        close(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "uneven"),
-    [
-        ({"name": "local_sgd", "local_steps": 1}, "join"),
-        ({"name": "local_sgd", "local_steps": 1}, "drop"),
-        ({**PLAIN["diloco"], "local_steps": 1}, "pad"),
-        ({**PLAIN["fedopt"], "local_steps": 1}, "join"),
-        ({**PLAIN["fedprox"], "local_steps": 1}, "drop"),
-        (COMPLETE, "join"),
-        (COMPLETE, "pad"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value["name"],
-)
-def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(
-    strategy: dict[str, Any], uneven: str
-) -> None:
+@pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
+def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(uneven: str) -> None:
+    local: dict[str, Any] = {"name": "local_sgd"}
+    in_steps = {
+        "join": [local, PLAIN["fedopt"]],
+        "drop": [local, PLAIN["fedprox"]],
+        "pad": [PLAIN["diloco"]],
+    }
     expected = train({"name": "all_reduce", "uneven": uneven}, 4, **UNEQUAL)
-    found = train({**strategy, "uneven": uneven}, 4, **UNEQUAL)
-    close(found.weights, expected.weights)
-    assert found.results[0].accuracy == expected.results[0].accuracy
-    if uneven == "join":
-        equally = train({**strategy, "uneven": uneven, "weighting": "equal"}, 4, **UNEQUAL)
-        differ(equally.weights, expected.weights)
-
-
-@pytest.mark.parametrize(("uneven", "steps"), [("drop", 3), ("pad", None)])
-def test_size_counts_the_samples_that_were_trained_on(uneven: str, steps: int | None) -> None:
-    """With drop and pad all nodes train on equally many, however unequal the parts are."""
-    form = {"name": "local_sgd", "local_steps": steps, "uneven": uneven}
-    by_size, equally = (train({**form, "weighting": each}, 3, **UNEQUAL) for each in ("size", "equal"))
-    close(by_size.weights, equally.weights)
+    for strategy in (*({**each, "local_steps": 1} for each in in_steps[uneven]), COMPLETE):
+        found = train({**strategy, "uneven": uneven}, 4, **UNEQUAL)
+        close(found.weights, expected.weights)
+        assert found.results[0].accuracy == expected.results[0].accuracy
+        if uneven == "join":
+            equally = train({**strategy, "uneven": uneven, "weighting": "equal"}, 4, **UNEQUAL)
+            differ(equally.weights, expected.weights)
 
 
 def test_optimizer_states_that_are_averaged_are_sent() -> None:
@@ -319,26 +274,13 @@ def test_local_sgd_that_averages_only_at_the_end_equals_one_shot(init: str, weig
         assert last.fields["consensus_distance"] > 0.01
 
 
-@pytest.mark.parametrize("strategy", ["one_shot", "local_sgd"])
-def test_one_step_weighted_by_size_equals_one_serial_step(strategy: str) -> None:
-    """The mean over samples equals the mean of the parts' means only if weighted by part size."""
-    whole = {"batch_size": 120, "epochs": 1, "lr": 1.0}
-    serial = train("serial", 1, **whole).weights
-    by_size, equally = (
-        train({"name": strategy, "weighting": each}, 2, **whole, partitioner="quantity").weights
-        for each in ("size", "equal")
-    )
-    close(by_size, serial)
-    assert np.abs(equally - serial).max() > 20 * np.abs(by_size - serial).max()
-
-
-@pytest.mark.parametrize("steps", [1, 5, 11, 12, 100])
-def test_local_steps_between_two_averages(steps: int) -> None:
-    training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
-    rank, other = training.results
-    averages = -(-12 // steps)  # the last round may be shorter
-    assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
-    assert training.same_weights
+def test_local_steps_between_two_averages() -> None:
+    for steps in (1, 5, 11, 12, 100):
+        training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
+        rank, other = training.results
+        averages = -(-12 // steps)  # the last round may be shorter
+        assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
+        assert training.same_weights
 
 
 # DiLoCo, FedOpt and FedProx
@@ -369,33 +311,32 @@ def test_server_steps_are_those_of_the_paper(server: Server) -> None:
             np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_momentum_of_the_outer_step_is_that_of_torch(nesterov: bool) -> None:
+def test_momentum_of_the_outer_step_is_that_of_torch() -> None:
     generator = torch.Generator().manual_seed(0)
-    ours = torch.randn(50, generator=generator)
-    theirs = ours.clone().requires_grad_()
-    sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=nesterov)
-    m, v = torch.zeros(50), torch.zeros(50)
-    for _ in range(4):
-        mean = torch.randn(50, generator=generator)
-        theirs.grad = theirs.detach() - mean
-        sgd.step()
-        if nesterov:
-            DiLoCo().outer_step(ours, mean, m)
-        else:
-            FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
-        torch.testing.assert_close(ours, theirs.detach())
+    for nesterov in (True, False):
+        ours = torch.randn(50, generator=generator)
+        theirs = ours.clone().requires_grad_()
+        sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=nesterov)
+        m, v = torch.zeros(50), torch.zeros(50)
+        for _ in range(4):
+            mean = torch.randn(50, generator=generator)
+            theirs.grad = theirs.detach() - mean
+            sgd.step()
+            if nesterov:
+                DiLoCo().outer_step(ours, mean, m)
+            else:
+                FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
+            torch.testing.assert_close(ours, theirs.detach())
 
 
-@pytest.mark.parametrize("server", DEFAULT_LR)
-def test_the_first_round_of_a_server_starts_from_its_defaults(server: Server) -> None:
+def test_the_first_round_of_a_server_starts_from_its_defaults() -> None:
     """v starts at τ², m at 0; η is 1 with momentum and 0.01 otherwise."""
-    x = flat(task_of("serial", 1).build_model(0).parameters())
-    mean = torch.from_numpy(train("serial", 1).weights)
-    eta = 1.0 if server == "momentum" else 0.01
-    tau = 0.001
-    FedOpt(server=server, server_lr=eta).server_step(x, mean, 0 * x, 0 * x + tau**2)
-    close(train({"name": "fedopt", "server": server, "local_steps": 100}, 1).weights, x)
+    start = flat(task_of("serial", 1).build_model(0).parameters())
+    mean, tau = torch.from_numpy(train("serial", 1).weights), 0.001
+    for server in DEFAULT_LR:
+        x, eta = start.clone(), 1.0 if server == "momentum" else 0.01
+        FedOpt(server=server, server_lr=eta).server_step(x, mean, 0 * x, 0 * x + tau**2)
+        close(train({"name": "fedopt", "server": server, "local_steps": 100}, 1).weights, x)
 
 
 def test_the_proximal_term_pulls_back_by_the_distance_from_the_start_of_the_round() -> None:
@@ -425,24 +366,19 @@ def mixing_matrix(graph: Graph, size: int) -> np.ndarray:
     return matrix
 
 
-def test_neighbours() -> None:
-    assert [neighbours("ring", size) for size in (1, 2, 3, 6)] == [[], [1], [1, 2], [1, 5]]
-    assert [neighbours("exponential", size) for size in (1, 2, 3, 8, 9)] == [
-        [],
-        [1],
-        [1, 2],
-        [1, 2, 4],
-        [1, 2, 4, 8],
-    ]
-    assert [neighbours("complete", size) for size in (1, 2, 4)] == [[], [1], [1, 2, 3]]
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_mixing_matrix_is_doubly_stochastic_and_primitive(graph: Graph) -> None:
-    for size in (1, 2, 3, 4, 5, 8, 13):
-        matrix = mixing_matrix(graph, size)
-        np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1)
-        assert (np.linalg.matrix_power(matrix, size) > 0).all()
+def test_neighbours_are_those_of_the_graph() -> None:
+    """The mixing matrix is doubly stochastic and primitive."""
+    expected: dict[Graph, list[list[int]]] = {
+        "ring": [[], [1], [1, 2], [1, 3], [1, 7], [1, 8]],
+        "exponential": [[], [1], [1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]],
+        "complete": [[], [1], [1, 2], [1, 2, 3], [*range(1, 8)], [*range(1, 9)]],
+    }
+    for graph, distances in expected.items():
+        for size, of_size in zip((1, 2, 3, 4, 8, 9), distances, strict=True):
+            assert neighbours(graph, size) == of_size
+            matrix = mixing_matrix(graph, size)
+            np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1)
+            assert (np.linalg.matrix_power(matrix, size) > 0).all()
 
 
 class Weights:
@@ -458,22 +394,32 @@ class Weights:
         self._weights = flat
 
 
-@pytest.mark.parametrize(("graph", "size"), [("ring", 5), ("exponential", 8), ("complete", 3), ("ring", 2)])
-def test_mix_multiplies_by_the_mixing_matrix(graph: Graph, size: int) -> None:
-    start = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32)
+def mixed(graph: Graph, start: np.ndarray, times: int = 1, round_: Round | None = None) -> np.ndarray:
+    """The weights of ranks, a row each, after so many mixes in a graph."""
 
     def body(comm: Communicator) -> np.ndarray:
         replica: Any = Weights(torch.from_numpy(start[comm.rank].copy()))
-        mix(replica, comm, neighbours(graph, size))
-        mix(replica, comm, neighbours(graph, size))
+        for _ in range(times):
+            mix(replica, comm, neighbours(graph, len(start)), *([round_] if round_ else []))
         found: np.ndarray = replica.weights().numpy()
         return found
 
-    expected = np.linalg.matrix_power(mixing_matrix(graph, size), 2) @ start
-    np.testing.assert_allclose(np.stack(together(size, body)), expected, rtol=1e-5, atol=1e-6)
+    return np.stack(together(len(start), body))
 
 
-def test_gossip_on_the_complete_graph_equals_local_sgd() -> None:
-    local = {"name": "local_sgd", "local_steps": 1, "init": "independent"}
-    found = train({**COMPLETE, "init": "independent"}, 4, **MOMENTUM)
-    close(found.weights, train(local, 4, **MOMENTUM).weights)
+def test_mix_multiplies_by_the_mixing_matrix() -> None:
+    for graph, size in (("ring", 5), ("exponential", 8), ("complete", 3), ("ring", 2)):
+        start = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32)
+        expected = np.linalg.matrix_power(mixing_matrix(graph, size), 2) @ start
+        np.testing.assert_allclose(mixed(graph, start, times=2), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mixing_without_some_nodes_keeps_the_mean() -> None:
+    start = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    for graph, present in (("ring", {0, 1, 3}), ("ring", {2}), ("complete", {0, 1, 3})):
+        found = mixed(graph, start, round_=Round(0, frozenset(present)))
+        np.testing.assert_allclose(found.mean(axis=0), start.mean(axis=0), atol=1e-6)
+        absent = [rank for rank in range(5) if rank not in present]
+        np.testing.assert_array_equal(found[absent], start[absent])
+        if (graph, len(present)) == ("ring", 3):
+            np.testing.assert_allclose(found[0], (2 * start[0] + start[1]) / 3, rtol=1e-5)
