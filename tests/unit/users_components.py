@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy, log_softmax, mse_loss, nll_loss
+from torch.nn.functional import log_softmax, mse_loss, nll_loss
 from torch.utils.data import Dataset
 
 from trainer.core.strategy import Strategy
@@ -28,8 +28,8 @@ def in_order(samples: int = 300):
     return inputs[order], labels[order]
 
 
-def float_labels(classes: int = 3):
-    inputs, labels = good(classes=classes)
+def float_labels():
+    inputs, labels = good()
     return inputs, labels.astype(float)
 
 
@@ -64,11 +64,6 @@ class Net(nn.Sequential):
     def __init__(self, shape, classes, width: int = 8):
         layers = nn.Linear(shape[0], width), nn.Dropout(0.5), nn.Linear(width, classes)
         super().__init__(*layers, nn.LogSoftmax(1))
-
-
-class Wide(Net):
-    def __init__(self, shape, classes, widths: tuple[int, ...] = (8,)):
-        super().__init__(shape, classes, *widths)
 
 
 class Outputs(nn.Sequential):
@@ -124,7 +119,7 @@ def loud(shape, classes):
     return Net(shape, classes)
 
 
-def typed(shape, classes, names: list[str] = (), share: float = 0.1):
+def typed(shape, classes, names: tuple[str, ...] = ("a",), share: float = 0.1):
     return Net(shape, classes)
 
 
@@ -150,10 +145,6 @@ def rounding(output, target):
 
 def squares(output, target):
     return mse_loss(output, target)
-
-
-def entropy(output, target):
-    return binary_cross_entropy(output.sigmoid(), target)
 
 
 def always(output, target):

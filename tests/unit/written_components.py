@@ -32,12 +32,6 @@ class RepeatedLinear(Layers):
         super().__init__(nn.ReLU(), linear, nn.ReLU(), linear)
 
 
-class RepeatedNorm(Layers):
-    def __init__(self):
-        norm = nn.BatchNorm1d(8, affine=False)
-        super().__init__(norm, nn.Linear(8, 8), norm)
-
-
 class Norm(Layers):
     def __init__(self):
         super().__init__(nn.BatchNorm1d(8), nn.ReLU())
@@ -134,29 +128,12 @@ class Unused(Two):
         super().__init__(unused=nn.Linear(3, 3))
 
 
-class Integers(Two):
-    """Has a parameter of whole numbers."""
-
-    def __init__(self):
-        super().__init__(steps=nn.Parameter(torch.tensor([3, 4]), requires_grad=False))
-
-
 class Scalar(Two):
     def __init__(self):
         super().__init__(scale=nn.Parameter(torch.tensor(1.5)))
 
     def forward(self, x):
         return super().forward(x) * self.scale
-
-
-class Masked(Two):
-    """Has a buffer with infinite numbers, as a causal mask has."""
-
-    def __init__(self):
-        super().__init__(mask=nn.Buffer(torch.tensor([0.0] * 7 + [float("-inf")])))
-
-    def forward(self, x):
-        return self.head(torch.softmax(self.body(x) + self.mask, 1))
 
 
 class Average(Two):
@@ -169,21 +146,6 @@ class Average(Two):
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return super().forward(x - self.mean)
-
-
-class Detached(Two):
-    """The chain of its children in the forward pass, and not in the backward pass."""
-
-    def forward(self, x):
-        return self.head(self.body(x).detach())
-
-
-class Probabilities(Two):
-    """The chain of its children in training, and not in evaluation."""
-
-    def forward(self, x):
-        scores = self.head(self.body(x))
-        return scores if self.training else scores.softmax(1)
 
 
 class Noise(Two):
@@ -211,51 +173,16 @@ class Complex(Two):
         return self.head(self.body(x.to(torch.complex64)).abs().to(self.head.weight.dtype))
 
 
-class Experts(nn.Module):
-    """Samples choose one of many experts, so in most batches some experts get no gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(*SHAPE, CLASSES) for _ in range(6))
-
-    def forward(self, x):
-        chosen, outputs = x.argmax(1), x.new_zeros(len(x), CLASSES)
-        for number in chosen.unique():
-            outputs[chosen == number] = self.experts[number](x[chosen == number])
-        return outputs
-
-
-class Sparse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.last = nn.Embedding(5, 8, sparse=True), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.last(self.words((x[:, 0].abs() * 2).long().clamp(max=4)))
-
-
 class Views(nn.Module):
     """Takes a contiguous activation."""
 
-    def __init__(self, features=4 * 6 * 6):
+    def __init__(self):
         super().__init__()
-        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(features, CLASSES)
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(144, CLASSES)
 
     def forward(self, x):
         x = torch.relu(self.convolution(x))
-        return self.last(x.view(x.size(0), -1))
-
-
-class ChannelsLast(Views):
-    """Asks for a memory format itself."""
-
-    def __init__(self):
-        super().__init__(features=4)
-        self.to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        x = torch.relu(self.convolution(x.contiguous(memory_format=torch.channels_last)))
-        return self.last(x.permute(0, 2, 3, 1).view(len(x), -1, 4).mean(1))
+        return self.last(x.view(x.size(0), -1)[:, :144])
 
 
 def two_rates(weights, lr):
@@ -277,18 +204,6 @@ def decays(weights, lr):
 
 def only_the_last(weights, lr):
     return torch.optim.SGD(weights[-2:], lr=lr)
-
-
-class Sign(torch.optim.Optimizer):
-    def __init__(self, weights, lr: float):
-        super().__init__(weights, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    weight -= group["lr"] * weight.grad.sign()
 
 
 class Clipped(torch.optim.SGD):
@@ -332,8 +247,3 @@ class WeightedModule(nn.CrossEntropyLoss):
 
 def added(output, target):
     return nll_loss(output.log_softmax(1), target, reduction="sum")
-
-
-def contrast(output, target):
-    """Depends on pairs of samples."""
-    return cross_entropy(output, target) + torch.pdist(output).mean()

@@ -160,40 +160,23 @@ def layer(*_: Any) -> nn.Module:
     return nn.Linear(16, 16)
 
 
-def closed(_: Any) -> Any:
-    own = layer()
-    return [lambda x: own(x)]
-
-
 def number(_: Any) -> Tensor:
     return torch.zeros(())
 
 
-class Own(Model):
-    """Blocks that a function of the number of classes makes. stated: their names, if others."""
+def models(make: Callable[[int], Any], stated: Any = None, pairs: Any = ()) -> Laws:
+    """The laws of a model of the blocks that a function makes. stated: their names, if others."""
 
-    make: Any
-    stated: list[str] | None = None
-    pairs: tuple[Any, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        return self.stated or [*self.made(10)]
-
-    @property
-    def tensor_parallel_pairs(self) -> list[ParallelPair]:
-        return [*self.pairs]
-
-    def made(self, classes: int) -> dict[str, nn.Module]:
-        made = self.make(classes)
+    def made(classes: int) -> dict[str, nn.Module]:
+        made = make(classes)
         return made if isinstance(made, dict) else {"model": made}
 
-    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Any:
-        yield from self.made(classes).items()
-
-
-def models(make: Callable[[int], Any], **fields: Any) -> Laws:
-    return partial(model.laws, Own(make=make, **fields), IMAGES)
+    members = {
+        "names": property(lambda self: stated or [*made(10)]),
+        "tensor_parallel_pairs": property(lambda self: [*pairs]),
+        "blocks": lambda self, shape, classes, generator: iter(made(classes).items()),
+    }
+    return partial(model.laws, declaring(Model, **members), IMAGES)
 
 
 def sharing(classes: int) -> dict[str, nn.Module]:
@@ -241,7 +224,9 @@ MODELS: Faults = {
     "parameters: 1 of its weights .* shape 16 in Net.mine: use nn.Parameter": models(
         net(lambda self, x: x * self.mine, mine=lambda _: torch.ones(16, requires_grad=True))
     ),
-    "parameters: in no attribute": models(net(lambda self, x: self.mine[0](x), mine=closed)),
+    "parameters: in no attribute": models(
+        net(lambda self, x: self.mine[0](x), mine=lambda _: [partial(lambda own, x: own(x), layer())])
+    ),
     "gradients: 6 samples.*unused.weight, model.unused.bias": models(net(unused=layer)),
     "samples: 6 samples.*declare batch_statistics": models(normalised),
     "norms: False": models(normalised),
@@ -397,17 +382,6 @@ def test_a_loss_may_take_targets_of_any_kind() -> None:
         assert found == {**rest, "shapes": "skipped"}
 
 
-def test_functions_that_measure_accuracy_are_no_losses() -> None:
-    for measures, own in (
-        (True, close),
-        (True, lambda output, target: output.argmax(1) == target),
-        (False, lambda output, target: ((output - target) ** 2).mean()),
-        (False, lambda output, target: (output - target) ** 2),  # it lacks the mean, and fails `runs`
-        (False, lambda output, target: close(output, target).float().mean()),
-    ):
-        assert loss.measures_answers(FunctionLoss(function=own, accuracy=None)) is measures
-
-
 # Datasets
 
 
@@ -498,17 +472,6 @@ AUGMENTATIONS: Faults = {
     "changes: 64 inputs.*the same": augmenting(lambda inputs, rng: inputs.clone()),
     "finite: 1 input.*infinite": augmenting(lambda inputs, rng: noisy(inputs, rng) / 0),
 }
-
-
-def test_an_augmentation_takes_inputs_that_it_takes_for_every_seed() -> None:
-    for least in (0.0, 0.5):
-
-        def augment(inputs: Tensor, rng: Any, least: float = least) -> Tensor:
-            assert rng.random() >= least
-            return inputs
-
-        own = declaring(Augmentation, build=lambda self, scale, device, augment=augment: augment)
-        assert augmentation.takes(own, (4,)) is (least == 0)
 
 
 # All kinds

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from trainer.conformance.__main__ import _invalid
-from trainer.conformance.check import data_label, laws_of, left_out, on_data
+from trainer.conformance.check import _dataset_of, data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest
-from trainer.user_components.signature import ParameterFailure, configured
 from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 IMPORTS = (
@@ -46,6 +43,7 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "class Base(Partitioner): pass\n"  # abstract, and inherited
         "class Blocks(Base):\n    def partition(self, labels, parts, rng): ...\n"
         "class Template(Partitioner):\n    @abstractmethod\n    def order(self, labels): pass\n"
+        "class Init(Blocks):\n    def __init__(self, share: float = 0.5): ...\n"
         "class Typo(Partitioner):\n    def partiton(self, labels, parts, rng): pass\n"
         "class NoTrain(Strategy):\n    transports = ('memory',)\n"
         "class Net(nn.Module):\n    def forward(self, x): pass\n"
@@ -65,7 +63,7 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     for kind, name in components(folder, "mine.py"):
         found.setdefault(kind, []).append(name)
     assert found == {
-        "partitioner": ["Blocks", "Typo", "blocks"],
+        "partitioner": ["Blocks", "Init", "Typo", "blocks"],
         "strategy": ["NoTrain"],
         "model": ["Net", "Untold"],
         "loss": ["Focal", "Own", "close"],
@@ -73,34 +71,15 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "augmentation": ["noise"],
         "": ["Other", "fit"],  # a function with lr may train
     }
-    for kind, name, method in (("partitioner", "Typo", "partition"), ("strategy", "NoTrain", "train")):
-        with pytest.raises(ImportFailure, match=rf"does not define the method {method}$"):
+    for kind, name, text in (
+        ("partitioner", "Typo", "does not define the method partition$"),
+        ("partitioner", "Init", "annotated attributes.*`share: int"),
+        ("strategy", "NoTrain", "does not define the method train$"),
+    ):
+        with pytest.raises(ImportFailure, match=text):
             [*laws_of(request_for(folder, kind, name))]
     # A function that measures answers is no loss after all.
     assert "accuracy" in (left_out(request_for(folder, "loss", "close")) or "")
-
-
-def test_parameters_are_attributes_of_a_class_that_is_left_out_of_several_if_they_lack(
-    folder: Path,
-) -> None:
-    partition = "    def partition(self, labels, parts, rng): ...\n"
-    write(
-        folder,
-        f"class Init(Partitioner):\n    def __init__(self, share: float = 0.5): ...\n{partition}"
-        f"class Own(Partitioner):\n    first: int\n    second: int\n{partition}",
-    )
-    with pytest.raises(ImportFailure, match=r"annotated attributes.*`share: int"):
-        [*laws_of(request_for(folder, "partitioner", "Init"))]
-    own = Source(code="", folder=str(folder), module="mine.py", attribute="Own").load()
-
-    def told(alone: bool, **parameters: Any) -> Any:
-        with pytest.raises(ParameterFailure) as raised:
-            configured(own, parameters)
-        return _invalid(raised.value, alone)
-
-    assert "it needs first, second; check it alone" in told(alone=False)["finding"]["reason"]
-    assert [each["type"] for each in told(alone=True)["invalid"]] == ["missing"] * 2
-    assert [each["loc"] for each in told(alone=False, first="1")["invalid"]] == [("first",), ("second",)]
 
 
 def test_torchvision_has_models_that_need_no_option(folder: Path) -> None:
@@ -116,7 +95,7 @@ BESIDE = (
     "class Words(torch.utils.data.Dataset):\n"
     "    def __init__(self, train: bool): self.size = 40 if train else 10\n"
     "    def __len__(self): return self.size\n"
-    "    def __getitem__(self, at): return torch.tensor([at % 7] * 5), at % 2\n"
+    "    def __getitem__(self, at): return torch.tensor([at // 6] * 5), at // 20\n"
     "class Broken(torch.utils.data.Dataset):\n"
     "    def __init__(self, train: bool): raise ValueError('no files')\n"
 )
@@ -147,6 +126,10 @@ def test_components_are_tried_on_the_datasets_of_their_file_and_on_registered_on
     ):
         chosen = on_data(request_for(folder, kind, name))
         assert (chosen.dataset and data_label(chosen.dataset)) == data, name
+    # Those of every class, in whatever order the dataset has them.
+    _, samples = _dataset_of(on_data(request_for(folder, "model", "Net")))
+    assert samples is not None
+    assert {*samples[:, 0].tolist()} == {*range(7)}
     (runs, *_) = examine_all(laws_of(on_data(request_for(folder, "augmentation", "swapped"))), folder)
     assert (runs.status, runs.inputs) == ("ok", 2)
 
@@ -171,24 +154,3 @@ def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder:
     assert net.endswith("--dataset takes another dataset")
     assert wrong.count("AttributeError") == 1
     assert "digits, vectors, synthetic" in wrong
-
-
-def test_a_model_meets_every_class_of_a_sorted_dataset(folder: Path) -> None:
-    """The input of a sample is its class; the model refuses six samples that lack one of three classes."""
-    write(
-        folder,
-        "import numpy as np\n"
-        "def samples():\n"
-        "    classes = np.repeat(np.arange(3), 100)\n"
-        "    return np.repeat(classes[:, None], 4, 1).astype(np.float32), classes\n"
-        "class Net(nn.Linear):\n"
-        "    def __init__(self, shape, classes):\n"
-        "        super().__init__(*shape, classes)\n"
-        "    def forward(self, x):\n"
-        "        assert len(x) < 6 or len(x.unique()) == 3\n"
-        "        return super().forward(x)\n",
-    )
-    form = {"directory": str(folder), "module": "mine.py", "attribute": "samples", "parameters": {}}
-    asked = request_for(folder, "model", "Net").model_copy(update={"dataset": form})
-    laws = {law.name: law for law in laws_of(asked)}
-    assert [laws["runs"].test(batch) for batch in laws["runs"].inputs] == [None, None]

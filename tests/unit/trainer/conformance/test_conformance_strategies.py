@@ -13,8 +13,7 @@ import pytest
 
 import tests.support.wrong_components as wrong
 from trainer.conformance import processes, strategy
-from trainer.conformance.check import laws_of, source_of
-from trainer.conformance.find import kind_of
+from trainer.conformance.check import laws_of
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest, Finding
 from trainer.core.events import Event
@@ -24,19 +23,18 @@ from trainer.user_components.source import CODE
 
 # Component, the laws that it breaks, and a pattern of the smallest input and of what was found there.
 WRONG: list[tuple[str, set[str], str]] = [
-    ("Sums", {"equals", "averages"}, "2 ranks.*weights differ"),
-    ("IgnoresSizes", {"equals"}, "3 ranks, 252 samples, batch 10, each rank with more.*weights differ"),
-    ("Halves", {"one", "equals"}, "1 rank.*weights differ"),
-    ("Stays", {"finite"}, "1 rank.*the initial ones"),
-    ("Diverges", {"agree"}, "2 ranks.*ranks 0 and 1 differ"),
-    ("HalfTheSamples", {"samples"}, "1 rank.*30"),
+    ("sums", {"equals", "averages"}, "2 ranks.*weights differ"),
+    ("ignores sizes", {"equals"}, "3 ranks, 252 samples, batch 10, each rank with more.*weights differ"),
+    ("halves", {"one", "equals"}, "1 rank.*weights differ"),
+    ("stays", {"finite"}, "1 rank.*the initial ones"),
+    ("diverges", {"agree"}, "2 ranks.*ranks 0 and 1 differ"),
+    ("takes half the samples", {"samples"}, "1 rank.*30"),
+    ("sends more", {"bytes"}, "3 ranks.*50,960"),
+    ("draws noise", {"repeats"}, "1 rank.*weights differ"),
+    ("never starts", {"ends"}, "1 rank.*session.start"),
+    ("needs whole batches", {"ends"}, "1 rank.*mine.py:"),
+    ("deadlocks", {"ends"}, "2 ranks.*rank 0 waits in receive of 6370 numbers from rank 1"),
     ("OwnStatistics", {"statistics"}, "3 ranks.*weights differ"),
-    ("SendsMore", {"bytes"}, "3 ranks.*50,960"),
-    ("DrawsNoise", {"repeats"}, "1 rank.*weights differ"),
-    ("NoReplica", {"ends"}, "1 rank.*session.start"),
-    ("NeedsWholeBatches", {"ends"}, "1 rank.*mine.py:"),
-    ("Deadlocks", {"ends"}, "2 ranks.*rank 0 waits in receive of 6370 numbers from rank 1"),
-    ("CallsDiffer", {"ends"}, "2 ranks.*rank"),
     ("FailsOnOneRank", {"ends"}, r"2 ranks.*: mine\.py:\d+: ValueError: no gradient$"),
     ("DiesOnOneRank", {"ends"}, "2 ranks.*rank 1 was killed by SIGKILL"),
 ]
@@ -76,10 +74,10 @@ def findings(request: CheckRequest, *tried: str) -> dict[str, Finding]:
 
 
 def request_for(directory: Path, name: str) -> CheckRequest:
-    found = CheckRequest(
-        directory=str(directory), module="mine.py", attribute=name, label=f"mine.py:{name}"
-    )
-    return found.model_copy(update={"kind": kind_of(source_of(found).load())})
+    """A check of a component, or of what is wrong with one."""
+    how = {} if name[0].isupper() else {"how": name}
+    place = {"directory": str(directory), "module": "mine.py", "attribute": "Wrong" if how else name}
+    return CheckRequest(kind="strategy", label="mine.py", parameters=how, **place)
 
 
 @pytest.mark.parametrize(("name", "laws", "text"), WRONG, ids=[each[0] for each in WRONG])
@@ -133,7 +131,7 @@ def test_what_a_strategy_must_equal_can_be_given_and_could_be_declared(directory
     ):
         request = CheckRequest(kind="strategy", registered=name, label=name, equals=given)
         assert findings(request, "ends", "equals")["equals"].status == status
-    for name, could in (("Averages", True), ("WithTheNextRank", False)):
+    for name, could in (("Averages", True), ("takes the next rank's", False)):
         equal = findings(request_for(directory, name), "ends", "equals")["equals"]
         assert (equal.status, "all_reduce" in equal.reason) == ("note" if could else "skipped", could)
 

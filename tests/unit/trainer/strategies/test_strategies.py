@@ -7,6 +7,7 @@ it equals what it declares: see test_conformance_strategies.py.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,19 @@ import torch
 from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
-from tests.unit.threads import together
 from tests.unit.training import SMALL, train
-from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
-from trainer.core.participation import Round
+from trainer.core.participation import Participation, Round, Rounds
+from trainer.core.rng import RngFactory
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
-from trainer.strategies.gossip import Graph, mix, neighbours
-from trainer.training.loader import BatchLoader
+from trainer.strategies.gossip import Graph, neighbours
+from trainer.training.loader import Batch, BatchLoader
+from trainer.training.participants import Participants
+from trainer.training.partition import Partition
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -153,21 +155,13 @@ def test_unequal_parts_are_read_as_the_policy_says_and_the_certificate_counts(
 
 def test_bytes_of_a_step() -> None:
     """Of a gradient of n bytes on P ranks; the ring all-reduce sends 2n(P−1)/P."""
-    ranks = 3
-    sent = {}
-    for name in ("all_reduce", "all_gather", "reduce_broadcast", "parameter_server"):
-        results = train(name, ranks).results
-        n = 4 * results[0].parameters
-        sent[name] = [each.bytes_sent / each.steps / n for each in results]
-        for rank, each in enumerate(sent[name]):
-            declared = STRATEGIES.parse(name).step_bytes(n, rank, ranks)
-            assert declared is None or declared == pytest.approx(each * n)
-    assert sent == {
-        "all_reduce": pytest.approx([4 / 3] * 3),
-        "all_gather": pytest.approx([2] * 3),
-        "reduce_broadcast": pytest.approx([2, 1, 1]),
-        "parameter_server": pytest.approx([2, 1, 1]),
-    }
+    ring, from_all, to_all = [4 / 3] * 3, [2] * 3, [2, 1, 1]
+    names = ("all_reduce", "all_gather", "reduce_broadcast", "parameter_server")
+    for name, expected in zip(names, (ring, from_all, to_all, to_all), strict=True):
+        for rank, each in enumerate(train(name, 3).results):
+            n, sent = 4 * each.parameters, each.bytes_sent / each.steps
+            assert sent == pytest.approx(expected[rank] * n), name
+            assert STRATEGIES.parse(name).step_bytes(n, rank, 3) in (None, pytest.approx(sent))
 
 
 # Averaging gradients
@@ -204,11 +198,9 @@ def test_workers_of_a_parameter_server_do_what_ranks_of_all_reduce_do() -> None:
     assert (server.samples, server.steps, server.seconds["data"]) == (0, worker.steps, 0)
     assert min(server.seconds["compute"], server.seconds["wait"]) > 0
     assert found.of("partition") == found.of("coverage") == found.of("step") == []
-    points = [*zip(*(found.of("epoch", rank) for rank in range(3)), strict=True)]
-    assert [[each.fields["loss"] is None for each in of_epoch] for of_epoch in points] == [
-        [True, False, False]
-    ] * 2
-    assert [len({each.fields["accuracy"] for each in of_epoch}) for of_epoch in points] == [1, 1]
+    for of_epoch in zip(*(found.of("epoch", rank) for rank in range(3)), strict=True):
+        assert [each.fields["loss"] is None for each in of_epoch] == [True, False, False]
+        assert len({each.fields["accuracy"] for each in of_epoch}) == 1
 
 
 # Averaging weights
@@ -251,10 +243,9 @@ def test_optimizer_states_that_are_averaged_are_sent() -> None:
     )
     differ(kept.weights, average.weights)
     differ(kept.weights, reset.weights)
-    # keep averages the weights; average also averages Adam's two moments
-    n, averages = 4 * kept.results[0].parameters, kept.results[0].steps / 2
-    weight = 4  # bytes of each rank's weight in an average
-    assert kept.results[0].bytes_sent == pytest.approx(n + (n + weight) * averages)  # rank 0 broadcasts n
+    # keep averages the weights, average also Adam's two moments. Rank 0 broadcasts the initial weights.
+    n, averages, weight = 4 * kept.results[0].parameters, kept.results[0].steps / 2, 4
+    assert kept.results[0].bytes_sent == pytest.approx(n + (n + weight) * averages)
     assert average.results[0].bytes_sent == pytest.approx(n + (3 * n + 2 * weight) * averages)
 
 
@@ -354,72 +345,161 @@ def test_the_proximal_term_pulls_back_by_the_distance_from_the_start_of_the_roun
     close(found.weights, flat(model.parameters()))
 
 
-# Gossip
+# Rounds in which not every rank takes part, and gossip
+
+EVERYONE = [[0, 1, 2]]
+SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
+H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
+PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
 
 
-def mixing_matrix(graph: Graph, size: int) -> np.ndarray:
-    distances = neighbours(graph, size)
-    matrix = np.zeros((size, size))
-    for rank in range(size):
-        for distance in [0, *distances]:
-            matrix[rank, (rank - distance) % size] += 1 / (len(distances) + 1)
-    return matrix
+def loaded(strategy: str, nodes: int = 3) -> tuple[Task, list[list[Batch]]]:
+    """The task of a run in which all nodes take part, and the batches of each."""
+    task = task_of(strategy, nodes, **PARTS)
+    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, node, nodes) for node in range(nodes)]
+    epochs = range(1, task.spec.epochs + 1)
+    return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
+
+
+def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+
+
+def reference(
+    schedule: Sequence[Sequence[int]], steps_per_round: int | None, weighting: str
+) -> tuple[np.ndarray, list[list[int]]]:
+    """Local SGD in plain torch. Returns the weights, and the samples of each node and epoch."""
+    task, batches = loaded("local_sgd")
+    model, steps = task.build_model(0), len(batches[0])
+    counts = [[0] * task.spec.epochs for _ in range(3)]
+    start, length = flat(model.parameters()), steps_per_round or steps
+    for number, first in enumerate(range(0, steps, length)):
+        total, weights = torch.zeros_like(start), 0
+        for node in schedule[number % len(schedule)]:
+            set_weights(model, start)
+            samples = 0
+            for step in range(first, min(first + length, steps)):
+                batch = batches[node][step]
+                if batch.samples:
+                    samples += batch.samples
+                    counts[node][step * task.spec.epochs // steps] += batch.samples
+                    change = task.spec.lr * gradient(model, batch.inputs, batch.targets)
+                    set_weights(model, flat(model.parameters()) - change)
+            n = samples if weighting == "size" else min(samples, 1)
+            total += n * flat(model.parameters())
+            weights += n
+        if weights:
+            start = total / weights
+    return start.numpy(), counts
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weighting", "schedule"),
+    [
+        ({"name": "local_sgd"}, "size", EVERYONE),
+        ({"name": "local_sgd"}, "equal", SCHEDULE),
+        (PLAIN["diloco"], "equal", SCHEDULE),
+        (PLAIN["fedopt"], "size", SCHEDULE),
+        (PLAIN["fedprox"], "size", SCHEDULE),
+    ],
+    ids=["everyone", "local_sgd", *PLAIN],
+)
+def test_rounds_equal_reference(
+    strategy: dict[str, Any], weighting: str, schedule: list[list[int]]
+) -> None:
+    taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
+    training = train({**strategy, "local_steps": H, "weighting": weighting, **taking_part}, 3, **PARTS)
+    weights, counts = reference(schedule, H, weighting)
+    close(training.weights, weights)
+    assert training.same_weights
+
+    certificate = certify([event for events in training.events for event in events])
+    assert certificate is not None
+    assert certificate.verified
+    samples = [[0] * 3 for _ in range(3)]
+    for part in certificate.parts:
+        samples[part.rank][part.epoch - 1] = part.samples
+    assert samples == counts
+    assert [split.coverage for split in certificate.splits] == [
+        sum(each[epoch] for each in counts) / 120 for epoch in range(3)
+    ]
+
+
+def test_one_shot_averages_the_nodes_of_its_only_round() -> None:
+    """It weights them equally by default."""
+    training = train({"name": "one_shot", "participation": {"schedule": SCHEDULE}}, 3, **PARTS)
+    close(training.weights, reference(SCHEDULE, None, "equal")[0])
+    assert training.results[1].samples == 0
+    assert [each.local_accuracy is None for each in training.results] == [False, True, False]
+    assert len({each.accuracy for each in training.results}) == 1
+
+
+def test_the_certificate_counts_rounds() -> None:
+    participation = {"schedule": [[0, 1], [1], [1, 2], [1]]}
+    form = {"name": "local_sgd", "local_steps": 2, "participation": participation}
+    events = [
+        event for events in train(form, 3).events for event in events
+    ]  # 4 steps per epoch, so 2 rounds
+    certificate = certify(events)
+    assert certificate is not None
+    rounds = {(part.rank, part.epoch): part.rounds for part in certificate.parts}
+    assert rounds == {(0, 1): 1, (1, 1): 2, (2, 1): 0, (0, 2): 0, (1, 2): 2, (2, 2): 1}
+    assert {part.js_divergence for part in certificate.parts if not part.samples} == {None}
+    # A rank that has not trained in an epoch has no loss there.
+    points = [each for each in events if each.kind == "epoch" and each.fields["loss"] is None]
+    assert {(each.rank, each.fields["epoch"]) for each in points} == {(2, 1), (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("graph", "nodes", "schedule"),
+    [
+        ("ring", 2, None),
+        ("ring", 3, [[0, 1], [1]]),
+        ("ring", 5, [[0, 1, 3], [2]]),
+        ("exponential", 5, None),
+        ("complete", 4, [[0, 1, 3], [1, 2]]),
+    ],
+)
+def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[int]] | None) -> None:
+    """D-PSGD in plain torch: mix, then apply the gradient at the weights before mixing."""
+    participation = None if schedule is None else {"schedule": schedule}
+    training = train({"name": "gossip", "graph": graph, "participation": participation}, nodes, **PARTS)
+    task, batches = loaded("gossip", nodes)
+    models = [task.build_model(0) for _ in range(nodes)]
+    for step in range(len(batches[0])):
+        present = schedule[step % len(schedule)] if schedule else range(nodes)
+        samples = [batches[node][step].samples if node in present else 0 for node in range(nodes)]
+        before = [flat(model.parameters()) for model in models]
+        for node in present:
+            others = [(node - distance) % nodes for distance in (0, *neighbours(graph, nodes))]
+            mixed = sum(before[other if other in present else node] for other in others) / len(others)
+            if samples[node]:
+                batch, scale = batches[node][step], samples[node] * len(present) / sum(samples)
+                mixed -= task.spec.lr * scale * gradient(models[node], batch.inputs, batch.targets)
+            set_weights(models[node], mixed)
+    mean = sum(flat(model.parameters()) for model in models) / nodes
+    close(training.weights, mean)
+
+    # After the last epoch, the mean over all nodes was evaluated, also over those that never trained.
+    set_weights(models[0], mean)
+    test = task.data.test
+    with torch.no_grad():
+        loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
+    assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_late_epochs_need_no_earlier_ones() -> None:
+    """As in a run that resumes there."""
+    rounds = Rounds(participation=Participation(schedule=[[0], [1]]), steps=3)
+    participants = Participants(rounds, RngFactory(0), lambda _: Partition([np.arange(5)] * 2, batch=5))
+    assert participants.round(9000, 0, "join") == Round(2999, frozenset({1}))
 
 
 def test_neighbours_are_those_of_the_graph() -> None:
-    """The mixing matrix is doubly stochastic and primitive."""
     expected: dict[Graph, list[list[int]]] = {
         "ring": [[], [1], [1, 2], [1, 3], [1, 7], [1, 8]],
         "exponential": [[], [1], [1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]],
         "complete": [[], [1], [1, 2], [1, 2, 3], [*range(1, 8)], [*range(1, 9)]],
     }
     for graph, distances in expected.items():
-        for size, of_size in zip((1, 2, 3, 4, 8, 9), distances, strict=True):
-            assert neighbours(graph, size) == of_size
-            matrix = mixing_matrix(graph, size)
-            np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1)
-            assert (np.linalg.matrix_power(matrix, size) > 0).all()
-
-
-class Weights:
-    """A replica that has only weights."""
-
-    def __init__(self, weights: torch.Tensor) -> None:
-        self._weights = weights
-
-    def weights(self) -> torch.Tensor:
-        return self._weights.clone()
-
-    def set_weights(self, flat: torch.Tensor) -> None:
-        self._weights = flat
-
-
-def mixed(graph: Graph, start: np.ndarray, times: int = 1, round_: Round | None = None) -> np.ndarray:
-    """The weights of ranks, a row each, after so many mixes in a graph."""
-
-    def body(comm: Communicator) -> np.ndarray:
-        replica: Any = Weights(torch.from_numpy(start[comm.rank].copy()))
-        for _ in range(times):
-            mix(replica, comm, neighbours(graph, len(start)), *([round_] if round_ else []))
-        found: np.ndarray = replica.weights().numpy()
-        return found
-
-    return np.stack(together(len(start), body))
-
-
-def test_mix_multiplies_by_the_mixing_matrix() -> None:
-    for graph, size in (("ring", 5), ("exponential", 8), ("complete", 3), ("ring", 2)):
-        start = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32)
-        expected = np.linalg.matrix_power(mixing_matrix(graph, size), 2) @ start
-        np.testing.assert_allclose(mixed(graph, start, times=2), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_mixing_without_some_nodes_keeps_the_mean() -> None:
-    start = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    for graph, present in (("ring", {0, 1, 3}), ("ring", {2}), ("complete", {0, 1, 3})):
-        found = mixed(graph, start, round_=Round(0, frozenset(present)))
-        np.testing.assert_allclose(found.mean(axis=0), start.mean(axis=0), atol=1e-6)
-        absent = [rank for rank in range(5) if rank not in present]
-        np.testing.assert_array_equal(found[absent], start[absent])
-        if (graph, len(present)) == ("ring", 3):
-            np.testing.assert_allclose(found[0], (2 * start[0] + start[1]) / 3, rtol=1e-5)
+        assert [neighbours(graph, size) for size in (1, 2, 3, 4, 8, 9)] == distances

@@ -118,29 +118,23 @@ def test_parameters_without_effect_on_a_server() -> None:
 # Meshes
 
 
-def test_the_default_mesh_has_two_stages_and_as_many_replicas_as_ranks_allow() -> None:
-    assert [Hybrid().mesh_of(ranks) for ranks in (2, 3, 4, 6)] == [
-        Mesh(data=data, pipeline=2) for data in (1, 1, 2, 3)
-    ]
-    assert Hybrid(mesh=Mesh(tensor=2)).mesh_of(4) == Mesh(tensor=2)
-
-
-def test_places_of_ranks_on_a_mesh() -> None:
+def test_places_of_ranks_on_a_mesh_and_the_default_one() -> None:
     mesh, ranks = parsed({"name": "hybrid", "mesh": {"data": 2, "pipeline": 3, "tensor": 2}}), range(12)
     assert mesh.replicas(12) == 2
     assert [mesh.replica_of(rank, 12) for rank in ranks] == [0] * 6 + [1] * 6
     assert [rank for rank in ranks if mesh.reports_samples(rank, 12)] == [0, 6]
     assert [rank for rank in ranks if mesh.sees_inputs(rank, 12)] == [0, 1, 6, 7]
+    # By default it has two stages, and as many replicas as ranks allow.
+    defaults = [Mesh(data=data, pipeline=2) for data in (1, 1, 2, 3)]
+    assert [Hybrid().mesh_of(number) for number in (2, 3, 4, 6)] == defaults
 
 
 def test_layouts_are_meshes_of_several_dimensions() -> None:
-    two, stages = {"data": 2, "pipeline": 2}, {"pipeline": 2, "tensor": 2}
-    assert {(str(each["mesh"]), each["micro_batches"]) for each in Hybrid.layouts_on(4)} == {
-        (str(two), 4),
-        (str(two), 8),
-        (str({"data": 2, "tensor": 2}), 1),
-        (str(stages), 4),
-        (str(stages), 8),
+    layouts = {(str(Mesh(**each["mesh"])), each["micro_batches"]) for each in Hybrid.layouts_on(4)}
+    two, stages = (str(Mesh(pipeline=2, **{other: 2})) for other in ("data", "tensor"))
+    assert layouts == {
+        *((each, count) for each in (two, stages) for count in (4, 8)),
+        (str(Mesh(data=2, tensor=2)), 1),
     }
     assert Hybrid.layouts_on(2) == []
 

@@ -101,11 +101,20 @@ def mine(name: str, **parameters: Any) -> Any:
     return {"name": f"./mine.py:{name}", **parameters} if parameters else f"./mine.py:{name}"
 
 
-BATCH_NORM = {"model": mine("Normalised"), "transport": "memory", "strategy": "all_reduce", "batch_size": 8}
+TWO = mine("Outputs", outputs=2)
+TWO_CLASSES = {"dataset": mine("good", classes=2), "partitioner": mine("three_classes")}
+SOMETIMES = {"model": mine("Tree", sometimes=True)}
 REGRESSION = {"model": mine("Outputs", flat=True), "loss": mine("squares", accuracy="always")}
+ROUNDING = mine("rounding", accuracy="always")
 NUMBERS = {"dataset": mine("numbers"), "model": mine("Outputs"), "loss": "mse"}
-FLOATS = {"dataset": mine("float_labels"), "model": mine("Outputs", outputs=3)}
-SHARES = {"dataset": mine("float_labels", classes=2), "loss": mine("entropy", accuracy="always")}
+
+
+def norm(**fields: Any) -> dict[str, Any]:
+    """A run of a model with BatchNorm. There are 48 samples."""
+    common = {"transport": "memory", "strategy": "all_reduce", "batch_size": 8}
+    return {"model": mine("Normalised"), **common, **fields}
+
+
 # The fields of a run, by the place in the sweep file and the parts of the message.
 REFUSED: dict[str, dict[str, Any]] = {
     f"dataset: {at('data')} | ValueError: no item": {"dataset": mine("Raises")},
@@ -125,9 +134,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     f"model: {at('exit')} | SystemExit: bye": {"model": mine("leaves")},
     "model: int | class or a function": {"model": mine("number")},
     "model: no nets | it defines | Net, | more": {"model": mine("nets")},
-    "model.names[0]: 1 | string": {"model": mine("typed", names=[1])},
+    "model.names[1]: 1 | string": {"model": mine("typed", names=["a", 1])},
     "model.shape: allowed: names, share": {"model": mine("typed", shape=[3])},
-    "model.widths[1]: '8' | integer": {"model": mine("Wide", widths=[9, "8"])},
     "model: relative.py:1: ImportError | PACKAGE.MODULE:NAME": {"model": "./package/relative.py:Net"},
     "model: './gone.py:Net' | gone.py": {"model": "./gone.py:Net"},
     "model: broken.py:3: SyntaxError": {"model": "./broken.py:Net"},
@@ -138,78 +146,53 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model: ModuleNotFoundError | no_package": {"model": "no_package.here:Net"},
     "loss: no gone": {"loss": mine("mean_loss", accuracy="gone")},
     "strategy: 'pigeon' | gloo": {"strategy": mine("Pigeons")},
-    f"partitioner: {at('parts')} | AssertionError": {
-        "dataset": mine("good", classes=2),
-        "partitioner": mine("three_classes"),
-    },
+    f"partitioner: {at('parts')} | AssertionError": TWO_CLASSES,
     "loss: different modules common": {"model": "./one/net.py:Net", "loss": "./two/net.py:mean"},
     # What does not fit together. The message names all of it.
     "model: mine.py:Net on mine.py:good | mean | 8 samples each": {"loss": mine("summed")},
     f"model: mine.py:Net on mine.py:good | {at('loss')} | ValueError": {"loss": mine("failing_loss")},
     "model: nn.LogSoftmax | cross_entropy": {"model": mine("Outputs", outputs=3)},
-    "model: 2 scores for each sample | 10 classes, 0 to 9": {
-        "dataset": "digits",
-        "model": mine("Outputs", outputs=2),
-    },
-    "model: 2 scores for each sample | 10 classes": {  # also of classes of which no sample is tried
-        "dataset": mine("Stated"),
-        "model": mine("Outputs", outputs=2),
-    },
-    "model: out of bounds | (17, 2) | 3 classes": {
-        "model": mine("Outputs", outputs=2),
-        "loss": mine("rounding", accuracy="always"),
-    },
+    "model: 2 scores for each sample | 10 classes, 0 to 9": {"dataset": "digits", "model": TWO},
+    # Also for classes of which no sample is tried.
+    "model: 2 scores for each sample | 10 classes": {"dataset": mine("Stated"), "model": TWO},
+    "model: out of bounds | (17, 2) | 3 classes": {"model": TWO, "loss": ROUNDING},
     "model: mean of the losses": {"dataset": mine("in_order"), "loss": mine("weighted")},
     "model: mine.py:numbers with the loss nll | floating-point": {"dataset": mine("numbers")},
     "model: floating-point | targets.astype(int) | mse": {
-        **FLOATS,
-        "loss": mine("rounding", accuracy="always"),
+        "dataset": mine("float_labels"),
+        "loss": ROUNDING,
     },
     "model: 100": {"loss": mine("mean_loss", accuracy="percent")},
     **{
-        f"model: right.weight gets one from | {strategy} | : all_reduce": {
-            "model": mine("Tree", sometimes=True),
-            "strategy": strategy,
-        }
-        for strategy in ("ddp", "zero1", "zero2", "fsdp")
+        f"strategy: {name} | right.weight gets one from | : all_reduce": {**SOMETIMES, "strategy": name}
+        for name in ("ddp", "zero1", "zero2", "fsdp")
     },
-    "model: cannot train mine.py:Tree": {"model": mine("Tree"), "strategy": "pipeline"},
+    "strategy: cannot train mine.py:Tree": {"model": mine("Tree"), "strategy": "pipeline"},
     "recompute: it exchanges": {"strategy": mine("Recomputes"), "recompute": "full"},
     **{
         f"partitioner: {name} | {need}": {**NUMBERS, "partitioner": name}
         for name, need in (("classes", "no classes"), ("dirichlet", "no classes"), ("feature", "images"))
     },
-    # A batch of one sample does not meet BatchNorm. There are 48 samples.
-    "batch_size: 24 samples of part 0 | batch_size, such as 24": {**BATCH_NORM, "batch_size": 23},
-    "batch_size: 9 samples of part 3 | such as 10": {**BATCH_NORM, "nodes": 5},
-    "batch_size: 9 samples of part 3": {**BATCH_NORM, "nodes": 5, "partitioner": "contiguous"},
-    "batch_size: 8 samples per step and 5 micro-batches | such as 12": {**BATCH_NORM, "accumulate": 5},
-    "batch_size: 48 samples of part 0 | such as 48": {
-        **BATCH_NORM,
-        "strategy": "serial",
-        "nodes": 1,
-        "batch_size": 47,
-    },
-    "batch_size: 8 samples per step | such as 50": {
-        **BATCH_NORM,
-        "nodes": 5,
-        "batch_per": "run",
-        "batch_size": 40,
-    },
+    # A batch of one sample does not meet BatchNorm.
+    "batch_size: 24 samples of part 0 | batch_size, such as 24": norm(batch_size=23),
+    "batch_size: 9 samples of part 3 | such as 10": norm(nodes=5),
+    "batch_size: 9 samples of part 3": norm(nodes=5, partitioner="contiguous"),
+    "batch_size: 8 samples per step and 5 micro-batches | such as 12": norm(accumulate=5),
+    "batch_size: 48 samples of part 0 | such as 48": norm(strategy="serial", nodes=1, batch_size=47),
+    "batch_size: 8 samples per step | such as 50": norm(nodes=5, batch_per="run", batch_size=40),
 }
 ACCEPTED: list[dict[str, Any]] = [
     {"dataset": mine("Stated"), "model": mine("Outputs", outputs=10), "loss": "cross_entropy"},
     REGRESSION,
     {**REGRESSION, "dataset": mine("float_labels"), "loss": "mse"},
-    {**REGRESSION, **SHARES},
     NUMBERS,
     {"dataset": mine("in_order", samples=200_000), "partitioner": mine("three_classes")},
-    {"model": mine("Tree", sometimes=True), "strategy": "all_reduce"},
+    {**SOMETIMES, "strategy": "all_reduce"},
     {"model": mine("Tree"), "strategy": "fsdp"},
-    BATCH_NORM,
-    {**BATCH_NORM, "nodes": 5, "strategy": {"name": "all_reduce", "uneven": "pad"}, "batch_size": 10},
-    {**BATCH_NORM, "batch_size": 23, "model": mine("Net")},
-    {**BATCH_NORM, "batch_size": 23, "model": mine("Normalised", frozen=True)},
+    norm(),
+    norm(nodes=5, strategy={"name": "all_reduce", "uneven": "pad"}, batch_size=10),
+    norm(batch_size=23, model=mine("Net")),
+    norm(batch_size=23, model=mine("Normalised", frozen=True)),
     {"model": mine("loud")},  # what it prints is no answer
 ]
 
@@ -241,7 +224,7 @@ def test_the_message_about_an_option_names_its_value_once(folder: Path, imports:
 
 
 def test_parts_of_sizes_that_depend_on_labels_are_checked_before_training(load: Load) -> None:
-    fields = {**BATCH_NORM, "partitioner": "quantity"}
+    fields = norm(partitioner="quantity")
     train = Split(np.zeros((48, 4), np.float32), np.arange(48) % 3)
     sizes = [len(part) for part in partition(load(**fields), RngFactory(0), train.labels, 2, 1)]
     run = load(**{**fields, "batch_size": sizes[1] - 1})
@@ -254,7 +237,7 @@ def test_the_key_depends_on_parameters_and_neither_on_defaults_nor_on_the_direct
     assert load(**there).name_of("model") == "co:lon and ü/mine.py:Net"
     assert load(**there).key == load(model=mine("Net", width=8)).key == load().key
     assert load(model=mine("Net", width=9)).key != load().key
-    assert load(model=mine("Wide", widths=[8])).key == load(model=mine("Wide")).key
+    assert load(model=mine("typed", names=["a"])).key == load(model=mine("typed")).key
 
 
 def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load, imports: Imports) -> None:
