@@ -25,7 +25,7 @@ from trainer.training.loader import Batch
 from trainer.training.partition import StepSizes
 from trainer.training.replica import Replica
 from trainer.training.task import Task
-from trainer.user_components import dataset, loss, model, optimizer
+from trainer.user_components import loss, model, optimizer
 from trainer.user_components.source import CODE, ImportFailure, Source
 
 Forms = dict[str, Any]
@@ -59,19 +59,10 @@ def forms(
     **parameters: Any,
 ) -> Forms:
     """The components of a run as a sweep resolves them."""
-    on = dataset.DatasetFacts(
-        **dict(source("d")),
-        train_samples=17,
-        test_samples=17,
-        shape=shape,
-        input_type="float32",
-        class_count=CLASSES,
-        data="",
-    )
     with_loss = loss.facts(source(of), parameters)
     return {
         "model": form(named, model.facts(source(named), {}, shape, CLASSES, samples(shape)[0])),
-        "dataset": form("d", on),
+        "dataset": written.described(shape, "float32", CLASSES, 17),
         "optimizer": form(steps, optimizer.facts(source(steps), {})),
         "loss": {**form(of, with_loss), **parameters},
     }
@@ -187,7 +178,7 @@ def replica(named: str, weights_seed: int = 0, **chosen: Any) -> Replica:
 
 
 def test_ranks_exchange_the_buffers_that_training_changes_and_no_frozen_parameter() -> None:
-    for named, buffers in ((0), ("FrozenNorm", 0), ("Average", 6), ("Norm", 16)):
+    for named, buffers in (("FrozenNorm", 0), ("Average", 6), ("Norm", 16)):
         assert replica(named).flat_buffers().numel() == buffers
     whole, part = replica("FrozenBody"), replica("Unused")
     assert [each.weights().numel() for each in (whole, part)] == [8 * 3 + 3, 8 * 3 + 3 + 8 * 6 + 8 + 12]

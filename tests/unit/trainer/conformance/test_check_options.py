@@ -40,10 +40,13 @@ def test_registered_components_have_a_name_or_kind_and_name() -> None:
 
 
 def test_import_paths(file: Path) -> None:
-    whole, one, installed = request("./mine.py"), request("./mine.py:Net"), request("package.module:Net")
-    assert (whole.module, whole.attribute, whole.directory) == ("mine.py", "", str(file.parent))
-    assert (one.module, one.attribute, one.directory) == ("mine.py", "Net", str(file.parent))
-    assert (installed.module, installed.attribute) == ("package.module", "Net")
+    for target, place in {
+        "./mine.py": ("mine.py", "", str(file.parent)),
+        "./mine.py:Net": ("mine.py", "Net", str(file.parent)),
+        "package.module:Net": ("package.module", "Net", str(file.parent)),
+    }.items():
+        found = request(target)
+        assert (found.module, found.attribute, found.directory) == place
     assert request("./mine.py:Net", dataset="{name: mine.py:Own, size: 3}").dataset == {
         "directory": str(file.parent),
         "module": "mine.py",
@@ -78,15 +81,12 @@ def test_bad_options_are_refused(file: Path) -> None:
 
 
 def test_lines_fit_into_the_terminal() -> None:
-    long = "a word and " * 30
-    skipped = [
-        Finding(law=f"law{n}", statement="it holds", status="skipped", reason=long) for n in range(30)
-    ]
+    long, common = "a word and " * 30, {"statement": "it holds"}
     found = [
-        Finding(law="one", statement="it holds", status="ok", inputs=3),
-        Finding(law="two", statement="it holds", status="failed", input=long, expected=long, got=long),
-        *skipped,
-        Finding(law="last", statement="it holds", status="skipped", reason="another"),
+        Finding(law="one", status="ok", inputs=3, **common),
+        Finding(law="two", status="failed", input=long, expected=long, got=long, **common),
+        *(Finding(law=f"law{n}", status="skipped", reason=long, **common) for n in range(30)),
+        Finding(law="last", status="skipped", reason="another", **common),
     ]
     for width in (80, 50):
         report = Report(component="mine", kind="model", findings=found)

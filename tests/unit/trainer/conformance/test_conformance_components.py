@@ -30,19 +30,6 @@ OF_COMPONENTS = {
     "attack": ATTACKS,
 }
 ALL = {**OF_COMPONENTS, "transport": TRANSPORTS, "runtime": RUNTIMES}
-# Suffixes of class names by kind, and files that hold several entries.
-SUFFIXES = {
-    "augmentation": "Augmentation",
-    "compression": "Compression",
-    "aggregation": "Aggregation",
-    "transport": "Communicator",
-    "runtime": "Runtime",
-}
-SHARED_FILES = {
-    "fashion_mnist": "mnist",
-    **dict.fromkeys(["iris", "wine", "breast_cancer"], "tables"),
-    **dict.fromkeys(["pydoc_text", "tiny_shakespeare", "copy", "induction"], "text"),
-}
 
 
 def build(kind: str, name: str, **parameters: Any) -> Component:
@@ -51,15 +38,11 @@ def build(kind: str, name: str, **parameters: Any) -> Component:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_entries_load_and_have_names_like_their_classes(kind: str) -> None:
-    for name, path in ALL[kind].entries.items():
-        module, _, attribute = path.partition(":")
-        assert name == name.lower()
-        assert name.replace("_", "").isalnum()
-        assert attribute[0].isupper()
-        assert attribute.removesuffix(SUFFIXES.get(kind, "")).lower() == name.replace("_", "")
-        assert SHARED_FILES.get(name, name) in module.split(".")[-2:]
+def test_entries_load_and_are_documented_and_unknown_ones_are_told_all_names(kind: str) -> None:
+    for name in ALL[kind].entries:
         loaded = ALL[kind].load(name)
+        assert name.isidentifier()
+        assert name == name.lower()
         assert len(loaded.__dict__.get("__doc__") or "") > 10
         assert not inspect.isabstract(loaded)
         assert issubclass(loaded, {"transport": Communicator, "runtime": Runtime}.get(kind, Component))

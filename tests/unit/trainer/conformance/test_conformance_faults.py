@@ -414,12 +414,6 @@ def first(split: Split, inputs: int, labels: int) -> Split:
     return Split(split.inputs[:inputs], split.labels[:labels])
 
 
-def labelled(*labels: int) -> Laws:
-    inputs = np.arange(4 * len(labels), dtype=np.float32).reshape(-1, 4)
-    data = Data(Split(inputs, np.array(labels)), Split(-1 - inputs, np.array(labels)), 4, None)
-    return lambda: dataset.laws(lambda: data, None, str)
-
-
 def common(same: int) -> Laws:
     """Of 100 samples for tests, so many are in both splits."""
     inputs = np.arange(1000, dtype=np.float32)[:, None]
@@ -446,9 +440,6 @@ DATASETS: Faults = {
 }
 SOUND_DATASETS: Sound = [
     ("apart", "note", "5 of 100 (5 %)", common(5)),
-    ("labels", "note", "class 0: labels are 1 to 3", labelled(1, 2, 3)),
-    ("labels", "note", "class 1, 2:", labelled(0, 3)),
-    ("labels", "ok", "", labelled(0, 1, 2, 3)),
 ]
 
 # Augmentations

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.conformance.law import examine_all
 from trainer.conformance.model import laws
-from trainer.data.base import Dataset, PixelScale
+from trainer.data.base import PixelScale
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.data.datasets.text import Copy
 from trainer.models.base import Model
@@ -22,7 +21,6 @@ from trainer.models.layers.dropout import ChannelDropout, Dropout
 from trainer.models.layers.residual import ResidualBlock
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.spec.registries import MODELS
-from trainer.spec.run_spec import RunSpec
 
 SHAPE, CLASSES = (1, 28, 28), 10
 UNSCALED = PixelScale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
@@ -48,20 +46,13 @@ def numbers(blocks: Blocks) -> int:
     return sum(each.numel() for each in chain(blocks).parameters())
 
 
-def of_shape(shape: tuple[int, int, int]) -> Synthetic:
-    """A dataset of images of this shape."""
-    channels, height, width = shape
-    return Synthetic(channels=channels, height=height, width=width, classes=CLASSES)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS.entries)
 def test_a_model_keeps_all_laws(name: str) -> None:
     """On tokens or images, that are not square if it takes them; its blocks have names of identifiers."""
     model: Model = MODELS.parse({"name": name, **SMALLER.get(name, {})})
-    data: list[Dataset] = [of_shape((3, 16, 20)), of_shape((3, 28, 28))]
-    if model.takes_tokens:
-        data = [Copy(length=4)]
+    sizes = [{"channels": 3, "height": 16, "width": 20}, {"channels": 3, "height": 28, "width": 28}]
+    data = [Copy(length=4)] if model.takes_tokens else [Synthetic(**size) for size in sizes]
     dataset = next(each for each in data if not model.validation_error(each.shape))
     before = torch.get_rng_state()
     found = {each.law: each for each in examine_all(laws(model, dataset), Path())}
@@ -77,9 +68,8 @@ def test_outputs_are_log_probabilities_also_of_one_sample() -> None:
     for name in (each for each in MODELS.entries if not MODELS.parse(each).takes_tokens):
         for channels, classes, batch in ((1, 10, 1), (3, 4, 2)):
             shape = (channels, 28, 28)
-            output = chain(build({"name": name, **SMALLER.get(name, {})}, shape=shape, classes=classes))(
-                images(batch, shape)
-            )
+            form = {"name": name, **SMALLER.get(name, {})}
+            output = chain(build(form, shape=shape, classes=classes))(images(batch, shape))
             assert (output.shape, output.dtype) == ((batch, classes), torch.float32), name
             torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(batch))
 
@@ -109,10 +99,6 @@ def test_models_have_the_published_numbers_of_parameters() -> None:
         with torch.device("meta"):
             form = {"name": "wide_resnet", "widen": widen, "blocks_per_group": blocks}
             assert numbers(build(form, shape=(3, 32, 32))) == pytest.approx(parameters, rel=0.02)
-    vgg = MODELS.parse("vgg_small")
-    at, blocks_of = vgg.names.index(vgg.classifier), build("vgg_small")
-    assert [b.out_channels for _, b in blocks_of if isinstance(b, nn.Conv2d)] == [32, 32, 64, 64, 128, 128]
-    assert numbers(blocks_of[at:]) == 128 * 3 * 3 * 256 + 256 + 256 * 10 + 10 > numbers(blocks_of[:at])
 
 
 def test_models_of_fixed_size_reject_other_images() -> None:
@@ -121,11 +107,6 @@ def test_models_of_fixed_size_reject_other_images() -> None:
         assert model.validation_error((3, 28, 28)) is None
         for shape in ((3, 32, 32), (1, 28, 27)):
             assert f"28×28 pixels, not {shape[1]}×{shape[2]}" in (model.validation_error(shape) or "")
-    dataset = {"name": "synthetic", "height": 8, "width": 8}
-    with pytest.raises(ValidationError, match="28×28") as caught:
-        RunSpec.model_validate({"strategy": "serial", "dataset": dataset, "model": "lenet"})
-    (details,) = caught.value.errors()
-    assert (details["ctx"]["model"], details["ctx"]["dataset"]) == ("lenet", "synthetic")
 
 
 @pytest.mark.parametrize("name", ["vgg_small", "wide_resnet"])
@@ -157,15 +138,15 @@ def test_mnist_cnn_equals_the_pytorch_example() -> None:
     assert numbers(blocks) == 21_840
 
 
-@pytest.mark.parametrize(("channels", "stride"), [(4, 1), (6, 1), (6, 2)])
-def test_residual_block_equals_the_formula_of_the_paper(channels: int, stride: int) -> None:
-    block = ResidualBlock(4, channels, stride, "batch").train()
-    x = images(5, (4, 9, 8))
-    first = torch.relu(nn.BatchNorm2d(4)(x))
-    second = torch.relu(nn.BatchNorm2d(channels)(block.conv1(first)))
-    shortcut = x if (channels, stride) == (4, 1) else block.shortcut(first)
-    torch.testing.assert_close(block(x), shortcut + block.conv2(second))
-    assert isinstance(block.shortcut, nn.Identity) == ((channels, stride) == (4, 1))
+def test_residual_block_equals_the_formula_of_the_paper() -> None:
+    for channels, stride in ((4, 1), (6, 1), (6, 2)):
+        block, x = ResidualBlock(4, channels, stride, "batch").train(), images(5, (4, 9, 8))
+        first = torch.relu(nn.BatchNorm2d(4)(x))
+        second = torch.relu(nn.BatchNorm2d(channels)(block.conv1(first)))
+        same = (channels, stride) == (4, 1)
+        shortcut = x if same else block.shortcut(first)
+        torch.testing.assert_close(block(x), shortcut + block.conv2(second))
+        assert isinstance(block.shortcut, nn.Identity) == same
 
 
 # Dropout

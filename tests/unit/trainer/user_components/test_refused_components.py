@@ -30,7 +30,7 @@ from trainer.user_components import (
     strategy,
 )
 from trainer.user_components.signature import bound, defaults_left_out
-from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
+from trainer.user_components.source import CODE, ImportFailure, Source
 
 Make = Callable[..., Any]
 
@@ -259,16 +259,15 @@ class ReplacedBuffer(nn.BatchNorm1d):
         return super().forward(x)
 
 
-class Frozen(nn.Module):
+class Frozen(nn.Sequential):
     """Has a frozen layer, and one that it does not use."""
 
     def __init__(self, shape: Any, classes: int) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(*shape, 8).requires_grad_(False)
-        self.norm, self.last, self.unused = nn.BatchNorm1d(8), nn.Linear(8, classes), nn.Linear(2, 2)
+        frozen = nn.Linear(*shape, 8).requires_grad_(False)
+        super().__init__(frozen, nn.BatchNorm1d(8), nn.Linear(8, classes), nn.Linear(2, 2))
 
     def forward(self, x: Any) -> Any:
-        return self.last(self.norm(self.frozen(x)))
+        return self[2](self[1](self[0](x)))
 
 
 def model_facts(called: Any, source: Source | None = None) -> Any:
@@ -303,20 +302,11 @@ def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "load", lambda self: Frozen)
     found = model_facts(Frozen, source)
     assert found.weights == 8 + 8 + 8 * 3 + 3 + 2 * 2 + 2
-    assert found.unused == ["model.unused.weight", "model.unused.bias"]
+    assert found.unused == ["model.3.weight", "model.3.bias"]
     assert found.statistics == [
-        f"model.norm.{each}" for each in ("running_mean", "running_var", "num_batches_tracked")
+        f"model.1.{each}" for each in ("running_mean", "running_var", "num_batches_tracked")
     ]
-    assert (found.fewest_samples, found.types) == (2, {"float32": "model.norm.weight"})
-
-
-def test_torchvision_takes_the_number_of_classes_unless_a_sweep_sets_it() -> None:
-    def builder(*, weights: Any = None, progress: bool = True, num_classes: int = 1000) -> nn.Module:
-        return nn.Linear(4, num_classes)
-
-    source = given(builder, TORCHVISION)
-    sizes = [model.build(builder, own, source, (4,), 3).out_features for own in ({}, {"num_classes": 5})]
-    assert sizes == [3, 5]
+    assert (found.fewest_samples, found.types) == (2, {"float32": "model.1.weight"})
 
 
 # Losses
@@ -349,12 +339,6 @@ def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
         built = loss.build(given(Measured), parameters)
         assert built.right(output, target).tolist() == [value] * 2
         assert built.weights(target).tolist() == [value] * 2  # type: ignore[union-attr]
-
-
-def test_weights_of_samples_are_the_sums_of_those_of_their_places() -> None:
-    built = function(nll_loss, weight=lambda target: (target > 0).float())
-    assert built.weights(torch.tensor([[1, 2, 0], [0, 0, 0]])).tolist() == [2, 0]  # type: ignore[union-attr]
-    assert built.total(torch.tensor([[1, 2, 0], [0, 0, 0]])) == 2
 
 
 def test_a_loss_that_rounds_floating_point_targets_takes_them_as_classes() -> None:
