@@ -114,7 +114,7 @@ def test_models_are_trained_as_written(named: str) -> None:
         {"of": "ignoring", "weight": "counts"},
         {"of": "WeightedModule"},
     ],
-    ids=lambda chosen: " ".join(map(str, chosen.values())),
+    ids=lambda chosen: "-".join(each for each in chosen.values() if isinstance(each, str)),
 )
 def test_memory_formats_steps_and_weights_of_samples_are_those_that_are_written(chosen: Forms) -> None:
     assert "1 and 2 ranks" in compare(**chosen)

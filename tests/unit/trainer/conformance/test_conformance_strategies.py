@@ -80,7 +80,7 @@ def request_for(directory: Path, name: str) -> CheckRequest:
     return CheckRequest(kind="strategy", label="mine.py", parameters=how, **place)
 
 
-@pytest.mark.parametrize(("name", "laws", "text"), WRONG, ids=[each[0] for each in WRONG])
+@pytest.mark.parametrize(("name", "laws", "text"), WRONG, ids=[each[0].replace(" ", "-") for each in WRONG])
 def test_a_wrong_strategy_breaks_its_laws(directory: Path, name: str, laws: set[str], text: str) -> None:
     others = psutil.Process().children(recursive=True)
     found = findings(request_for(directory, name), "ends", *laws)
