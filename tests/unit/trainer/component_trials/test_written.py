@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ MODELS = [
     for name, found in vars(written_components).items()
     if isinstance(found, type)
     and issubclass(found, nn.Module)
-    and name not in {"Layers", "Two", "WeightedModule", "Views", *REFUSED}
+    and not signature(found).parameters  # nor is it the base of others
+    and name not in {"WeightedModule", "Views", *REFUSED}
 ]
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from orchestrator.commands.check import lines, request_of
 from orchestrator.errors import InputError
-from tests.unit.conftest import PROJECT
-from trainer.conformance.check import laws_of, on_data
 from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
 from trainer.spec.registries import REGISTRIES
 
@@ -94,20 +92,3 @@ def test_lines_fit_into_the_terminal() -> None:
         assert max(map(len, shown)) <= width
         assert all(any(each.law in line for line in shown) for each in found)
     assert shown[-1].startswith("1 laws hold, 1 fail, 31 ")
-
-
-def test_the_page_lists_the_laws() -> None:
-    page = (PROJECT / "docs" / "check.md").read_text()
-    for heading, name in {
-        "Partitioners": "partitioner:shards",
-        "Strategies": "strategy:all_reduce",
-        "Models": "model:mlp",
-        "Optimizers": "optimizer:sgd",
-        "Losses": "loss:nll",
-        "Datasets": "dataset:iris",
-        "Augmentations": "augmentation:standard",
-    }.items():
-        section = page.partition(f"### {heading}\n")[2].partition("\n### ")[0]
-        assert re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", section) == [
-            (law.name, law.statement) for law in laws_of(on_data(request(name)))
-        ]

@@ -124,13 +124,3 @@ def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: p
     laws = laws_of(CheckRequest(kind="partitioner", **place))
     (found,) = examine_all((each for each in laws if each.name == "process"), tmp_path)
     assert found.status == "failed"
-
-
-def test_a_note_says_what_was_compared_of_a_component_that_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for budget, status in ((100.0, "ok"), (0.0, "note")):
-        monkeypatch.setattr("trainer.component_trials.written.BUDGET_S", budget)
-        laws = laws_of(CheckRequest(kind="optimizer", registered="sgd", label="sgd"))
-        (found,) = (examine(each, ROOT) for each in laws if each.name == "written")
-        assert (found.status, "2 steps of 4 samples" in found.reason) == (status, status == "note")

@@ -350,7 +350,7 @@ def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
 
 
 def reference(
-    schedule: Sequence[Sequence[int]], steps_per_round: int | None, weighting: str, mu: float = 0.0
+    schedule: Sequence[Sequence[int]], steps_per_round: int, weighting: str, mu: float = 0.0
 ) -> tuple[np.ndarray, list[list[int]]]:
     """Local SGD in plain torch, with the proximal term of FedProx.
 
@@ -359,7 +359,7 @@ def reference(
     task, batches = loaded("local_sgd")
     model, steps = task.build_model(0), len(batches[0])
     counts = [[0] * task.spec.epochs for _ in range(3)]
-    start, length = flat(model.parameters()), steps_per_round or steps
+    start, length = flat(model.parameters()), steps_per_round
     for number, first in enumerate(range(0, steps, length)):
         total, weights = torch.zeros_like(start), 0
         for node in schedule[number % len(schedule)]:
@@ -411,15 +411,6 @@ def test_rounds_equal_reference(
     assert [split.coverage for split in certificate.splits] == [
         sum(each[epoch] for each in counts) / 120 for epoch in range(3)
     ]
-
-
-def test_one_shot_averages_the_nodes_of_its_only_round() -> None:
-    """It weights them equally by default."""
-    training = train({"name": "one_shot", "participation": {"schedule": SCHEDULE}}, 3, **PARTS)
-    close(training.weights, reference(SCHEDULE, None, "equal")[0])
-    assert training.results[1].samples == 0
-    assert [each.local_accuracy is None for each in training.results] == [False, True, False]
-    assert len({each.accuracy for each in training.results}) == 1
 
 
 def test_the_certificate_counts_rounds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,14 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
-from tests.unit.conftest import PROJECT
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
@@ -30,11 +27,11 @@ from trainer.training.loader import PartitionedSplit
 from trainer.training.partition import partition
 from trainer.user_components import source
 
-FILE = Path(__file__).parents[2] / "users_components.py"
+FILE = Path(__file__).parents[2] / "written_components.py"
 LINES = FILE.read_text().splitlines()
 Load = Callable[..., RunSpec]
 
-BASE = {"dataset": "./mine.py:good", "model": "./mine.py:Net", "strategy": "ddp", "nodes": 2}
+BASE = {"dataset": "./mine.py:vectors", "model": "./mine.py:Net", "strategy": "ddp", "nodes": 2}
 FILES = {
     "broken.py": "import os\n\ndef f(:\n",
     "fails.py": "\nraise RuntimeError('at import')\n",
@@ -102,7 +99,7 @@ def mine(name: str, **parameters: Any) -> Any:
 
 
 TWO = mine("Outputs", outputs=2)
-TWO_CLASSES = {"dataset": mine("good", classes=2), "partitioner": mine("three_classes")}
+TWO_CLASSES = {"dataset": mine("vectors", classes=2), "partitioner": mine("three_classes")}
 SOMETIMES = {"model": mine("Tree", sometimes=True)}
 REGRESSION = {"model": mine("Outputs", flat=True), "loss": mine("squares", accuracy="always")}
 ROUNDING = mine("rounding", accuracy="always")
@@ -119,21 +116,21 @@ def norm(**fields: Any) -> dict[str, Any]:
 REFUSED: dict[str, dict[str, Any]] = {
     f"dataset: {at('data')} | ValueError: no item": {"dataset": mine("Raises")},
     f"dataset: {at('relative path')} | table.npy | Path(__file__)": {"dataset": mine("beside")},
-    "dataset.sample: 'samples' | allowed: samples, classes": {"dataset": mine("good", sample=3)},
-    "dataset.samples: '3' | integer": {"dataset": mine("good", samples="3")},
-    "dataset.scale: nan": {"dataset": mine("good", scale=float("nan"))},
+    "dataset.sample: 'samples' | allowed: samples, classes": {"dataset": mine("vectors", sample=3)},
+    "dataset.samples: '3' | integer": {"dataset": mine("vectors", samples="3")},
+    "dataset.scale: nan": {"dataset": mine("vectors", scale=float("nan"))},
     "dataset.path: missing": {"dataset": {"name": "npz"}},
     "dataset: pipe.npz | is a pipe": {"dataset": {"name": "npz", "path": "pipe.npz"}},
     "dataset: a.png | is a pipe": {"dataset": {"name": "image_folder", "path": "pipes"}},
     "dataset.size: 0 | greater than": {"dataset": {"name": "image_folder", "path": "pipes", "size": 0}},
     "model: pipe.py | no regular file": {"model": "./pipe.py:Net"},
     "model: names a file | write ./pipe.py:NAME": {"model": "./pipe.py"},
-    "model: names a file | write ./mine.py:NAME | good, | Net | more": {"model": "./mine.py"},
+    "model: names a file | write ./mine.py:NAME | vectors, | more": {"model": "./mine.py"},
     "model: exited with code 3": {"model": mine("exits")},
     "model: SIGSEGV": {"model": mine("crashes")},
     f"model: {at('exit')} | SystemExit: bye": {"model": mine("leaves")},
     "model: int | class or a function": {"model": mine("number")},
-    "model: no nets | it defines | Net, | more": {"model": mine("nets")},
+    "model: no nets | it defines | more": {"model": mine("nets")},
     "model.names[1]: 1 | string": {"model": mine("typed", names=["a", 1])},
     "model.shape: allowed: names, share": {"model": mine("typed", shape=[3])},
     "model: relative.py:1: ImportError | PACKAGE.MODULE:NAME": {"model": "./package/relative.py:Net"},
@@ -144,25 +141,25 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model: FILE.py:NAME | no import path": {"model": "a:b:c"},
     "model: FILE.py:NAME": {"model": "./mine.py:"},
     "model: ModuleNotFoundError | no_package": {"model": "no_package.here:Net"},
-    "loss: no gone": {"loss": mine("mean_loss", accuracy="gone")},
+    "loss: no gone": {"loss": mine("plain", accuracy="gone")},
     "strategy: 'pigeon' | gloo": {"strategy": mine("Pigeons")},
     f"partitioner: {at('parts')} | AssertionError": TWO_CLASSES,
     "loss: different modules common": {"model": "./one/net.py:Net", "loss": "./two/net.py:mean"},
     # What does not fit together. The message names all of it.
-    "model: mine.py:Net on mine.py:good | mean | 8 samples each": {"loss": mine("summed")},
-    f"model: mine.py:Net on mine.py:good | {at('loss')} | ValueError": {"loss": mine("failing_loss")},
+    "model: mine.py:Net on mine.py:vectors | mean | 8 samples each": {"loss": mine("added")},
+    f"model: mine.py:Net on mine.py:vectors | {at('loss')} | ValueError": {"loss": mine("failing_loss")},
     "model: nn.LogSoftmax | cross_entropy": {"model": mine("Outputs", outputs=3)},
     "model: 2 scores for each sample | 10 classes, 0 to 9": {"dataset": "digits", "model": TWO},
     # Also for classes of which no sample is tried.
     "model: 2 scores for each sample | 10 classes": {"dataset": mine("Stated"), "model": TWO},
     "model: out of bounds | (17, 2) | 3 classes": {"model": TWO, "loss": ROUNDING},
-    "model: mean of the losses": {"dataset": mine("in_order"), "loss": mine("weighted")},
+    "model: mean of the losses | weight": {"loss": mine("weighted")},
     "model: mine.py:numbers with the loss nll | floating-point": {"dataset": mine("numbers")},
     "model: floating-point | targets.astype(int) | mse": {
         "dataset": mine("float_labels"),
         "loss": ROUNDING,
     },
-    "model: 100": {"loss": mine("mean_loss", accuracy="percent")},
+    "model: 100": {"loss": mine("plain", accuracy="percent")},
     **{
         f"strategy: {name} | right.weight gets one from | : all_reduce": {**SOMETIMES, "strategy": name}
         for name in ("ddp", "zero1", "zero2", "fsdp")
@@ -186,7 +183,7 @@ ACCEPTED: list[dict[str, Any]] = [
     REGRESSION,
     {**REGRESSION, "dataset": mine("float_labels"), "loss": "mse"},
     NUMBERS,
-    {"dataset": mine("in_order", samples=200_000), "partitioner": mine("three_classes")},
+    {"dataset": mine("vectors", samples=200_000), "partitioner": mine("three_classes")},
     {**SOMETIMES, "strategy": "all_reduce"},
     {"model": mine("Tree"), "strategy": "fsdp"},
     norm(),
@@ -289,13 +286,6 @@ def test_a_component_that_hangs_is_refused_and_the_next_is_tried(
         imports.resolve({**BASE, "model": mine("hangs")})
     monkeypatch.undo()
     assert imports.resolve({**BASE, "model": mine("Net", width=10)})
-
-
-def test_editors_accept_what_a_sweep_file_can_import() -> None:
-    schema = json.loads((PROJECT / "schemas" / "sweep.schema.json").read_text())
-    page = (PROJECT / "docs" / "your_own.md").read_text()
-    example = yaml.safe_load(page.partition("# topics.yml\n")[2].partition("```")[0])
-    Draft202012Validator(schema).validate(example)
 
 
 def test_ranks_that_are_threads_load_a_module_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
