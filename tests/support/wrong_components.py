@@ -121,10 +121,6 @@ class LocksOutside(Averages):
 # Strategies whose ranks must be processes
 
 
-class OverGloo(Averages):
-    transports = ("gloo", "mpi")
-
-
 class CallsTorch(Averages):
     transports = ("gloo",)
 

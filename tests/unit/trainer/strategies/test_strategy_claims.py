@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from trainer.core.strategy import Strategy
 from trainer.parallel.mesh import Mesh
 from trainer.spec.registries import MODELS, STRATEGIES
-from trainer.strategies.fault_injection import FaultInjection, InjectedFault
 from trainer.strategies.hybrid import Hybrid
 
 
@@ -111,18 +107,3 @@ def test_layouts_are_meshes_of_several_dimensions() -> None:
         (str(Mesh(data=2, tensor=2)), 1),
     }
     assert Hybrid.layouts_on(2) == []
-
-
-# Faults
-
-
-def test_a_fault_is_that_of_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(3):
-        session: Any = SimpleNamespace(rank=rank, start=lambda: None)
-        FaultInjection(fault="flood", rank=1, lines=3).train(session)
-        if rank == 1:
-            with pytest.raises(InjectedFault):
-                FaultInjection(fault="crash", rank=1).train(session)
-        else:
-            FaultInjection(fault="crash", rank=1).train(session)
-        assert len(capsys.readouterr().out.splitlines()) == (3 if rank == 1 else 0)

@@ -182,12 +182,12 @@ def test_the_samples_of_a_dataset() -> None:
 
 
 def test_the_digest_is_that_of_both_splits_with_their_types() -> None:
-    train, test = (Split(np.zeros((2, 3), np.float32), np.zeros(2, np.int64)) for _ in range(2))
-    others = [
-        Split(each, test.labels) for each in (test.inputs + 1, test.inputs.astype(int), test.inputs[:, :2])
-    ]
-    others += [test, Split(test.inputs, test.labels + 1)]
-    pairs = [*((train, other) for other in others), (others[0], test)]
+    def split(inputs: Any, label: int = 0) -> Split:
+        return Split(inputs, np.full(2, label))
+
+    zeros = np.zeros((2, 3), np.float32)
+    others = [split(each) for each in (zeros, zeros + 1, zeros.astype(int), zeros[:, :2])]
+    pairs = [*((split(zeros), other) for other in (*others, split(zeros, 1))), (others[1], others[0])]
     assert len({dataset.digest(Data(*pair, 2, None)) for pair in pairs}) == len(pairs)
 
 
@@ -276,18 +276,14 @@ def model_facts(called: Any, source: Source | None = None) -> Any:
 
 
 def test_models_that_cannot_be_trained_are_refused() -> None:
-    names = {"names": property(lambda self: ["one"])}
+    two = {"names": property(lambda self: ["one"]), "blocks": lambda self, *_: [("two", nn.Linear(4, 3))]}
     cases = {
         "bias | torch": GlobalWeights,
         "a tuple of 2 | one tensor": declaring(Linear, forward=lambda self, x: (x, x)),
         "takes 2 inputs": lambda classes: nn.Bilinear(4, 4, classes),
         "weight of type bfloat16": lambda classes: nn.Linear(4, classes).bfloat16(),
-        "another tensor 0.running_mean": lambda classes: nn.Sequential(
-            ReplacedBuffer(4), nn.Linear(4, classes)
-        ),
-        "one, as `names` states | two from `blocks`": declaring(
-            Model, **names, blocks=lambda self, *_: [("two", nn.Linear(4, 3))]
-        ),
+        "another tensor running_mean": lambda: ReplacedBuffer(4),
+        "one, as `names` states | two from `blocks`": declaring(Model, **two),
         "blocks, names": Model,
         "lazy": lambda classes: nn.LazyLinear(classes),
         "tuple | nn.Module": good,
@@ -322,23 +318,15 @@ def test_losses_that_cannot_be_computed_are_refused() -> None:
     assert "accuracy is 3" in refused(lambda: loss.build(given(nll_loss), {"accuracy": 3}))
 
 
-class Measured(nn.NLLLoss):
-    def __init__(self) -> None:
-        super().__init__()
-
-    right = staticmethod(lambda output, target: torch.zeros(len(target)))
-    weights = staticmethod(lambda target: torch.zeros(len(target)))
-
-
 def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loss, "_named", lambda *_: lambda *of: 3 + torch.zeros(len(of[-1])))
-    output, target = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
-    for parameters, value in (({}, 0), ({"accuracy": "a", "weight": "w"}, 3)):
-        built = loss.build(given(Measured), parameters)
-        assert built.right(output, target).tolist() == [value] * 2
-        assert built.weights(target).tolist() == [value] * 2  # type: ignore[union-attr]
+    monkeypatch.setattr(loss, "_named", lambda *_: "named")
+    own = declaring(nn.Flatten, right="own", weights="own")
+    for parameters, comes in (({}, "own"), ({"accuracy": "a", "weight": "w"}, "named")):
+        monkeypatch.setattr(loss, "FunctionLoss", lambda **found: found)
+        built: Any = loss.build(given(own), parameters)
+        assert (built["accuracy"], built["weight"]) == (comes, comes)
 
 
 def test_a_loss_that_rounds_floating_point_targets_takes_them_as_classes() -> None:
@@ -413,11 +401,9 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_partitioners_and_augmentations_are_tried() -> None:
-    labels, inputs = np.zeros(9, np.int64), torch.ones(17, 4)
+    labels, inputs = np.zeros(8, np.int64), torch.ones(17, 4)
     cases = {
-        "global random state | rng": lambda labels, parts, rng: np.array_split(
-            np.random.permutation(9), parts
-        ),
+        "global random state | rng": lambda labels, parts, rng: [*np.random.permutation(8).reshape(2, 4)],
         "1 parts; expected: 2 parts": lambda labels, parts, rng: [np.arange(len(labels))],
         "does not define the method partition": Partitioner,
     }
