@@ -38,16 +38,13 @@ MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 # Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
 UNEQUAL: dict[str, Any] = {"partitioner": {"name": "dirichlet", "alpha": 0.1}, "seed": 1}
 # Strategies that train with threads as ranks. tests/integration compares the others on processes.
-THREADED = [
+UNEVEN = [
     name
-    for name in STRATEGIES.entries
-    if "memory" in STRATEGIES.load(name).transports
-    and STRATEGIES.load(name).trains
-    and STRATEGIES.load(name).max_nodes is None
-    and not STRATEGIES.load(name).forks
-    and not STRATEGIES.load(name).partitions_model  # see test_partitioned_models.py
+    for name, strategy in ((name, STRATEGIES.load(name)) for name in STRATEGIES.entries)
+    if "uneven" in strategy.model_fields and "memory" in strategy.transports
+    # See test_partitioned_models.py for those that partition it.
+    if not (strategy.forks or strategy.partitions_model or strategy.max_nodes)
 ]
-UNEVEN = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
 # Strategies whose own steps have no effect.
 PLAIN: dict[str, dict[str, Any]] = {
     "diloco": {"name": "diloco", "outer_lr": 1.0, "outer_momentum": 0.0},
@@ -85,23 +82,18 @@ def gradient(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 
 # State, samples and bytes of ranks
 
-MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
-
 
 def test_state_bytes_of_each_rank() -> None:
-    for name, optimizer in (
-        *((name, "adam") for name in THREADED),
-        ("all_reduce", "sgd"),
-        ("zero2", "momentum"),
+    adam = 2 * 4, 4 * 4  # bytes per parameter, and of the step counts of four tensors
+    for name, optimizer, of_gradient, of_ranks in (
+        ("all_reduce", "adam", 4, [adam, adam]),
+        ("zero2", "momentum", 2, [(2, 0), (2, 0)]),  # a rank has half of each block
+        ("parameter_server", "adam", 4, [adam, (0, 0), (0, 0)]),  # only the server has any
     ):
-        for rank, result in enumerate(train(name, nodes(name, 2), optimizer=optimizer, epochs=1).results):
-            # A rank of zero2 has half of each block. Others have two blocks of two tensors each.
-            updated, tensors = (result.parameters // 2, 2) if name == "zero2" else (result.parameters, 4)
-            counts = tensors * 4 if optimizer == "adam" else 0  # a float32 step count per tensor
-            state = 4 * updated * MOMENTS[optimizer] + counts
-            if name == "parameter_server" and rank:
-                state = 0  # only the server has optimizer state
-            expected = {"weights": 4 * result.parameters, "gradient": 4 * updated, "optimizer": state}
+        results = train(name, len(of_ranks), optimizer=optimizer, epochs=1).results
+        for result, (each, counts) in zip(results, of_ranks, strict=True):
+            n = result.parameters
+            expected = {"weights": 4 * n, "gradient": of_gradient * n, "optimizer": each * n + counts}
             assert result.state_bytes == expected, name
 
 

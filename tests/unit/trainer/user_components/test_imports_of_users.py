@@ -126,9 +126,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model: pipe.py | no regular file": {"model": "./pipe.py:Net"},
     "model: names a file | write ./pipe.py:NAME": {"model": "./pipe.py"},
     "model: names a file | write ./mine.py:NAME | vectors, | more": {"model": "./mine.py"},
-    "model: exited with code 3": {"model": mine("exits")},
-    "model: SIGSEGV": {"model": mine("crashes")},
-    f"model: {at('exit')} | SystemExit: bye": {"model": mine("leaves")},
+    "model: exited with code 3": {"model": mine("ends", how="exits")},
+    "model: SIGSEGV": {"model": mine("ends", how="crashes")},
+    f"model: {at('exit')} | SystemExit: bye": {"model": mine("ends", how="leaves")},
     "model: int | class or a function": {"model": mine("number")},
     "model: no nets | it defines | more": {"model": mine("nets")},
     "model.names[1]: 1 | string": {"model": mine("typed", names=["a", 1])},
@@ -282,8 +282,8 @@ def test_a_component_that_hangs_is_refused_and_the_next_is_tried(
 ) -> None:
     imports.resolve(BASE)
     monkeypatch.setattr(module, "ANSWER_S", 0.5)
-    with pytest.raises(ComponentError, match=r"mine\.py:hangs.*0\.5 s"):
-        imports.resolve({**BASE, "model": mine("hangs")})
+    with pytest.raises(ComponentError, match=r"mine\.py:ends.*0\.5 s"):
+        imports.resolve({**BASE, "model": mine("ends", how="hangs")})
     monkeypatch.undo()
     assert imports.resolve({**BASE, "model": mine("Net", width=10)})
 
