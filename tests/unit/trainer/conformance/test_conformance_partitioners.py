@@ -70,7 +70,7 @@ def test_an_impossible_split_is_an_error_that_names_a_remedy(form: dict[str, Any
 
 
 def test_a_split_that_breaks_a_rule_is_an_error() -> None:
-    partitioner, samples = PARTITIONERS.parse("random"), 1000
+    partitioner, samples = PARTITIONERS.parse("random_partition"), 1000
     first, second, *rest = valid = np.array_split(np.arange(samples), 5)
     assert partitioner.split_error(valid, samples, 5) is None
     for reason, split in {
