@@ -197,6 +197,16 @@ def test_every_state_of_an_optimizer_with_a_number_for_each_weight_is_averaged()
     assert trained.optimizer_state().numel() == trained.parameter_count
 
 
+def test_evaluation_does_not_change_what_a_model_draws_in_training() -> None:
+    trained, inputs = replica("Noise"), torch.from_numpy(few().train.inputs[:4])
+    before = trained.state()["dropout"][0].clone()
+    with trained.evaluating():
+        trained.predict(inputs)
+    assert torch.equal(trained.state()["dropout"][0], before)
+    trained.predict(inputs)
+    assert not torch.equal(trained.state()["dropout"][0], before)
+
+
 def test_a_model_is_split_only_if_its_children_do_the_same() -> None:
     others = ["FrozenNormInAChain", "OwnForward", "Hooked", "Double"]
     for named in ("RepeatedReLU", *others):
