@@ -77,9 +77,8 @@ def forms() -> Iterator[dict[str, Any]]:
 @pytest.fixture(params=forms(), ids=lambda form: " ".join(map(str, form.values())))
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each form, tried on half of the training sets, and on fewer with another choice than the default."""
-    monkeypatch.setattr(
-        module, "cases", lambda: islice(cases(), 0, None, 2 if len(request.param) == 1 else 8)
-    )
+    step = 2 if len(request.param) == 1 else 8
+    monkeypatch.setattr(partitioner_laws, "cases", lambda: islice(cases(), 0, None, step))
     monkeypatch.setattr("trainer.conformance.law.LAW_S", 100.0)  # on a busy machine, too
     return request.param
 
