@@ -96,8 +96,8 @@ MODELS = [
     for name, found in vars(written_components).items()
     if isinstance(found, type)
     and issubclass(found, nn.Module)
-    and not signature(found).parameters  # nor is it the base of others
-    and name not in {"WeightedModule", "Views", *REFUSED}
+    and "shape" not in signature(found).parameters
+    and name not in {"Layers", "Two", "WeightedModule", "Views", *REFUSED}
 ]
 
 
