@@ -24,7 +24,12 @@ from trainer.spec.registries import MODELS
 
 SHAPE, CLASSES = (1, 28, 28), 10
 UNSCALED = PixelScale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
-SMALLER = {"wide_resnet": {"widen": 1}, "gpt": {"layers": 1}, "vgg_small": {"width": 4}}
+SMALLER = {
+    "wide_resnet": {"widen": 1},
+    "gpt": {"layers": 1},
+    "vgg_small": {"width": 4},
+    "vit_small": {"layers": 1},
+}
 Blocks = list[tuple[str, nn.Module]]
 
 
