@@ -100,7 +100,7 @@ TWO = mine("Outputs", outputs=2)
 TWO_CLASSES = {"dataset": mine("vectors", classes=2), "partitioner": mine("three_classes")}
 SOMETIMES = {"model": mine("Tree", sometimes=True)}
 REGRESSION = {"model": mine("Outputs", flat=True), "loss": mine("squares", accuracy="always")}
-ROUNDING = mine("rounding", accuracy="always")
+ROUNDING = {"model": mine("Outputs", outputs=3), "loss": mine("rounding", accuracy="always")}
 NUMBERS = {"dataset": mine("numbers"), "model": mine("Outputs"), "loss": "mse"}
 
 
@@ -150,13 +150,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model: 2 scores for each sample | 10 classes, 0 to 9": {"dataset": "digits", "model": TWO},
     # Also for classes of which no sample is tried.
     "model: 2 scores for each sample | 10 classes": {"dataset": mine("Stated"), "model": TWO},
-    "model: out of bounds | (17, 2) | 3 classes": {"model": TWO, "loss": ROUNDING},
+    "model: out of bounds | (17, 2) | 3 classes": {**ROUNDING, "model": TWO},
     "model: mean of the losses | weight": {"loss": mine("weighted")},
     "model: mine.py:numbers with the loss nll | floating-point": {"dataset": mine("numbers")},
-    "model: floating-point | targets.astype(int) | mse": {
-        "dataset": mine("float_labels"),
-        "loss": ROUNDING,
-    },
+    "model: floating-point | targets.astype(int) | mse": {"dataset": mine("float_labels"), **ROUNDING},
     "model: 100": {"loss": mine("plain", accuracy="percent")},
     **{
         f"strategy: {name} | right.weight gets one from | : all_reduce": {**SOMETIMES, "strategy": name}
