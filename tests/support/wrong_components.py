@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from typing import Any, ClassVar
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,86 +22,78 @@ class Averages(Strategy):
 
     transports = ("memory",)
     synchronous = True
-    operation: ClassVar[str] = "mean"
+
+    def train(self, session: Any) -> None:
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in self.batches(session, epoch):
+                replica.backward(batch, self.weight(session, batch))
+                gradient = replica.gradient()
+                self.reduce(session, gradient)
+                replica.set_gradient(gradient)
+                replica.step()
+
+    def batches(self, session: Any, epoch: int) -> Any:
+        return session.synchronous_batches(epoch, "join")
 
     def weight(self, session: Any, batch: Any) -> float:
         return batch.share * session.size
 
-    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        replica.backward(batch, self.weight(session, batch))
-        gradient = replica.gradient()
-        self.reduce(session, gradient)
-        replica.set_gradient(gradient)
-
     def reduce(self, session: Any, gradient: Any) -> None:
-        session.comm.all_reduce(gradient, self.operation)
+        session.comm.all_reduce(gradient, "mean")
+
+
+class Wrong(Averages):
+    """how: what is wrong of it, if anything is."""
+
+    how: str = ""
+
+    @property
+    def claimed_equal(self) -> Any:
+        return {"sums": "all_reduce", "ignores sizes": "all_reduce", "halves": "serial"}.get(self.how)
+
+    def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float | None:
+        return 2 * gradient_bytes * (ranks - 1) / ranks if self.how == "sends more" else None
 
     def train(self, session: Any) -> None:
-        replica = session.replica()
-        session.start(replica)
-        for epoch in session.epochs():
-            for batch in session.synchronous_batches(epoch, "join"):
-                self.exchange(session, replica, batch)
-                replica.step()
+        if self.how != "never starts":
+            super().train(session)
 
-
-class Sums(Averages):
-    equals = "all_reduce"
-    operation: ClassVar[str] = "sum"
-
-
-class IgnoresSizes(Averages):
-    """The mean over ranks, whatever each has."""
-
-    equals = "all_reduce"
+    def batches(self, session: Any, epoch: int) -> Any:
+        # A batch counts when the next one is asked for.
+        return islice(super().batches(session, epoch), 2 if self.how == "takes half the samples" else None)
 
     def weight(self, session: Any, batch: Any) -> float:
-        return float(batch.samples > 0)
+        if self.how == "needs whole batches":
+            batch.targets.reshape(10)
+        factors = {"halves": 0.5, "stays": 0.0}
+        ignores = self.how == "ignores sizes"
+        return (
+            float(batch.samples > 0)
+            if ignores
+            else super().weight(session, batch) * factors.get(self.how, 1)
+        )
 
-
-class Halves(Averages):
-    equals = "serial"
-
-    def weight(self, session: Any, batch: Any) -> float:
-        return super().weight(session, batch) / 2
-
-
-class Stays(Averages):
-    def weight(self, session: Any, batch: Any) -> float:
-        return 0.0
-
-
-class Diverges(Averages):  # no rank learns from another
     def reduce(self, session: Any, gradient: Any) -> None:
-        pass
-
-
-class SendsMore(Averages):
-    def reduce(self, session: Any, gradient: Any) -> None:
-        gradient.copy_(session.comm.all_gather(gradient).mean(dim=0))
-
-    def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float:
-        return 2 * gradient_bytes * (ranks - 1) / ranks
-
-
-class DrawsNoise(Averages):
-    def reduce(self, session: Any, gradient: Any) -> None:
-        super().reduce(session, gradient)
-        noise = torch.full_like(gradient, time.monotonic() % 1)
-        session.comm.broadcast(noise, 0)
-        gradient += noise
-
-
-class HalfTheSamples(Averages):
-    def train(self, session: Any) -> None:
-        replica = session.replica()
-        session.start(replica)
-        for epoch in session.epochs():
-            for number, batch in enumerate(session.synchronous_batches(epoch, "join")):
-                if number == 1:
-                    break
-                self.exchange(session, replica, batch)
-                replica.step()
+        comm, several = session.comm, session.size > 1
+        match self.how:
+            case "diverges":  # no rank learns from another
+                return
+            case "sums":
+                comm.all_reduce(gradient, "sum")
+            case "sends more":
+                gradient.copy_(comm.all_gather(gradient).mean(dim=0))
+            case "takes the next rank's":  # equals all_reduce on two ranks, and not on more
+                gradient.copy_((gradient + (comm.shift(gradient, 1) if several else gradient)) / 2)
+            case _:
+                super().reduce(session, gradient)
+        if self.how == "draws noise":
+            noise = torch.full_like(gradient, time.monotonic() % 1)
+            comm.broadcast(noise, 0)
+            gradient += noise
+        if self.how == "deadlocks" and session.steps_taken == 25 and session.rank == 0 and several:
+            comm.recv(gradient, session.size - 1)  # which sends nothing
 
 
 class OwnStatistics(Strategy):
@@ -118,63 +111,7 @@ class OwnStatistics(Strategy):
         replica.set_flat_parameters(session.comm.weighted_mean(replica.flat_parameters(), 1))
 
 
-class WithTheNextRank(Averages):
-    """Equals all_reduce on two ranks, and not on more."""
-
-    synchronous = False
-
-    def train(self, session: Any) -> None:
-        replica = session.replica()
-        session.start(replica, "broadcast")
-        for epoch in session.epochs():
-            for batch in session.synchronous_batches(epoch, "join"):
-                replica.backward(batch, batch.share * session.size)
-                gradient = replica.gradient()
-                other = session.comm.shift(gradient, 1) if session.size > 1 else gradient
-                replica.set_gradient((gradient + other) / 2)
-                replica.step()
-        replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
-
-
 # Strategies that do not train to the end
-
-
-class NoReplica(Averages):
-    def train(self, session: Any) -> None:
-        pass
-
-
-class NeedsWholeBatches(Averages):
-    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        batch.targets.reshape(10)
-        super().exchange(session, replica, batch)
-
-
-class FailsAtAnEpochsEnd(Averages):
-    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
-        super().exchange(session, replica, batch)
-        ([0.0] * 2 * session.synchronous_steps(1, "join"))[session.steps_taken]
-
-
-class Deadlocks(Averages):
-    def reduce(self, session: Any, gradient: Any) -> None:
-        if session.rank == 0 and session.size > 1:
-            session.comm.recv(gradient, session.size - 1)  # which sends nothing
-
-
-class DeadlocksLater(Averages):
-    def reduce(self, session: Any, gradient: Any) -> None:
-        super().reduce(session, gradient)
-        if session.steps_taken == 25 and session.rank == 0 and session.size > 1:
-            session.comm.barrier()  # which no other rank calls
-
-
-class CallsDiffer(Averages):
-    def reduce(self, session: Any, gradient: Any) -> None:
-        if session.rank == 0:
-            session.comm.all_reduce(gradient, "mean")
-        else:
-            session.comm.broadcast(gradient, 0)
 
 
 class LocksOutside(Averages):
@@ -183,10 +120,6 @@ class LocksOutside(Averages):
 
 
 # Strategies whose ranks must be processes
-
-
-class OverGloo(Averages):
-    transports = ("gloo", "mpi")
 
 
 class CallsTorch(Averages):

@@ -1,30 +1,38 @@
-"""Mistakes in how laws are tried: which inputs, in which order, what is told; and registered components."""
+"""Mistakes of registered components, in all forms of partitioners, and in how laws are tried and told."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 
+from trainer.conformance import augmentation
+from trainer.conformance import partitioner as partitioner_laws
 from trainer.conformance.check import digest_of, laws_of, on_data
 from trainer.conformance.law import Law, NotApplicable, Note, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
-from trainer.conformance.report import CheckRequest, Finding
+from trainer.conformance.report import CheckRequest
 from trainer.core.failure import Failure
+from trainer.data.base import DataError
 from trainer.launch.threads import threads_in_torch
-from trainer.spec.registries import REGISTRIES
+from trainer.spec.registries import PARTITIONERS, REGISTRIES
 from trainer.user_components.source import CODE, place_in
 
 ELSEWHERE = "trainer.conformance.check._in_another_process"  # takes seconds to start
 # Kinds whose laws no other file tries on all entries. Of datasets, those that need no download.
 REGISTERED = [
     (kind, name)
-    for kind in ("optimizer", "loss", "dataset")
+    for kind in ("optimizer", "loss", "dataset", "augmentation")
     for name in REGISTRIES[kind].entries
     if kind != "dataset" or not REGISTRIES[kind].parse(name).files
 ]
+ROOT = Path()
 
 
 @pytest.fixture(autouse=True)
@@ -33,19 +41,91 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def findings(request: CheckRequest) -> list[Finding]:
-    return [*examine_all(laws_of(on_data(request)), Path(request.directory))]
-
-
 @pytest.mark.parametrize(("kind", "name"), REGISTERED, ids=[":".join(each) for each in REGISTERED])
 def test_a_registered_component_keeps_all_laws(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ELSEWHERE, digest_of)
-    found = findings(CheckRequest(kind=kind, registered=name, label=name))
+    laws = laws_of(on_data(CheckRequest(kind=kind, registered=name, label=name)))
+    if kind == "augmentation":
+        laws = augmentation.laws(REGISTRIES[kind].parse(name), (3, 20, 24))
+    found = [*examine_all(laws, ROOT)]
     assert [each for each in found if each.status == "failed"] == []
     assert all(each.reason for each in found if each.status in ("skipped", "note"))
     assert {each.status for each in found} != {"skipped"}
+
+
+# Partitioners, in all forms
+
+# The remedies that the error of an impossible split must name.
+REMEDY = r"(use|raise|lower|set|must be|at most) "
+
+
+def forms() -> Iterator[dict[str, Any]]:
+    """Each partitioner with its defaults, then with every other choice of its parameters."""
+    for name in PARTITIONERS.entries:
+        yield {"name": name}
+        for parameter, field in PARTITIONERS.load(name).model_fields.items():
+            choices: tuple[Any, ...] = ()
+            if get_origin(field.annotation) is Literal:
+                choices = get_args(field.annotation)
+            elif field.annotation is bool and parameter != "reshuffle":
+                choices = (True, False)
+            yield from ({"name": name, parameter: choice} for choice in choices if choice != field.default)
+
+
+@pytest.fixture(params=forms(), ids=lambda form: " ".join(map(str, form.values())))
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each form, tried on half of the training sets, and on fewer with another choice than the default."""
+    step = 2 if len(request.param) == 1 else 8
+    monkeypatch.setattr(partitioner_laws, "cases", lambda: islice(cases(), 0, None, step))
+    monkeypatch.setattr("trainer.conformance.law.LAW_S", 100.0)  # on a busy machine, too
+    return request.param
+
+
+def test_a_partitioner_keeps_all_laws(form: dict[str, Any]) -> None:
+    partitioner = PARTITIONERS.parse(form)
+    found = [*examine_all(partitioner_laws.laws(partitioner), ROOT)]
+    assert [each for each in found if each.status in ("failed", "note")] == []
+    without = {name for name in ("disjoint", "covers") if not getattr(partitioner, name)}
+    assert {each.law for each in found if each.status == "ok"} == {each.law for each in found} - without
+    assert all(each.inputs > 5 for each in found if each.law in ("filled", "seeded", "repeats"))
+
+
+def test_an_impossible_split_is_an_error_that_names_a_remedy(form: dict[str, Any]) -> None:
+    """With fewer samples than parts, it is impossible for all."""
+    partitioner = PARTITIONERS.parse(form)
+    few = [Case(parts - 1, 10, parts, mix="uneven") for parts in (2, 11, 1000)]
+    for case in (*partitioner_laws.cases(), *few):
+        reason = partitioner.validation_error(case.samples, len(np.unique(case.labels)), case.parts)
+        reported = None
+        try:
+            partitioner.partition(case.labels, case.parts, case.rng)
+        except DataError as error:
+            reported = str(error)
+        assert reason in (None, reported)
+        assert reported is None or re.search(REMEDY, reported)
+        assert case not in few or str(case.parts) in (reason or "")
+
+
+def test_a_split_that_breaks_a_rule_is_an_error() -> None:
+    partitioner, samples = PARTITIONERS.parse("random_partition"), 1000
+    first, second, *rest = valid = np.array_split(np.arange(samples), 5)
+    assert partitioner.split_error(valid, samples, 5) is None
+    for reason, split in {
+        "4 parts": valid[:-1],
+        "no sample in part 0": [first[:0], second, *rest],
+        "part 0 is of type float64": [first.astype(float), second, *rest],
+        "part 1 has 1000": [first, np.append(second, samples), *rest],
+        "part 0 has -1": [np.append(first, -1), second, *rest],
+        "part 0 has sample 3 2 times": [np.append(first, 3), second, *rest],
+        "sample 200 in parts 0 and 1": [np.append(first, 200), second, *rest],
+        "999; sample": [np.delete(first, 2), second, *rest],
+    }.items():
+        assert reason in (partitioner.split_error(split, samples, 5) or "")
+
+
+# How laws are tried
 
 
 def law(breaks: Callable[[Case], bool], inputs: Iterable[Case] | None = None) -> Law[Case]:
@@ -55,27 +135,20 @@ def law(breaks: Callable[[Case], bool], inputs: Iterable[Case] | None = None) ->
     return Law("law", "it holds", test, cases() if inputs is None else inputs, smaller)
 
 
-@pytest.mark.parametrize(
-    ("breaks", "smallest"),
-    [
-        (lambda case: case.samples >= 700 and case.parts > 4, Case(700, 1, 5)),
-        (lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64, Case(73, 3, 1)),
-        (lambda case: case.parts == 3, Case(1, 1, 3)),
-    ],
-    ids=["samples and parts", "samples and classes", "parts"],
-)
-def test_the_smallest_input_is_found(breaks: Callable[[Case], bool], smallest: Case) -> None:
-    found = examine(law(breaks), Path())
-    assert (found.status, found.input) == ("failed", str(smallest))
+def test_the_smallest_input_is_found() -> None:
+    for smallest, breaks in (
+        (Case(700, 1, 5), lambda case: case.samples >= 700 and case.parts > 4),
+        (Case(73, 3, 1), lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64),
+        (Case(1, 1, 3), lambda case: case.parts == 3),
+    ):
+        found = examine(law(breaks), ROOT)
+        assert (found.status, found.input) == ("failed", str(smallest))
 
 
-def test_an_exception_is_a_failure_with_file_and_line() -> None:
+def test_an_exception_is_a_failure_with_file_and_line_of_the_users_code(tmp_path: Path) -> None:
     found = examine(law(lambda case: 1 // 0 > 0), Path(__file__).parent)
     assert found.got.startswith(f"{Path(__file__).name}:")
     assert "ZeroDivisionError" in found.got
-
-
-def test_libraries_in_the_directory_of_a_component_are_not_its_code(tmp_path: Path) -> None:
     library = str(tmp_path / ".venv" / "lib" / "site-packages" / "library.py")
     assert place_in([(library, 1), (str(tmp_path / "mine.py"), 2)], tmp_path) == "mine.py:2"
 
@@ -92,7 +165,7 @@ def test_what_is_told_of_several_inputs() -> None:
         return Note("two samples") if case.samples == 2 else None
 
     def told(*inputs: Case) -> tuple[str, int, str]:
-        found = examine(Law("law", "it holds", test, inputs, otherwise="there is none"), Path())
+        found = examine(Law("law", "it holds", test, inputs, otherwise="there is none"), ROOT)
         return found.status, found.inputs, found.reason
 
     assert told(*THREE[:2]) == ("skipped", 0, "1 in one part")
@@ -103,8 +176,8 @@ def test_what_is_told_of_several_inputs() -> None:
 
 def test_all_inputs_of_a_list_are_tried_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.conformance.law.LAW_S", 0.0)
-    assert examine(law(lambda case: case.parts == 2, THREE), Path()).status == "failed"
-    assert examine(law(lambda case: case.parts == 2, iter(THREE)), Path()).status == "ok"
+    assert examine(law(lambda case: case.parts == 2, THREE), ROOT).status == "failed"
+    assert examine(law(lambda case: case.parts == 2, iter(THREE)), ROOT).status == "ok"
 
 
 def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
@@ -115,45 +188,19 @@ def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
         ([always, always], ["failed", "failed"]),
         ([replace(never, essential=True), always], ["ok", "failed"]),
     ):
-        assert [each.status for each in examine_all(laws, Path())] == statuses
+        assert [each.status for each in examine_all(laws, ROOT)] == statuses
 
 
 def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where functions are partitioners: a third parameter is a generator, or has a default."""
     monkeypatch.setenv(CODE, "")
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "def blocks(labels, parts, first: int = 0):\n"
-        "    return np.array_split(np.roll(np.arange(len(labels)), first), parts)\n"
-        "def ignores(labels, parts, rng): return blocks(labels, parts)\n"
-        "def draws(labels, parts, generator):\n"
-        "    return np.array_split(generator.permutation(len(labels)), parts)\n"
-        "def depends(labels, parts): return blocks(labels, parts, hash('shardyard') % 491)\n"
+        "import os\nimport numpy as np\n"
+        "def depends(labels, parts):\n"
+        "    order = np.roll(np.arange(len(labels)), int(os.environ['PYTHONHASHSEED']))\n"
+        "    return np.array_split(order, parts)\n"
     )
-
-    def broken(name: str, **parameters: int) -> list[str]:
-        request = CheckRequest(
-            kind="partitioner",
-            directory=str(tmp_path),
-            module="mine.py",
-            attribute=name,
-            parameters=parameters,
-        )
-        tried = (each for each in laws_of(request) if each.name in ("random", "process"))
-        return [each.law for each in examine_all(tried, tmp_path) if each.status == "failed"]
-
-    assert broken("depends") == ["process"]
-    monkeypatch.setattr(ELSEWHERE, digest_of)
-    assert broken("ignores") == ["random"]
-    assert broken("blocks", first=3) == broken("draws") == []
-
-
-@pytest.mark.parametrize(("budget", "status"), [(100.0, "ok"), (0.0, "note")])
-def test_a_note_says_what_was_compared_of_a_component_that_takes_long(
-    budget: float, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.component_trials.written.BUDGET_S", budget)
-    laws = laws_of(CheckRequest(kind="optimizer", registered="sgd", label="sgd"))
-    (found,) = (examine(each, Path()) for each in laws if each.name == "written")
-    assert (found.status, "2 steps of 4 samples" in found.reason) == (status, status == "note")
+    place = {"directory": str(tmp_path), "module": "mine.py", "attribute": "depends"}
+    laws = laws_of(CheckRequest(kind="partitioner", **place))
+    (found,) = examine_all((each for each in laws if each.name == "process"), tmp_path)
+    assert found.status == "failed"

@@ -6,9 +6,8 @@ it equals what it declares: see test_conformance_strategies.py.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,36 +18,33 @@ import torch
 from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
-from tests.unit.threads import together
 from tests.unit.training import SMALL, train
-from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
+from trainer.core.participation import Participation, Round, Rounds
+from trainer.core.rng import RngFactory
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
-from trainer.strategies.gossip import Graph, mix, neighbours
-from trainer.training.loader import BatchLoader, PartitionedSplit
+from trainer.strategies.gossip import Graph, neighbours
+from trainer.training.loader import Batch, BatchLoader
+from trainer.training.participants import Participants
+from trainer.training.partition import Partition
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 # Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
 UNEQUAL: dict[str, Any] = {"partitioner": {"name": "dirichlet", "alpha": 0.1}, "seed": 1}
-GRAPHS: list[Graph] = ["ring", "exponential", "complete"]
 # Strategies that train with threads as ranks. tests/integration compares the others on processes.
-THREADED = [
+UNEVEN = [
     name
-    for name in STRATEGIES.entries
-    if "memory" in STRATEGIES.load(name).transports
-    and STRATEGIES.load(name).trains
-    and STRATEGIES.load(name).max_nodes is None
-    and not STRATEGIES.load(name).forks
-    and not STRATEGIES.load(name).partitions_model  # see test_partitioned_models.py
+    for name, strategy in ((name, STRATEGIES.load(name)) for name in STRATEGIES.entries)
+    if "uneven" in strategy.model_fields and "memory" in strategy.transports
+    # See test_partitioned_models.py for those that partition it.
+    if not (strategy.forks or strategy.partitions_model or strategy.max_nodes)
 ]
-WITH_SERVER = [name for name in THREADED if STRATEGIES.load(name).servers]
-UNEVEN = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
 # Strategies whose own steps have no effect.
 PLAIN: dict[str, dict[str, Any]] = {
     "diloco": {"name": "diloco", "outer_lr": 1.0, "outer_momentum": 0.0},
@@ -86,23 +82,19 @@ def gradient(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 
 # State, samples and bytes of ranks
 
-MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
-
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [*((name, "adam") for name in THREADED), ("all_reduce", "sgd"), ("zero2", "momentum")],
-)
-def test_state_bytes_of_each_rank(name: str, optimizer: str) -> None:
-    for rank, result in enumerate(train(name, nodes(name, 2), optimizer=optimizer, lr=0.02).results):
-        # A rank of zero2 has half of each block. Others have two blocks of two tensors each.
-        updated, tensors = (result.parameters // 2, 2) if name == "zero2" else (result.parameters, 4)
-        counts = tensors * 4 if optimizer == "adam" else 0  # a float32 step count per tensor
-        state = 4 * updated * MOMENTS[optimizer] + counts
-        if name == "parameter_server" and rank:
-            state = 0  # only the server has optimizer state
-        expected = {"weights": 4 * result.parameters, "gradient": 4 * updated, "optimizer": state}
-        assert result.state_bytes == expected
+def test_state_bytes_of_each_rank() -> None:
+    adam = 2 * 4, 4 * 4  # bytes per parameter, and of the step counts of four tensors
+    for name, optimizer, of_gradient, of_ranks in (
+        ("all_reduce", "adam", 4, [adam, adam]),
+        ("zero2", "momentum", 2, [(2, 0), (2, 0)]),  # a rank has half of each block
+        ("parameter_server", "adam", 4, [adam, (0, 0), (0, 0)]),  # only the server has any
+    ):
+        results = train(name, len(of_ranks), optimizer=optimizer, epochs=1).results
+        for result, (each, counts) in zip(results, of_ranks, strict=True):
+            n = result.parameters
+            expected = {"weights": 4 * n, "gradient": of_gradient * n, "optimizer": each * n + counts}
+            assert result.state_bytes == expected, name
 
 
 def test_shared_memory_is_counted_once() -> None:
@@ -112,88 +104,55 @@ def test_shared_memory_is_counted_once() -> None:
     assert Replica(model, task_of("serial", 1), Clock()).state_bytes["weights"] == 4 * (10 + 2)
 
 
-class Recording(torch.Tensor):
-    """Inputs that record which of their samples are read."""
-
-    read: Callable[[list[int]], None]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.index_select:
-            args[0].read(args[2].tolist())
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+# Every strategy with a policy that is not its default, and some with all.
+POLICIES = [
+    *zip([*UNEVEN, "hybrid"], cycle(["drop", "pad"])),
+    *(("all_reduce", policy) for policy in ("join", "drop", "pad")),
+    *(("parameter_server", policy) for policy in ("join", "drop", "pad")),
+    *(("one_shot", ""), ("pipeline", "")),
+]
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """The samples that each copy of the model reads, in their order."""
-    found: dict[int, list[int]] = defaultdict(list)
-    stored, gather, this_thread = PartitionedSplit.stored, BatchLoader._gather, threading.local()
-
-    def recording(split: PartitionedSplit, inputs: np.ndarray) -> torch.Tensor:
-        tensor = stored(split, inputs).as_subclass(Recording)
-        tensor.read = lambda samples: found[this_thread.rank].extend(samples)
-        return tensor
-
-    def gathering(loader: BatchLoader, *arguments: Any) -> Any:
-        this_thread.rank = loader._rank
-        return gather(loader, *arguments)
-
-    monkeypatch.setattr(PartitionedSplit, "stored", recording)
-    monkeypatch.setattr(BatchLoader, "_gather", gathering)
-    return found
-
-
-def policies() -> Iterator[Any]:
-    """Every strategy with a policy that is not its default, and some with all."""
-    several = {"all_reduce": ("join", "drop", "pad"), "parameter_server": ("join", "drop", "pad")}
-    for name, other in zip([*UNEVEN, "hybrid"], cycle(["drop", "pad"])):
-        for policy in several.get(name, (other,)):
-            yield name, policy
-    yield from (("one_shot", ""), ("pipeline", ""))
-
-
-@pytest.mark.parametrize(("name", "policy"), [*policies()])
 def test_unequal_parts_are_read_as_the_policy_says_and_the_certificate_counts(
-    name: str, policy: str, reads: dict[int, list[int]]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strategy = {"name": name, "uneven": policy} if policy else name
-    ranks = 4 if name == "hybrid" else nodes(name, 2)
-    training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40
-    samples = {"drop": [40, 40], "pad": [80, 80]}.get(policy, [80, 40])
-    if name == "pipeline":
-        samples = [120]
-    assert [len(reads[copy]) for copy in range(len(reads))] == samples
-    assert [each.samples for each in training.results if each.samples] == samples
-    reported = [event.fields for rank in range(ranks) for event in training.of("partition", rank)]
-    digests = [part_digest(np.array(reads[copy])) for copy in range(len(reads))]
-    assert [(each["samples"], each["digest"]) for each in reported] == [*zip(samples, digests, strict=True)]
-    certificate = certify([event for events in training.events for event in events])
-    assert certificate is not None
-    assert certificate.verified
-    for split in certificate.splits:
-        assert (split.uneven, split.overlap) == (policy or "join", 0)
-        assert split.coverage == pytest.approx(80 / 120 if policy == "drop" else 1)
+    gather = BatchLoader._gather
+
+    def recording(loader: BatchLoader, indices: np.ndarray, *step: int) -> Any:
+        if loader._sees_inputs:
+            reads[loader._rank].extend(indices.tolist())
+        return gather(loader, indices, *step)
+
+    monkeypatch.setattr(BatchLoader, "_gather", recording)
+    for name, policy in POLICIES:
+        reads: dict[int, list[int]] = defaultdict(list)
+        strategy = {"name": name, "uneven": policy} if policy else name
+        ranks = 4 if name == "hybrid" else nodes(name, 2)
+        training = train(strategy, ranks, epochs=1, partitioner="quantity")  # 80 samples and 40
+        samples = {"drop": [40, 40], "pad": [80, 80]}.get(policy, [80, 40])
+        if name == "pipeline":
+            samples = [120]
+        assert [each.samples for each in training.results if each.samples] == samples, name
+        reported = [event.fields for rank in range(ranks) for event in training.of("partition", rank)]
+        read = zip(samples, (part_digest(np.array(reads[copy])) for copy in range(len(reads))), strict=True)
+        assert [(each["samples"], each["digest"]) for each in reported] == [*read]
+        certificate = certify([event for events in training.events for event in events])
+        assert certificate is not None
+        assert certificate.verified
+        for split in certificate.splits:
+            assert (split.uneven, split.overlap) == (policy or "join", 0)
+            assert split.coverage == pytest.approx(80 / 120 if policy == "drop" else 1)
 
 
 def test_bytes_of_a_step() -> None:
     """Of a gradient of n bytes on P ranks; the ring all-reduce sends 2n(P−1)/P."""
-    ranks = 3
-    sent = {}
-    for name in ("all_reduce", "all_gather", "reduce_broadcast", "parameter_server"):
-        results = train(name, ranks).results
-        n = 4 * results[0].parameters
-        sent[name] = [each.bytes_sent / each.steps / n for each in results]
-        for rank, each in enumerate(sent[name]):
-            declared = STRATEGIES.parse(name).step_bytes(n, rank, ranks)
-            assert declared is None or declared == pytest.approx(each * n)
-    assert sent == {
-        "all_reduce": pytest.approx([4 / 3] * 3),
-        "all_gather": pytest.approx([2] * 3),
-        "reduce_broadcast": pytest.approx([2, 1, 1]),
-        "parameter_server": pytest.approx([2, 1, 1]),
-    }
+    ring, from_all, to_all = [4 / 3] * 3, [2] * 3, [2, 1, 1]
+    names = ("all_reduce", "all_gather", "reduce_broadcast", "parameter_server")
+    for name, expected in zip(names, (ring, from_all, to_all, to_all), strict=True):
+        for rank, each in enumerate(train(name, 3).results):
+            n, sent = 4 * each.parameters, each.bytes_sent / each.steps
+            assert sent == pytest.approx(expected[rank] * n), name
+            assert STRATEGIES.parse(name).step_bytes(n, rank, 3) in (None, pytest.approx(sent))
 
 
 # Averaging gradients
@@ -221,72 +180,46 @@ def test_workers_of_a_parameter_server_do_what_ranks_of_all_reduce_do() -> None:
     fields: dict[str, Any] = {"partitioner": "quantity", "model": "lenet", **MOMENTUM}
     expected, found = train("all_reduce", 2, **fields), train("parameter_server", 3, **fields)
     close(found.weights, expected.weights)
-    for kind, ranks in (("partition", 2), ("coverage", 1)):
-        for rank in range(ranks):
-            parts = [[each.fields for each in expected.of(kind, rank)]]
-            parts += [[each.fields for each in found.of(kind, rank + 1)]]
-            assert parts[0] == parts[1] != []
     server, worker, _ = found.results
     assert (server.samples, server.steps, server.seconds["data"]) == (0, worker.steps, 0)
     assert min(server.seconds["compute"], server.seconds["wait"]) > 0
     assert found.of("partition") == found.of("coverage") == found.of("step") == []
-    points = [*zip(*(found.of("epoch", rank) for rank in range(3)), strict=True)]
-    assert [[each.fields["loss"] is None for each in of_epoch] for of_epoch in points] == [
-        [True, False, False]
-    ] * 2
-    assert [len({each.fields["accuracy"] for each in of_epoch}) for of_epoch in points] == [1, 1]
+    for of_epoch in zip(*(found.of("epoch", rank) for rank in range(3)), strict=True):
+        assert [each.fields["loss"] is None for each in of_epoch] == [True, False, False]
+        assert len({each.fields["accuracy"] for each in of_epoch}) == 1
 
 
 # Averaging weights
 
 
-@pytest.mark.parametrize(
-    ("optimizer_state", "equivalent", "fields"),
-    [
+def test_averaging_weights_in_every_step_equals_averaging_gradients() -> None:
+    for optimizer_state, equivalent, fields in (
         ("keep", "momentum", {}),  # updates are linear in the momentum, so averaged weights agree
         ("average", "momentum", UNEQUAL),
         ("reset", "sgd", UNEQUAL),  # momentum that is reset in every step has no effect
-    ],
-)
-def test_averaging_weights_in_every_step_equals_averaging_gradients(
-    optimizer_state: str, equivalent: str, fields: dict[str, Any]
-) -> None:
-    local = {"name": "local_sgd", "local_steps": 1, "optimizer_state": optimizer_state}
-    expected = train("all_reduce", 4, **{**fields, "lr": 0.05, "optimizer": equivalent})
-    close(train(local, 4, **{**fields, "lr": 0.05, "optimizer": "momentum"}).weights, expected.weights)
+    ):
+        local = {"name": "local_sgd", "local_steps": 1, "optimizer_state": optimizer_state}
+        expected = train("all_reduce", 4, **{**fields, "lr": 0.05, "optimizer": equivalent})
+        found = train(local, 4, **{**fields, "lr": 0.05, "optimizer": "momentum"})
+        close(found.weights, expected.weights)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "uneven"),
-    [
-        ({"name": "local_sgd", "local_steps": 1}, "join"),
-        ({"name": "local_sgd", "local_steps": 1}, "drop"),
-        ({**PLAIN["diloco"], "local_steps": 1}, "pad"),
-        ({**PLAIN["fedopt"], "local_steps": 1}, "join"),
-        ({**PLAIN["fedprox"], "local_steps": 1}, "drop"),
-        (COMPLETE, "join"),
-        (COMPLETE, "pad"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value["name"],
-)
-def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(
-    strategy: dict[str, Any], uneven: str
-) -> None:
+@pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
+def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(uneven: str) -> None:
+    local: dict[str, Any] = {"name": "local_sgd"}
+    in_steps = {
+        "join": [local, PLAIN["fedopt"]],
+        "drop": [local, PLAIN["fedprox"]],
+        "pad": [PLAIN["diloco"]],
+    }
     expected = train({"name": "all_reduce", "uneven": uneven}, 4, **UNEQUAL)
-    found = train({**strategy, "uneven": uneven}, 4, **UNEQUAL)
-    close(found.weights, expected.weights)
-    assert found.results[0].accuracy == expected.results[0].accuracy
-    if uneven == "join":
-        equally = train({**strategy, "uneven": uneven, "weighting": "equal"}, 4, **UNEQUAL)
-        differ(equally.weights, expected.weights)
-
-
-@pytest.mark.parametrize(("uneven", "steps"), [("drop", 3), ("pad", None)])
-def test_size_counts_the_samples_that_were_trained_on(uneven: str, steps: int | None) -> None:
-    """With drop and pad all nodes train on equally many, however unequal the parts are."""
-    form = {"name": "local_sgd", "local_steps": steps, "uneven": uneven}
-    by_size, equally = (train({**form, "weighting": each}, 3, **UNEQUAL) for each in ("size", "equal"))
-    close(by_size.weights, equally.weights)
+    for strategy in (*({**each, "local_steps": 1} for each in in_steps[uneven]), COMPLETE):
+        found = train({**strategy, "uneven": uneven}, 4, **UNEQUAL)
+        close(found.weights, expected.weights)
+        assert found.results[0].accuracy == expected.results[0].accuracy
+        if uneven == "join":
+            equally = train({**strategy, "uneven": uneven, "weighting": "equal"}, 4, **UNEQUAL)
+            differ(equally.weights, expected.weights)
 
 
 def test_optimizer_states_that_are_averaged_are_sent() -> None:
@@ -296,10 +229,9 @@ def test_optimizer_states_that_are_averaged_are_sent() -> None:
     )
     differ(kept.weights, average.weights)
     differ(kept.weights, reset.weights)
-    # keep averages the weights; average also averages Adam's two moments
-    n, averages = 4 * kept.results[0].parameters, kept.results[0].steps / 2
-    weight = 4  # bytes of each rank's weight in an average
-    assert kept.results[0].bytes_sent == pytest.approx(n + (n + weight) * averages)  # rank 0 broadcasts n
+    # keep averages the weights, average also Adam's two moments. Rank 0 broadcasts the initial weights.
+    n, averages, weight = 4 * kept.results[0].parameters, kept.results[0].steps / 2, 4
+    assert kept.results[0].bytes_sent == pytest.approx(n + (n + weight) * averages)
     assert average.results[0].bytes_sent == pytest.approx(n + (3 * n + 2 * weight) * averages)
 
 
@@ -319,26 +251,13 @@ def test_local_sgd_that_averages_only_at_the_end_equals_one_shot(init: str, weig
         assert last.fields["consensus_distance"] > 0.01
 
 
-@pytest.mark.parametrize("strategy", ["one_shot", "local_sgd"])
-def test_one_step_weighted_by_size_equals_one_serial_step(strategy: str) -> None:
-    """The mean over samples equals the mean of the parts' means only if weighted by part size."""
-    whole = {"batch_size": 120, "epochs": 1, "lr": 1.0}
-    serial = train("serial", 1, **whole).weights
-    by_size, equally = (
-        train({"name": strategy, "weighting": each}, 2, **whole, partitioner="quantity").weights
-        for each in ("size", "equal")
-    )
-    close(by_size, serial)
-    assert np.abs(equally - serial).max() > 20 * np.abs(by_size - serial).max()
-
-
-@pytest.mark.parametrize("steps", [1, 5, 11, 12, 100])
-def test_local_steps_between_two_averages(steps: int) -> None:
-    training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
-    rank, other = training.results
-    averages = -(-12 // steps)  # the last round may be shorter
-    assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
-    assert training.same_weights
+def test_local_steps_between_two_averages() -> None:
+    for steps in (1, 5, 11, 12, 100):
+        training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
+        rank, other = training.results
+        averages = -(-12 // steps)  # the last round may be shorter
+        assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
+        assert training.same_weights
 
 
 # DiLoCo, FedOpt and FedProx
@@ -369,111 +288,184 @@ def test_server_steps_are_those_of_the_paper(server: Server) -> None:
             np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_momentum_of_the_outer_step_is_that_of_torch(nesterov: bool) -> None:
+def test_momentum_of_the_outer_step_is_that_of_torch() -> None:
     generator = torch.Generator().manual_seed(0)
-    ours = torch.randn(50, generator=generator)
-    theirs = ours.clone().requires_grad_()
-    sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=nesterov)
-    m, v = torch.zeros(50), torch.zeros(50)
-    for _ in range(4):
-        mean = torch.randn(50, generator=generator)
-        theirs.grad = theirs.detach() - mean
-        sgd.step()
-        if nesterov:
-            DiLoCo().outer_step(ours, mean, m)
-        else:
-            FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
-        torch.testing.assert_close(ours, theirs.detach())
+    for nesterov in (True, False):
+        ours = torch.randn(50, generator=generator)
+        theirs = ours.clone().requires_grad_()
+        sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=nesterov)
+        m, v = torch.zeros(50), torch.zeros(50)
+        for _ in range(4):
+            mean = torch.randn(50, generator=generator)
+            theirs.grad = theirs.detach() - mean
+            sgd.step()
+            if nesterov:
+                DiLoCo().outer_step(ours, mean, m)
+            else:
+                FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
+            torch.testing.assert_close(ours, theirs.detach())
 
 
-@pytest.mark.parametrize("server", DEFAULT_LR)
-def test_the_first_round_of_a_server_starts_from_its_defaults(server: Server) -> None:
+def test_the_first_round_of_a_server_starts_from_its_defaults() -> None:
     """v starts at τ², m at 0; η is 1 with momentum and 0.01 otherwise."""
-    x = flat(task_of("serial", 1).build_model(0).parameters())
-    mean = torch.from_numpy(train("serial", 1).weights)
-    eta = 1.0 if server == "momentum" else 0.01
-    tau = 0.001
-    FedOpt(server=server, server_lr=eta).server_step(x, mean, 0 * x, 0 * x + tau**2)
-    close(train({"name": "fedopt", "server": server, "local_steps": 100}, 1).weights, x)
+    start = flat(task_of("serial", 1).build_model(0).parameters())
+    mean, tau = torch.from_numpy(train("serial", 1).weights), 0.001
+    for server in DEFAULT_LR:
+        x, eta = start.clone(), 1.0 if server == "momentum" else 0.01
+        FedOpt(server=server, server_lr=eta).server_step(x, mean, 0 * x, 0 * x + tau**2)
+        close(train({"name": "fedopt", "server": server, "local_steps": 100}, 1).weights, x)
 
 
-def test_the_proximal_term_pulls_back_by_the_distance_from_the_start_of_the_round() -> None:
-    mu, steps_per_round = 4.0, 2
-    task = task_of("serial", 1, epochs=1)
-    model = task.build_model(0)
-    for step, (batch, _) in enumerate(BatchLoader(task.data.train, task.spec, task.rngs, 0, 1).batches(1)):
-        weights = flat(model.parameters())
-        if step % steps_per_round == 0:
-            start = weights
-        pull = mu * (weights - start)
-        weights = weights - task.spec.lr * (gradient(model, batch.inputs, batch.targets) + pull)
-        torch.nn.utils.vector_to_parameters(weights, model.parameters())
-    found = train({"name": "fedprox", "mu": mu, "local_steps": steps_per_round}, 1, epochs=1)
-    close(found.weights, flat(model.parameters()))
+# Rounds in which not every rank takes part, and gossip
+
+EVERYONE = [[0, 1, 2]]
+SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
+H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
+PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
 
 
-# Gossip
+def loaded(strategy: str, nodes: int = 3) -> tuple[Task, list[list[Batch]]]:
+    """The task of a run in which all nodes take part, and the batches of each."""
+    task = task_of(strategy, nodes, **PARTS)
+    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, node, nodes) for node in range(nodes)]
+    epochs = range(1, task.spec.epochs + 1)
+    return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
 
 
-def mixing_matrix(graph: Graph, size: int) -> np.ndarray:
-    distances = neighbours(graph, size)
-    matrix = np.zeros((size, size))
-    for rank in range(size):
-        for distance in [0, *distances]:
-            matrix[rank, (rank - distance) % size] += 1 / (len(distances) + 1)
-    return matrix
+def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
 
 
-def test_neighbours() -> None:
-    assert [neighbours("ring", size) for size in (1, 2, 3, 6)] == [[], [1], [1, 2], [1, 5]]
-    assert [neighbours("exponential", size) for size in (1, 2, 3, 8, 9)] == [
-        [],
-        [1],
-        [1, 2],
-        [1, 2, 4],
-        [1, 2, 4, 8],
+def reference(
+    schedule: Sequence[Sequence[int]], steps_per_round: int, weighting: str, mu: float = 0.0
+) -> tuple[np.ndarray, list[list[int]]]:
+    """Local SGD in plain torch, with the proximal term of FedProx.
+
+    Returns the weights, and the samples of each node and epoch.
+    """
+    task, batches = loaded("local_sgd")
+    model, steps = task.build_model(0), len(batches[0])
+    counts = [[0] * task.spec.epochs for _ in range(3)]
+    start, length = flat(model.parameters()), steps_per_round
+    for number, first in enumerate(range(0, steps, length)):
+        total, weights = torch.zeros_like(start), 0
+        for node in schedule[number % len(schedule)]:
+            set_weights(model, start)
+            samples = 0
+            for step in range(first, min(first + length, steps)):
+                batch = batches[node][step]
+                if batch.samples:
+                    samples += batch.samples
+                    counts[node][step * task.spec.epochs // steps] += batch.samples
+                    now = flat(model.parameters())
+                    change = gradient(model, batch.inputs, batch.targets) + mu * (now - start)
+                    set_weights(model, now - task.spec.lr * change)
+            n = samples if weighting == "size" else min(samples, 1)
+            total += n * flat(model.parameters())
+            weights += n
+        if weights:
+            start = total / weights
+    return start.numpy(), counts
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weighting", "schedule"),
+    [
+        ({"name": "local_sgd"}, "size", EVERYONE),
+        ({"name": "local_sgd"}, "equal", SCHEDULE),
+        (PLAIN["diloco"], "equal", SCHEDULE),
+        (PLAIN["fedopt"], "size", SCHEDULE),
+        ({"name": "fedprox", "mu": 4.0}, "size", SCHEDULE),
+    ],
+    ids=["everyone", "local_sgd", *PLAIN],
+)
+def test_rounds_equal_reference(
+    strategy: dict[str, Any], weighting: str, schedule: list[list[int]]
+) -> None:
+    taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
+    training = train({**strategy, "local_steps": H, "weighting": weighting, **taking_part}, 3, **PARTS)
+    weights, counts = reference(schedule, H, weighting, strategy.get("mu", 0.0))
+    close(training.weights, weights)
+    assert training.same_weights
+
+    certificate = certify([event for events in training.events for event in events])
+    assert certificate is not None
+    assert certificate.verified
+    samples = [[0] * 3 for _ in range(3)]
+    for part in certificate.parts:
+        samples[part.rank][part.epoch - 1] = part.samples
+    assert samples == counts
+    assert [split.coverage for split in certificate.splits] == [
+        sum(each[epoch] for each in counts) / 120 for epoch in range(3)
     ]
-    assert [neighbours("complete", size) for size in (1, 2, 4)] == [[], [1], [1, 2, 3]]
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_mixing_matrix_is_doubly_stochastic_and_primitive(graph: Graph) -> None:
-    for size in (1, 2, 3, 4, 5, 8, 13):
-        matrix = mixing_matrix(graph, size)
-        np.testing.assert_allclose([matrix.sum(axis=0), matrix.sum(axis=1)], 1)
-        assert (np.linalg.matrix_power(matrix, size) > 0).all()
+def test_the_certificate_counts_rounds() -> None:
+    participation = {"schedule": [[0, 1], [1], [1, 2], [1]]}
+    form = {"name": "local_sgd", "local_steps": 2, "participation": participation}
+    events = [
+        event for events in train(form, 3).events for event in events
+    ]  # 4 steps per epoch, so 2 rounds
+    certificate = certify(events)
+    assert certificate is not None
+    rounds = {(part.rank, part.epoch): part.rounds for part in certificate.parts}
+    assert rounds == {(0, 1): 1, (1, 1): 2, (2, 1): 0, (0, 2): 0, (1, 2): 2, (2, 2): 1}
+    assert {part.js_divergence for part in certificate.parts if not part.samples} == {None}
+    # A rank that has not trained in an epoch has no loss there.
+    points = [each for each in events if each.kind == "epoch" and each.fields["loss"] is None]
+    assert {(each.rank, each.fields["epoch"]) for each in points} == {(2, 1), (0, 2)}
 
 
-class Weights:
-    """A replica that has only weights."""
+@pytest.mark.parametrize(
+    ("graph", "nodes", "schedule"),
+    [
+        ("ring", 2, None),
+        ("ring", 3, [[0, 1], [1]]),
+        ("ring", 5, [[0, 1, 3], [2]]),
+        ("exponential", 5, None),
+        ("complete", 4, [[0, 1, 3], [1, 2]]),
+    ],
+)
+def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[int]] | None) -> None:
+    """D-PSGD in plain torch: mix, then apply the gradient at the weights before mixing."""
+    participation = None if schedule is None else {"schedule": schedule}
+    training = train({"name": "gossip", "graph": graph, "participation": participation}, nodes, **PARTS)
+    task, batches = loaded("gossip", nodes)
+    models = [task.build_model(0) for _ in range(nodes)]
+    for step in range(len(batches[0])):
+        present = schedule[step % len(schedule)] if schedule else range(nodes)
+        samples = [batches[node][step].samples if node in present else 0 for node in range(nodes)]
+        before = [flat(model.parameters()) for model in models]
+        for node in present:
+            others = [(node - distance) % nodes for distance in (0, *neighbours(graph, nodes))]
+            mixed = sum(before[other if other in present else node] for other in others) / len(others)
+            if samples[node]:
+                batch, scale = batches[node][step], samples[node] * len(present) / sum(samples)
+                mixed -= task.spec.lr * scale * gradient(models[node], batch.inputs, batch.targets)
+            set_weights(models[node], mixed)
+    mean = sum(flat(model.parameters()) for model in models) / nodes
+    close(training.weights, mean)
 
-    def __init__(self, weights: torch.Tensor) -> None:
-        self._weights = weights
-
-    def weights(self) -> torch.Tensor:
-        return self._weights.clone()
-
-    def set_weights(self, flat: torch.Tensor) -> None:
-        self._weights = flat
+    # After the last epoch, the mean over all nodes was evaluated, also over those that never trained.
+    set_weights(models[0], mean)
+    test = task.data.test
+    with torch.no_grad():
+        loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
+    assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("graph", "size"), [("ring", 5), ("exponential", 8), ("complete", 3), ("ring", 2)])
-def test_mix_multiplies_by_the_mixing_matrix(graph: Graph, size: int) -> None:
-    start = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32)
-
-    def body(comm: Communicator) -> np.ndarray:
-        replica: Any = Weights(torch.from_numpy(start[comm.rank].copy()))
-        mix(replica, comm, neighbours(graph, size))
-        mix(replica, comm, neighbours(graph, size))
-        found: np.ndarray = replica.weights().numpy()
-        return found
-
-    expected = np.linalg.matrix_power(mixing_matrix(graph, size), 2) @ start
-    np.testing.assert_allclose(np.stack(together(size, body)), expected, rtol=1e-5, atol=1e-6)
+def test_late_epochs_need_no_earlier_ones() -> None:
+    """As in a run that resumes there."""
+    rounds = Rounds(participation=Participation(schedule=[[0], [1]]), steps=3)
+    participants = Participants(rounds, RngFactory(0), lambda _: Partition([np.arange(5)] * 2, batch=5))
+    assert participants.round(9000, 0, "join") == Round(2999, frozenset({1}))
 
 
-def test_gossip_on_the_complete_graph_equals_local_sgd() -> None:
-    local = {"name": "local_sgd", "local_steps": 1, "init": "independent"}
-    found = train({**COMPLETE, "init": "independent"}, 4, **MOMENTUM)
-    close(found.weights, train(local, 4, **MOMENTUM).weights)
+def test_neighbours_are_those_of_the_graph() -> None:
+    expected: dict[Graph, list[list[int]]] = {
+        "ring": [[], [1], [1, 2], [1, 3], [1, 7], [1, 8]],
+        "exponential": [[], [1], [1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]],
+        "complete": [[], [1], [1, 2], [1, 2, 3], [*range(1, 8)], [*range(1, 9)]],
+    }
+    for graph, distances in expected.items():
+        assert [neighbours(graph, size) for size in (1, 2, 3, 4, 8, 9)] == distances

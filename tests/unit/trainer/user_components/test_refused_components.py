@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import nll_loss
+from torch.nn.functional import cross_entropy, l1_loss, mse_loss, nll_loss, poisson_nll_loss
 from torch.utils.data import IterableDataset
 
 from trainer.core.strategy import Strategy
-from trainer.data.base import Data, Dataset, Partitioner, PixelScale, Split
+from trainer.data.base import Data, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -29,8 +29,8 @@ from trainer.user_components import (
     partitioner,
     strategy,
 )
-from trainer.user_components.signature import bound, checked, configured, defaults_left_out
-from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source, located
+from trainer.user_components.signature import bound, defaults_left_out
+from trainer.user_components.source import CODE, ImportFailure, Source
 
 Make = Callable[..., Any]
 
@@ -70,6 +70,10 @@ def failing(cases: dict[str, Any], tried: Callable[[Any], Any]) -> dict[str, str
     }
 
 
+def declaring(base: type[Any], **members: Any) -> Any:
+    return type("Own", (base,), {"__module__": __name__, **members})
+
+
 # Datasets
 
 
@@ -104,15 +108,14 @@ class Stream(IterableDataset[Any]):
         yield np.zeros(3), 0
 
 
-def unequal(train: bool) -> Any:
-    return np.zeros((9, 3 if train else 4)), np.zeros(9, int)
+class Stated(list[Any]):
+    classes = ("a", "b")
 
 
 def test_data_that_is_no_dataset_is_described() -> None:
-    items = [(np.zeros(3 + (at > 4)), 0) for at in range(9)]
     bunch = type("Bunch", (dict,), {})(data=1, target=2)
-    cases = {
-        "item 0 | (3,) | item 5 | (4,)": lambda: items,
+    forms = {
+        "item 0 | (3,) | item 5 | (4,)": lambda: [(np.zeros(3 + (at > 4)), 0) for at in range(9)],
         "item 0 | tuple and length 3 | pair": lambda: [(np.zeros(3), 0, 1)] * 9,
         "Stream | map-style": Stream,
         "NoneType": lambda: None,
@@ -124,14 +127,10 @@ def test_data_that_is_no_dataset_is_described() -> None:
         "no samples": lambda: (np.zeros((0, 3)), np.zeros(0, int)),
         "9 inputs | 8 targets": lambda: (np.zeros((9, 3)), np.zeros(8, int)),
         "first dimension": lambda: (np.zeros(()), np.zeros(())),
-        "(3,) | (4,)": unequal,
+        "(3,) | (4,)": lambda train: (np.zeros((9, 3 if train else 4)), np.zeros(9, int)),
         "it has 1 samples": lambda: good(1),
     }
-    assert failing(cases, load) == {}
-
-
-def test_numbers_that_are_none_are_shown_with_their_place() -> None:
-    cases = {
+    numbers = {
         "inputs | nan in sample 5, column 2, the first of 2 in 2 samples": damaged(np.nan),
         "nan in sample 5, column 2; expected": damaged(np.nan, samples=1),
         "infinite | sample 5, index [0, 0, 2] | of 12 in 2 samples": damaged(np.inf, images=True),
@@ -141,40 +140,29 @@ def test_numbers_that_are_none_are_shown_with_their_place() -> None:
         "object | 'missing' in sample 4, column 1": mixed("missing", object),
         "inputs hold 9223372036854775808 in sample 4, column 1 | int64": mixed(2**63, np.uint64),
     }
-    assert failing(cases, load) == {}
-
-
-def test_labels_are_classes_from_0_to_below_their_number() -> None:
-    stated = type("Stated", (list,), {"classes": ("a", "b")})
-    cases = {
+    classes = {
         "sample 0 has the label -1; allowed: 0 to 999, or floating-point": labelled(-1, 0, 1),
         "sample 1 has the label -3, the first of 2;": labelled(0, -3, -2),
         "sample 2 has the label 1000;": labelled(0, 999, 1000),
-        "sample 1 has the label 2; allowed: 0 to 1": lambda: stated([(np.zeros(3), 0), (np.zeros(3), 2)]),
+        "sample 1 has the label 2; allowed: 0 to 1": lambda: Stated([(np.zeros(3), 0), (np.zeros(3), 2)]),
     }
-    assert failing(cases, load) == {}
+    assert failing(forms | numbers | classes, load) == {}
     assert load(labelled(0, 999)).classes == 1000
-    assert load(lambda: stated([(np.zeros(3), 0)] * 3)).classes == 2
+    assert load(lambda: Stated([(np.zeros(3), 0)] * 3)).classes == 2
 
 
-@pytest.mark.parametrize(
-    ("count", "share", "tests"), [(10, 0.25, 2), (10, 0.26, 3), (10, 0.01, 1), (10, 0.99, 9), (2, 0.5, 1)]
-)
-def test_a_share_of_the_samples_is_the_test_split(count: int, share: float, tests: int) -> None:
+def test_a_share_of_the_samples_is_the_test_split() -> None:
     """It is rounded, and each split has a sample. Both keep the order of the samples."""
-    data = load(lambda: (np.arange(count)[:, None], np.zeros(count, int)), test_share=share, split_seed=3)
-    train, test = data.train.inputs[:, 0].tolist(), data.test.inputs[:, 0].tolist()
-    assert (len(train), len(test)) == (count - tests, tests)
-    assert (sorted(train), sorted(test), sorted(train + test)) == (train, test, [*range(count)])
-    assert tests == count - 1 or test == sorted(np.random.default_rng(3).permutation(count)[:tests])
-
-
-def test_parameters_of_the_split_are_checked() -> None:
-    for share in (0, 1, 1.5, "half", True):
-        assert "test_share" in refused(lambda share=share: load(good, test_share=share))
-    for seed in (-1, 0.5):
-        assert "split_seed" in refused(lambda seed=seed: load(good, split_seed=seed))
-    load(good, split_seed=0)
+    for count, share, tests in ((10, 0.25, 2), (10, 0.26, 3), (10, 0.01, 1), (10, 0.99, 9), (2, 0.5, 1)):
+        samples = np.arange(count)[:, None], np.zeros(count, int)
+        data = load(lambda samples=samples: samples, test_share=share, split_seed=3)
+        train, test = data.train.inputs[:, 0].tolist(), data.test.inputs[:, 0].tolist()
+        assert (len(train), len(test)) == (count - tests, tests)
+        assert (sorted(train), sorted(test), sorted(train + test)) == (train, test, [*range(count)])
+        assert tests == count - 1 or test == sorted(np.random.default_rng(3).permutation(count)[:tests])
+    for name, values in (("test_share", (0, 1, 1.5, "half", True)), ("split_seed", (-1, 0.5))):
+        for value in values:
+            assert name in refused(lambda chosen={name: value}: load(good, **chosen))
 
 
 def test_the_samples_of_a_dataset() -> None:
@@ -194,46 +182,29 @@ def test_the_samples_of_a_dataset() -> None:
 
 
 def test_the_digest_is_that_of_both_splits_with_their_types() -> None:
-    train, test = (Split(np.zeros((2, 3), np.float32), np.zeros(2, np.int64)) for _ in range(2))
-    digests = {dataset.digest(Data(train, test, 1, None))}
-    for changed in (test.inputs + 1, test.inputs.astype(int), test.inputs[:, :2]):
-        digests.add(dataset.digest(Data(train, Split(changed, test.labels), 1, None)))
-    digests.add(dataset.digest(Data(train, Split(test.inputs, test.labels + 1), 2, None)))
-    assert len(digests) == 5
+    def split(inputs: Any, label: int = 0) -> Split:
+        return Split(inputs, np.full(2, label))
 
-
-class Own(Dataset):
-    """A subclass whose samples nothing converts."""
-
-    fault: str = ""
-
-    train_samples = property(lambda self: 9)
-    shape = property(lambda self: (3,))
-    class_count = property(lambda self: 2)
-
-    def load(self, data_dir: Path) -> Data:
-        inputs, labels = np.ones((9, 3), np.float32), np.arange(9) % 2
-        test = Split(inputs.copy(), labels.copy())
-        if self.fault == "nan":
-            test.inputs[3, 1] = np.nan
-        if self.fault == "label":
-            test.labels[4:6] = 2
-        if self.fault == "sizes":
-            test = Split(inputs, labels[:8])
-        if self.fault == "type":
-            inputs, test = inputs.astype(int), Split(inputs.astype(int), labels)
-        return Data(Split(inputs, labels), test, 2, None)
+    zeros = np.zeros((2, 3), np.float32)
+    others = [split(each) for each in (zeros, zeros + 1, zeros.astype(int), zeros[:, :2])]
+    pairs = [*((split(zeros), other) for other in (*others, split(zeros, 1))), (others[1], others[0])]
+    assert len({dataset.digest(Data(*pair, 2, None)) for pair in pairs}) == len(pairs)
 
 
 def test_samples_of_a_subclass_are_those_that_it_states() -> None:
-    parts = {
-        "nan": "test inputs | nan in sample 3, column 1",
-        "label": "2 of test sample 4, the first of 2 | 0 to 1",
-        "sizes": "9 inputs, 8 labels | test split",
-        "type": "type int64 | type float32, as stated",
+    def of(**test: Any) -> Any:
+        inputs, labels = np.ones((9, 3), test.pop("kind", np.float32)), np.arange(9) % 2
+        data = Data(Split(inputs, labels), Split(**{"inputs": inputs, "labels": labels, **test}), 2, None)
+        stated = {"train_samples": 9, "shape": (3,), "class_count": 2}
+        members = {name: property(lambda self, value=value: value) for name, value in stated.items()}
+        return declaring(Dataset, **members, load=lambda self, data_dir: data)
+
+    cases = {
+        "test inputs | nan in sample 0, column 0": of(inputs=np.full((9, 3), np.nan, np.float32)),
+        "2 of test sample 0, the first of 9 | 0 to 1": of(labels=np.full(9, 2)),
+        "type int64 | type float32, as stated": of(kind=int),
     }
-    cases = {text: {"fault": fault} for fault, text in parts.items()}
-    assert failing(cases, lambda fields: dataset.facts(given(Own), fields, Path())) == {}
+    assert failing(cases, lambda called: dataset.facts(given(called), {}, Path())) == {}
 
 
 def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(tmp_path: Path) -> None:
@@ -271,47 +242,32 @@ def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(t
 # Models
 
 
-def net(*layers: nn.Module) -> Make:
-    return lambda shape, classes: nn.Sequential(*layers, nn.Linear(shape[0], classes))
-
-
-class Tree(nn.Module):
+class Linear(nn.Linear):
     def __init__(self, shape: Any, classes: int) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(*shape, classes), nn.Linear(*shape, classes)
+        super().__init__(*shape, classes)
 
+
+class GlobalWeights(Linear):
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.bias.data.fill_(float(np.random.rand()))
+
+
+class ReplacedBuffer(nn.BatchNorm1d):
     def forward(self, x: Any) -> Any:
-        return self.left(x) + self.right(x)
+        self.running_mean = 0.9 * self.running_mean
+        return super().forward(x)
 
 
-class GlobalWeights(Tree):
-    def __init__(self, shape: Any, classes: int) -> None:
-        super().__init__(shape, classes)
-        self.left.bias.data.fill_(float(np.random.rand()))
-
-
-class Pair(Tree):
-    def forward(self, x: Any) -> Any:
-        return self.left(x), self.right(x)
-
-
-class Misnamed(Model):
-    names = property(lambda self: ["one"])
-
-    def blocks(self, shape: Any, classes: int, generator: Any) -> Any:
-        yield "two", nn.Linear(*shape, classes)
-
-
-class Frozen(nn.Module):
-    """Has a frozen layer, and one that a batch of negative numbers leaves out."""
+class Frozen(nn.Sequential):
+    """Has a frozen layer, and one that it does not use."""
 
     def __init__(self, shape: Any, classes: int) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(*shape, 8).requires_grad_(False)
-        self.norm, self.last, self.unused = nn.BatchNorm1d(8), nn.Linear(8, classes), nn.Linear(2, 2)
+        frozen = nn.Linear(*shape, 8).requires_grad_(False)
+        super().__init__(frozen, nn.BatchNorm1d(8), nn.Linear(8, classes), nn.Linear(2, 2))
 
     def forward(self, x: Any) -> Any:
-        return self.last(self.norm(self.frozen(x)))
+        return self[2](self[1](self[0](x)))
 
 
 def model_facts(called: Any, source: Source | None = None) -> Any:
@@ -320,12 +276,16 @@ def model_facts(called: Any, source: Source | None = None) -> Any:
 
 
 def test_models_that_cannot_be_trained_are_refused() -> None:
+    two = {"names": property(lambda self: ["one"]), "blocks": lambda self, *_: [("two", nn.Linear(4, 3))]}
     cases = {
-        "left.bias | torch": GlobalWeights,
-        "tuple | one tensor": Pair,
-        "one, as `names` states | two from `blocks`": Misnamed,
+        "bias | torch": GlobalWeights,
+        "a tuple of 2 | one tensor": declaring(Linear, forward=lambda self, x: (x, x)),
+        "takes 2 inputs": lambda classes: nn.Bilinear(4, 4, classes),
+        "weight of type bfloat16": lambda classes: nn.Linear(4, classes).bfloat16(),
+        "another tensor running_mean": lambda: ReplacedBuffer(4),
+        "one, as `names` states | two from `blocks`": declaring(Model, **two),
         "blocks, names": Model,
-        "lazy": lambda classes: nn.Sequential(nn.LazyLinear(classes)),
+        "lazy": lambda classes: nn.LazyLinear(classes),
         "tuple | nn.Module": good,
         "class, or a function": nn.Linear(4, 3),
     }
@@ -338,27 +298,18 @@ def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "load", lambda self: Frozen)
     found = model_facts(Frozen, source)
     assert found.weights == 8 + 8 + 8 * 3 + 3 + 2 * 2 + 2
-    assert found.unused == ["model.unused.weight", "model.unused.bias"]
+    assert found.unused == ["model.3.weight", "model.3.bias"]
     assert found.statistics == [
-        f"model.norm.{each}" for each in ("running_mean", "running_var", "num_batches_tracked")
+        f"model.1.{each}" for each in ("running_mean", "running_var", "num_batches_tracked")
     ]
-    assert (found.fewest_samples, found.types) == (2, {"float32": "model.norm.weight"})
-
-
-def test_torchvision_takes_the_number_of_classes_unless_a_sweep_sets_it() -> None:
-    def builder(*, weights: Any = None, progress: bool = True, num_classes: int = 1000) -> nn.Module:
-        return nn.Linear(4, num_classes)
-
-    source = given(builder, TORCHVISION)
-    sizes = [model.build(builder, own, source, (4,), 3).out_features for own in ({}, {"num_classes": 5})]
-    assert sizes == [3, 5]
+    assert (found.fewest_samples, found.types) == (2, {"float32": "model.1.weight"})
 
 
 # Losses
 
 
-def two(output: Any, target: Any) -> Any:
-    return torch.full((len(target),), 2.0)
+def function(of: Make, **others: Any) -> loss.FunctionLoss:
+    return loss.FunctionLoss(**{"function": of, "accuracy": None, **others})
 
 
 def test_losses_that_cannot_be_computed_are_refused() -> None:
@@ -370,51 +321,36 @@ def test_losses_that_cannot_be_computed_are_refused() -> None:
 def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Own(nn.Module):
-        def forward(self, output: Any, target: Any) -> Any:
-            return nll_loss(output, target)
-
-        right = staticmethod(lambda output, target: torch.zeros(len(target)))
-        weights = staticmethod(lambda target: torch.zeros(len(target)))
-
-    monkeypatch.setattr(
-        loss, "_named", lambda source, parameter, name: lambda *of: 3 + torch.zeros(len(of[-1]))
-    )
-    output, target = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
-    for parameters, value in (({}, 0), ({"accuracy": "a", "weight": "w"}, 3)):
-        built = loss.build(given(Own), parameters)
-        assert built.right(output, target).tolist() == [value] * 2
-        assert built.weights(target).tolist() == [value] * 2  # type: ignore[union-attr]
+    monkeypatch.setattr(loss, "_named", lambda *_: "named")
+    own = declaring(nn.Flatten, right="own", weights="own")
+    for parameters, comes in (({}, "own"), ({"accuracy": "a", "weight": "w"}, "named")):
+        monkeypatch.setattr(loss, "FunctionLoss", lambda **found: found)
+        built: Any = loss.build(given(own), parameters)
+        assert (built["accuracy"], built["weight"]) == (comes, comes)
 
 
-def test_weights_of_samples_are_the_sums_of_those_of_their_places() -> None:
-    built = loss.FunctionLoss(function=nll_loss, accuracy=None, weight=lambda target: (target > 0).float())
-    assert built.weights(torch.tensor([[1, 2, 0], [0, 0, 0]])).tolist() == [2, 0]  # type: ignore[union-attr]
-    assert built.total(torch.tensor([[1, 2, 0], [0, 0, 0]])) == 2
-
-
-def test_a_model_needs_a_score_for_each_class_unless_the_loss_measures_otherwise() -> None:
-    plain = loss.FunctionLoss(function=nll_loss, accuracy=None)
-    measured = loss.FunctionLoss(function=nll_loss, accuracy=two)
-    for own, scores, classes, few in ((plain, 2, 3, True), (plain, 3, 3, False), (plain, 1, 1, False)):
-        assert bool(loss.scores_error(own, torch.zeros(5, scores), classes)) is few
-    assert loss.scores_error(measured, torch.zeros(5, 2), 3) is None
+def test_a_loss_that_rounds_floating_point_targets_takes_them_as_classes() -> None:
+    classes, shares = torch.tensor([0.0, 1, 2, 1]), torch.tensor([0.0, 1, 1, 0])
+    output = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    for of, scores, target, rounds in (
+        (lambda x, y: cross_entropy(x, y.long()), output, classes, True),
+        (cross_entropy, output, classes, True),  # it takes whole numbers alone
+        (mse_loss, output[:, 0], classes, False),
+        (l1_loss, output[:, 0], classes, False),
+        (poisson_nll_loss, output[:, 0], classes, False),
+        (nn.BCELoss(), output[:, 0].sigmoid(), shares, False),  # targets of 0 to 1
+    ):
+        assert bool(loss.rounded_error(function(of), scores, target)) is rounds
 
 
 # Optimizers, strategies, partitioners and augmentations
 
 
 class Langevin(torch.optim.SGD):
-    """Adds noise from the second step on."""
-
-    noise = 0.0
-
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                weight.data += self.noise * torch.randn_like(weight)
-        self.noise = 0.01
+        for weight in self.param_groups[0]["params"]:
+            weight.data += torch.randn_like(weight)
 
 
 def half_a_rate(weights: Any, lr: float) -> Any:
@@ -429,6 +365,7 @@ def test_optimizers_that_cannot_step_are_refused() -> None:
         "lr": lambda weights: torch.optim.SGD(weights, 0.1),
         "groups of parameters have no lr": half_a_rate,
         "method step": type("Unstepped", (torch.optim.Optimizer,), {}),
+        "closure": lambda weights, lr: torch.optim.LBFGS(weights, lr),
         "global random state | torch.Generator": lambda weights, lr: Langevin(weights, lr),
         "float | torch.optim.Optimizer": lambda weights, lr: lr,
         "does not define the method build": Optimizer,
@@ -442,11 +379,9 @@ class InRounds(LocalSGD):
 
 
 def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_train = type("NoTrain", (Strategy,), {"__module__": __name__, "transports": ("gloo",)})
-    trains = {"__module__": __name__, "train": lambda self, session: None}
     cases = {
-        "does not define the method train": no_train,
-        "declares no transports": type("NoTransports", (Strategy,), trains),
+        "does not define the method train": declaring(Strategy, transports=("gloo",)),
+        "declares no transports": declaring(Strategy, train=lambda self, session: None),
         "no subclass of trainer.core.strategy.Strategy": good,
     }
     assert failing(cases, lambda called: strategy.facts(given(called), {}, 2, None, 8)) == {}
@@ -455,21 +390,20 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Source, "load", lambda self: InRounds)
     source = Source(code="", folder="", module="mine.py", attribute="InRounds")
-    found = strategy.facts(source, {"local_steps": 1}, 2, None, 8)
+    parameters = {"local_steps": 3, "participation": {"fraction": 0.5}}
+    found = strategy.facts(source, parameters, 2, None, 8)
     assert (found.parts_of_work, found.micro_batch_count, found.replica_of) == (7, 3, [0, 1])
     imported = strategy.ImportedStrategy.model_validate({"name": "it", "imported": found})
     assert (imported.parts_of_work, imported.micro_batch_count, imported.replicas(2)) == (7, 3, 2)
+    assert (imported.rounds.steps, imported.rounds.participation.fraction) == (3, 0.5)  # type: ignore[union-attr]
     assert "tried for 2 ranks, and the run has 3" in (imported.validation_error(None, 3, 8) or "")
-
-
-def of_global_state(labels: Any, parts: int, rng: Any) -> Any:
-    return np.array_split(np.random.permutation(len(labels)), parts)
+    assert strategy.facts(source, {}, 2, None, 8).rounds is None
 
 
 def test_partitioners_and_augmentations_are_tried() -> None:
-    labels, inputs = np.zeros(9, np.int64), torch.ones(17, 4)
+    labels, inputs = np.zeros(8, np.int64), torch.ones(17, 4)
     cases = {
-        "global random state | rng": of_global_state,
+        "global random state | rng": lambda labels, parts, rng: [*np.random.permutation(8).reshape(2, 4)],
         "1 parts; expected: 2 parts": lambda labels, parts, rng: [np.arange(len(labels))],
         "does not define the method partition": Partitioner,
     }
@@ -479,39 +413,21 @@ def test_partitioners_and_augmentations_are_tried() -> None:
         "new inputs": lambda inputs, rng: inputs.add_(1),
         "(17, 2) | (17, 4)": lambda inputs, rng: inputs[:, :2],
     }
-    scale: PixelScale | None = None
-    assert failing(cases, lambda called: augmentation.facts(given(called), {}, inputs, scale)) == {}
-    assert [
-        partitioner.takes_generator(called)
-        for called in (
-            lambda labels, parts, rng: 0,
-            lambda labels, parts, generator: 0,
-            lambda labels, parts, first=0: 0,
-            lambda labels, parts, rng=None: 0,
-            lambda labels, parts: 0,
-        )
-    ] == [True, True, False, True, False]
-
-
-# Parameters, and where an error is
+    assert failing(cases, lambda called: augmentation.facts(given(called), {}, inputs, None)) == {}
+    for takes, called in (
+        (True, lambda labels, parts, generator: 0),
+        (False, lambda labels, parts, first=0: 0),
+        (True, lambda labels, parts, rng=None: 0),
+        (False, lambda labels, parts: 0),
+    ):
+        assert partitioner.takes_generator(called) is takes
 
 
 def test_parameters_that_equal_the_defaults_are_left_out() -> None:
-    def function(labels: Any, sizes: tuple[int, ...] = (8, 9), share: float = 0.1) -> None:
+    def own(labels: Any, sizes: tuple[int, ...] = (8, 9), share: float = 0.1) -> None:
         pass
 
-    assert defaults_left_out(function, {"sizes": [8, 9], "share": 0.1, "other": 1}) == {"other": 1}
-    assert defaults_left_out(function, {"sizes": [8], "share": 0.2}) == {"sizes": [8], "share": 0.2}
+    assert defaults_left_out(own, {"sizes": [8, 9], "share": 0.1, "other": 1}) == {"other": 1}
+    assert defaults_left_out(own, {"sizes": [8], "share": 0.2}) == {"sizes": [8], "share": 0.2}
     assert defaults_left_out(LocalSGD, {"local_steps": 10, "weighting": "equal"}) == {"weighting": "equal"}
-    assert bound(function, {"share": 0.2}, ("labels",)).keywords == {"share": 0.2}  # type: ignore[attr-defined]
-    assert checked(function, {}, {"labels": 1, "unknown": 2}) == {"labels": 1}
-    assert configured(LocalSGD, {"local_steps": 3}).local_steps == 3
-
-
-def test_an_error_names_the_innermost_line_of_users_code(tmp_path: Path) -> None:
-    found: dict[str, Any] = {}
-    text = "def outer():\n    inner()\n\ndef inner():\n    min(\n        [])\n"
-    exec(compile(text, str(tmp_path / "mine.py"), "exec"), found)
-    with pytest.raises(ValueError, match="empty") as raised:
-        found["outer"]()
-    assert located(raised.value, tmp_path).startswith("mine.py:5: ValueError: min()")
+    assert bound(own, {"share": 0.2}, ("labels",)).keywords == {"share": 0.2}  # type: ignore[attr-defined]
