@@ -45,6 +45,18 @@ class RepeatedLinear(Layers):
         super().__init__(nn.ReLU(), linear, nn.ReLU(), linear)
 
 
+class RepeatedNorm(Layers):
+    def __init__(self):
+        norm = nn.BatchNorm1d(8, affine=False)
+        super().__init__(norm, nn.Linear(8, 8), norm)
+
+
+class Tied(Layers):
+    def __init__(self):
+        super().__init__(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self[4].weight = self[2].weight
+
+
 class Norm(Layers):
     def __init__(self):
         super().__init__(nn.BatchNorm1d(8), nn.ReLU())
@@ -119,6 +131,14 @@ class FrozenNorm(Two):
         return self.head(torch.relu(self.norm(self.body(x))))
 
 
+class NormFrozenInForward(FrozenNorm):
+    train = nn.Module.train
+
+    def forward(self, x):
+        self.norm.eval()
+        return super().forward(x)
+
+
 class FrozenBody(Two):
     def __init__(self):
         super().__init__()
@@ -141,6 +161,60 @@ class Unused(Two):
         super().__init__(unused=nn.Linear(3, 3))
 
 
+class Integers(Two):
+    def __init__(self):
+        super().__init__(steps=nn.Parameter(torch.tensor([3, 4]), requires_grad=False))
+
+
+class Masked(Two):
+    """Has a buffer with infinite numbers, as a causal mask has."""
+
+    def __init__(self):
+        super().__init__(mask=nn.Buffer(torch.tensor([0.0] * 7 + [float("-inf")])))
+
+    def forward(self, x):
+        return self.head(torch.softmax(self.body(x) + self.mask, 1))
+
+
+class Experts(nn.Module):
+    """Samples choose one of many experts, so in most batches some experts get no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(*SHAPE, CLASSES) for _ in range(6))
+
+    def forward(self, x):
+        chosen, outputs = x[:, : len(self.experts)].argmax(1), x.new_zeros(len(x), CLASSES)
+        for number, expert in enumerate(self.experts):
+            if (mine := chosen == number).any():
+                outputs[mine] = expert(x[mine])
+        return outputs
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(5, 8, sparse=True), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.words((x[:, 0].abs() * 2).long().clamp(max=4)))
+
+
+class Detached(Two):
+    """The chain of its children in the forward pass, and not in the backward pass."""
+
+    def forward(self, x):
+        return self.head(self.body(x).detach())
+
+
+class Probabilities(Two):
+    """The chain of its children in training, and not in evaluation."""
+
+    def forward(self, x):
+        scores = self.head(self.body(x))
+        return scores if self.training else scores.softmax(1)
+
+
 class Scalar(Two):
     def __init__(self):
         super().__init__(scale=nn.Parameter(torch.tensor(1.5)))
@@ -159,6 +233,12 @@ class Average(Two):
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return super().forward(x - self.mean)
+
+
+class ReplacedAverage(Average):
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return Two.forward(self, x - self.mean)
 
 
 class Noise(Two):

@@ -88,6 +88,8 @@ def compare(**chosen: Any) -> str:
 REFUSED = {
     "Listed": ({"named": "Listed"}, r"parameters\(\)"),
     "Unfrozen": ({"named": "Unfrozen"}, "body"),
+    "ReplacedAverage": ({"named": "ReplacedAverage"}, "mean"),
+    "Sparse": ({"named": "Sparse"}, "words.weight has a sparse gradient"),
     # Losses that are no mean over samples:
     **{of: ({"of": of}, "on 2 ranks.*weight") for of in ("weighted", "ignoring", "added")},
 }
@@ -156,7 +158,7 @@ def run_of(strategy: str, nodes: int, **chosen: Any) -> RunSpec:
 # Each with models of every kind that a strategy may flatten, cut or average otherwise.
 EQUAL = {
     "all_gather": (2, ["Unused", "FrozenChain", "Mixed"]),
-    "reduce_broadcast": (2, ["FrozenNorm", "Complex"]),
+    "reduce_broadcast": (2, ["FrozenNorm", "Integers", "Complex"]),
     "parameter_server": (3, ["Unused", "Average", "Scalar"]),
     "zero2": (2, ["RepeatedLinear", "FrozenChain", "Unused", "Scalar", "Mixed"]),
 }
@@ -208,7 +210,7 @@ def test_evaluation_does_not_change_what_a_model_draws_in_training() -> None:
 
 
 def test_a_model_is_split_only_if_its_children_do_the_same() -> None:
-    others = ["FrozenNormInAChain", "OwnForward", "Hooked", "Double"]
+    others = ["FrozenNormInAChain", "OwnForward", "Hooked", "Double", "Detached", "Probabilities"]
     for named in ("RepeatedReLU", *others):
         facts = model.facts(source(named), {}, SHAPE, CLASSES, samples(SHAPE)[0])
         assert (facts.indivisible is None) == (named == "RepeatedReLU"), named
