@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,38 +20,39 @@ from orchestrator.prediction.forecast import (
     forecasts,
 )
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
-from orchestrator.prediction.simulated import Simulations, Time, simulated_run
+from orchestrator.prediction.simulated import Simulations, Time
 from orchestrator.results.records import RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link, SoftwareCost
 
 SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
 OWN = Link(latency_s=0.0, bytes_per_s=1e9)
+UNUSED = cast("Any", None)
 
 
 def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "epochs": 2, **fields})
 
 
-def configuration(strategy: str, *seconds: tuple[int, float], **fields: Any) -> Configuration:
-    """nodes and seconds of its measured runs."""
+def configuration(strategy: str, *seconds: tuple[int, float], **cluster: Any) -> Configuration:
+    """seconds: nodes and seconds of its measured runs. cluster: fields of theirs."""
     runs = []
     for nodes, took_s in seconds:
-        run = spec(strategy, nodes, **fields)
-        cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=1e-5)
+        run = spec(strategy, nodes, **({} if strategy == "serial" else {"transport": "gloo"}))
+        own = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=cluster)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, []))
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", own, OWN.bytes_per_s, [0.01], 0.0, []))
     return Configuration(runs, 0.001, 0.0001, 0.0)
 
 
 class GivenTimes(Simulations):
-    """Ten seconds of work over the nodes and their speed, and a latency for each node."""
+    """Five seconds of work per epoch over the nodes and their speed, and a latency for each node."""
 
     def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
         nodes = len(cluster.node_speed)
         if nodes > 100:
             raise NoPrediction("too many")
-        work_s, rest_s = 10 / nodes / cluster.node_speed[0], nodes * cluster.link.latency_s
+        work_s, rest_s = 5 * epochs / nodes / cluster.node_speed[0], nodes * cluster.link.latency_s
         return Time(work_s + rest_s, rest_s / (work_s + rest_s))
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Any:
@@ -62,123 +62,102 @@ class GivenTimes(Simulations):
         ]
         for rank in ranks:
             rank.held_bytes = RankResult.held_bytes.fget(rank)  # type: ignore[attr-defined]
-        run = spec("all_reduce", nodes, transport="gloo")
-        result = SimpleNamespace(run=run, ranks=ranks, bytes_sent_per_rank=12.0)
+        result = SimpleNamespace(run=spec("ddp", nodes), ranks=ranks, bytes_sent_per_rank=12.0)
         result.held_bytes = RunResult.held_bytes.fget(result)  # type: ignore[attr-defined]
         return SimpleNamespace(result=result)
 
 
-def forecast(question: Question, *configurations: Configuration) -> list[Forecast | Refused]:
-    simulations = GivenTimes(*3 * [cast("Any", None)])
-    return [*forecasts(Evidence(configurations, [], cast("Any", None)), question, simulations, SURE)]
-
-
-MEASURED = configuration("all_reduce", (2, 6.0), (4, 3.0), transport="gloo")  # 1.2 times the simulated ones
+MEASURED = configuration("all_reduce", (2, 6.0), (4, 3.0))  # 1.2 times the simulated ones
 SERIAL = configuration("serial", (1, 12.0))
 
 
+def found(question: Question, model: ErrorModel = SURE) -> list[Forecast | Refused]:
+    simulations = GivenTimes(UNUSED, UNUSED, UNUSED)
+    return [*forecasts(Evidence([MEASURED, SERIAL], [], UNUSED), question, simulations, model)]
+
+
+def forecast(question: Question) -> Forecast:
+    (only,) = found(question)
+    assert isinstance(only, Forecast)
+    return only
+
+
 def test_a_forecast_is_the_simulated_time_with_the_measured_ratio() -> None:
-    (found,) = forecast(Question([8]), MEASURED, SERIAL)
-    assert isinstance(found, Forecast)
-    assert found.seconds == pytest.approx(1.2 * 10 / 8, rel=0.01)
-    assert found.low_s < found.seconds < found.high_s
-    assert (found.speedup, found.efficiency) == (pytest.approx(8, rel=0.01), pytest.approx(1, rel=0.01))
-    assert (found.state_bytes, found.bytes_sent, found.measured_nodes) == (17, 12.0, 4)
-    assert found.cost is None
+    only = forecast(Question([8]))
+    assert only.seconds == pytest.approx(1.2 * 10 / 8, rel=0.01)
+    assert only.low_s < only.seconds < only.high_s
+    assert (only.speedup, only.efficiency) == (pytest.approx(8, rel=0.01), pytest.approx(1, rel=0.01))
+    assert (only.state_bytes, only.bytes_sent, only.measured_nodes) == (17, 12.0, 4)
+    assert (only.cost, only.to_target) == (None, None)
 
 
 def test_link_speed_and_price_are_those_of_the_question() -> None:
     slow = Link(latency_s=0.1, bytes_per_s=2e9)
-    (found,) = forecast(Question([8], slow, speed=2.0, price_per_h=3.6), MEASURED, SERIAL)
-    assert isinstance(found, Forecast)
-    assert found.seconds == pytest.approx(1.2 * (10 / 8 / 2 + 0.8), rel=0.01)
-    assert found.speedup == pytest.approx(12.0 / 2 / found.seconds)
-    assert found.cost == pytest.approx(8 * found.seconds / 1000)
-    assert found.low_cost == pytest.approx(8 * found.low_s / 1000)
+    only = forecast(Question([8], slow, speed=2.0, price_per_h=3.6))
+    assert only.seconds == pytest.approx(1.2 * (10 / 8 / 2 + 0.8), rel=0.01)
+    assert only.speedup == pytest.approx(12.0 / 2 / only.seconds)
+    costs, times = (only.low_cost, only.cost, only.high_cost), (only.low_s, only.seconds, only.high_s)
+    assert costs == pytest.approx([8 * each / 1000 for each in times])
 
 
 def test_a_wide_interval_and_an_impossible_simulation_are_refused_alone() -> None:
     vague = ErrorModel(np.zeros(3), np.diag([0.5, 0.5, 0.5]) ** 2, 0.1)
-    simulations = GivenTimes(*3 * [cast("Any", None)])
-    evidence = Evidence([MEASURED], [], cast("Any", None))
-    near, far, impossible = forecasts(evidence, Question([4, 64, 128]), simulations, vague)
+    near, far, impossible = found(Question([4, 64, 128]), vague)
     assert isinstance(near, Forecast)
     assert isinstance(far, Refused)
     assert "runs on more than 4 nodes" in far.reason
-    assert isinstance(impossible, Refused)
-    assert (impossible.nodes, impossible.reason) == (128, "too many")
-
-
-def test_a_faster_link_than_the_measured_one_is_not_capped_by_it() -> None:
-    shaped = configuration("all_reduce", (2, 6.0), link={"latency_ms": 1.0, "bandwidth_mbit": 8.0})
-    slow = shaped.runs[0].cluster.model_copy(update={"link": Link(latency_s=0.001, bytes_per_s=1e6)})
-    shaped = replace(shaped, runs=[replace(shaped.runs[0], cluster=slow)])
-    assert cluster_of(shaped, 4, Question([4])).link == slow.link
-    asked = Link(latency_s=0.0, bytes_per_s=1e8)
-    assert cluster_of(shaped, 4, Question([4], asked)).link == asked
-    beyond = Link(latency_s=0.0, bytes_per_s=1e12)
-    assert cluster_of(shaped, 4, Question([4], beyond)).link.bytes_per_s == OWN.bytes_per_s
-
-
-def test_nodes_have_the_quota_of_the_measured_ones() -> None:
-    known = configuration("all_reduce", (2, 6.0))
-    fifth = known.runs[0].cluster.model_copy(update={"node_speed": [0.2, 0.1]})
-    larger = replace(known.runs[0], cluster=fifth, result=known.runs[0].result)
-    known = replace(known, runs=[larger])
-    assert cluster_of(known, 3, Question([3], speed=2.0)).node_speed == [0.4, 0.4, 0.4]
-    of_four = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0))
-    costs = [0.1, 0.2, 0.3]
-    runs = [
-        replace(run, cluster=run.cluster.model_copy(update={"overhead_s": cost}))
-        for run, cost in zip(of_four.runs, costs, strict=True)
-    ]
-    assert cluster_of(replace(of_four, runs=runs), 8, Question([8])).overhead_s == 0.2  # of most nodes
-
-
-def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
-    exchanges = {"barrier": [SoftwareCost(bytes=0, seconds=0.5)]}
-    gloo = TransportCosts(message_s=1e-3, bytes_per_s=1e7, exchanges=exchanges)
-    measured = MeasuredCluster(runtime="ray", nodes="pods", transports={"gloo": gloo})
-    found = cluster_of(MEASURED, 3, Question([3], measured=measured))
-    assert found.link == Link(latency_s=0.0, bytes_per_s=1e7)
-    assert (found.overhead_s, found.software) == (5e-4, exchanges)  # half at each end
-    asked = Link(latency_s=0.5, bytes_per_s=1e9)
-    linked = cluster_of(MEASURED, 3, Question([3], asked, measured=measured)).link
-    assert linked == Link(latency_s=0.5, bytes_per_s=1e7)
-    with pytest.raises(NoPrediction, match="transport mpi was not measured on the cluster, but gloo"):
-        cluster_of(configuration("all_reduce", (2, 6.0)), 3, Question([3], measured=measured))
-
-
-def test_the_widest_interval_reaches_from_one_time_to_four() -> None:
+    assert impossible == Refused(MEASURED, 128, "too many")
     for deviation, allowed in ((0.42, True), (0.43, False)):  # e^(2 · 1.645 · 0.4214) is 4
         model = ErrorModel(np.zeros(3), np.diag([deviation, 1e-9, 1e-9]) ** 2, 1e-9)
         assert (model.interval([], 1, 0.0).width <= MOST_WIDTH) == allowed
 
 
-def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
-    class ByEpochs(GivenTimes):
-        def time(self, configuration: Configuration, epochs: int, cluster: Cluster) -> Time:
-            return Time(float(epochs), 0.5)
+def test_a_link_that_is_asked_for_is_as_fast_as_the_software_and_not_as_the_measured_link() -> None:
+    slow = Link(latency_s=0.001, bytes_per_s=1e6)
+    shaped = configuration("all_reduce", (2, 6.0), link=slow)
+    for asked, bytes_per_s in ((slow, 1e6), (None, 1e6), (1e8, 1e8), (1e12, OWN.bytes_per_s)):
+        link = Link(latency_s=0.001, bytes_per_s=asked) if isinstance(asked, float) else asked
+        expected = Link(latency_s=0.001, bytes_per_s=bytes_per_s)
+        assert cluster_of(shaped, 4, Question([4], link)).link == expected
 
-    run = spec("all_reduce", 4, transport="gloo", target_accuracy=0.9)
-    runs = [
-        cast(
-            "Any",
-            SimpleNamespace(run=run, last_epoch=epochs, epochs=[SimpleNamespace(target_reached=True)]),
-        )
-        for epochs in (3, 4, 5, 9)
-    ]
-    measured = configuration("all_reduce", (2, 2.0), (4, 2.0))
-    evidence = Evidence([measured], [], cast("Any", None))
-    simulations = ByEpochs(*3 * [cast("Any", None)])
-    found, without = forecasts(evidence, Question([4, 8], learned=runs), simulations, SURE)
-    assert isinstance(found, Forecast)
+
+def test_nodes_have_the_quota_of_the_measured_ones_and_the_costs_of_the_run_on_most() -> None:
+    known = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0), node_speed=[0.2, 0.1])
+    cluster = cluster_of(known, 3, Question([3], speed=2.0))
+    assert (cluster.node_speed, cluster.overhead_s) == ([0.4, 0.4, 0.4], 0.4)
+
+
+def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
+    exchanges = {"barrier": [SoftwareCost(bytes=0, seconds=0.5)]}
+    costs = TransportCosts(message_s=1e-3, bytes_per_s=1e7, exchanges=exchanges)
+    gloo, mpi = (
+        MeasuredCluster(runtime="ray", nodes="pods", transports={transport: costs})
+        for transport in ("gloo", "mpi")
+    )
+    cluster = cluster_of(MEASURED, 3, Question([3], measured=gloo))
+    assert cluster.link == Link(latency_s=0.0, bytes_per_s=1e7)
+    assert (cluster.overhead_s, cluster.software) == (5e-4, exchanges)  # half at each end
+    asked = Link(latency_s=0.5, bytes_per_s=1e9)
+    linked = cluster_of(MEASURED, 3, Question([3], asked, measured=gloo)).link
+    assert linked == Link(latency_s=0.5, bytes_per_s=1e7)
+    with pytest.raises(NoPrediction, match="transport gloo was not measured on the cluster, but mpi"):
+        cluster_of(MEASURED, 3, Question([3], measured=mpi))
+
+
+def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
+    run, reached = (
+        spec("all_reduce", 4, transport="gloo", target_accuracy=0.9),
+        SimpleNamespace(target_reached=True),
+    )
+    runs = [SimpleNamespace(run=run, last_epoch=epochs, epochs=[reached]) for epochs in (3, 4, 5, 9)]
+    only, without = found(Question([4, 8], learned=cast("Any", runs)))
+    assert isinstance(only, Forecast)
     assert isinstance(without, Forecast)
     assert without.to_target is None
-    assert found.to_target is not None
-    assert found.to_target.seconds == pytest.approx(2 * found.seconds)
-    assert found.to_target.low_s == pytest.approx(1.5 * found.low_s)
-    assert found.to_target.high_s == pytest.approx(4.5 * found.high_s)
+    assert only.to_target is not None  # a measured run has two epochs
+    assert only.to_target.seconds == pytest.approx(4 / 2 * only.seconds)
+    assert only.to_target.low_s == pytest.approx(3 / 2 * only.low_s)
+    assert only.to_target.high_s == pytest.approx(9 / 2 * only.high_s)
 
 
 def test_the_share_of_a_step_that_no_sample_causes() -> None:
@@ -186,13 +165,3 @@ def test_the_share_of_a_step_that_no_sample_causes() -> None:
     assert share_of_step([(0.5, 1.0), (0.25, 1.0)]) == 1
     assert share_of_step([(0.5, 0.7), (0.1, 0.46)]) == pytest.approx(0.4)
     assert share_of_step([]) == 0.5
-
-
-def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
-    measured = spec("all_reduce", 2, transport="gloo", target_accuracy=0.9, seed=3, node_speed={0: 0.5})
-    found = simulated_run(measured, 64, epochs=1)
-    assert (found.nodes, found.epochs, found.target_accuracy, found.node_speed) == (64, 1, None, None)
-    asynchronous = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
-    assert asynchronous.link is not None
-    with pytest.raises(NoPrediction, match="stages"):
-        simulated_run(spec("pipeline", 2, transport="gloo"), 4096, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.prediction.target import learned_by
+from orchestrator.prediction.target import Learned, learned_by
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 
@@ -15,32 +15,23 @@ MEASURED = RunSpec.model_validate({"strategy": "local_sgd", "nodes": 2, "transpo
 def virtual(nodes: int, target: float, last_epoch: int, reached: bool = True, **fields: Any) -> RunResult:
     """A run of the configuration on virtual nodes."""
     known = MEASURED.model_dump(mode="json", exclude_defaults=True)
-    run = RunSpec.model_validate(
-        {**known, "nodes": nodes, "epochs": 50, "target_accuracy": target, "patience": 2, **fields}
-    )
+    own = {"nodes": nodes, "epochs": 50, "target_accuracy": target, "patience": 2, **fields}
     epochs = [SimpleNamespace(target_reached=reached)]
+    run = RunSpec.model_validate({**known, **own})
     return cast("RunResult", SimpleNamespace(run=run, last_epoch=last_epoch, epochs=epochs))
 
 
-def test_epochs_come_from_runs_on_as_many_nodes_with_the_same_configuration() -> None:
+def test_epochs_come_from_runs_on_as_many_nodes_with_the_same_configuration_and_the_highest_target() -> (
+    None
+):
     results = [
         virtual(8, 0.9, 7, seed=1, transport="mpi"),
         virtual(8, 0.9, 5, seed=2, link={"latency_ms": 5.0}),
         virtual(8, 0.9, 50, reached=False, seed=3),
-        virtual(16, 0.9, 9),
-        virtual(8, 0.9, 3, lr=0.5),
+        virtual(8, 0.8, 2),
+        virtual(16, 0.95, 9),
+        virtual(8, 0.95, 3, lr=0.5),
     ]
-    found = learned_by(results, MEASURED, 8)
-    assert found is not None
-    assert (found.accuracy, found.epochs, found.runs) == (0.9, [5, 7], 3)
-
-
-def test_of_several_targets_the_highest_counts() -> None:
-    found = learned_by([virtual(8, 0.8, 2), virtual(8, 0.95, 9)], MEASURED, 8)
-    assert found is not None
-    assert (found.accuracy, found.epochs) == (0.95, [9])
-
-
-def test_other_nodes_and_runs_without_a_target_show_nothing() -> None:
-    assert learned_by([virtual(16, 0.9, 9)], MEASURED, 8) is None
-    assert learned_by([], MEASURED, 8) is None
+    assert learned_by(results, MEASURED, 8) == Learned(0.9, [5, 7], runs=3)
+    assert learned_by(results, MEASURED, 16) == Learned(0.95, [9], runs=1)
+    assert learned_by(results, MEASURED, 4) is None

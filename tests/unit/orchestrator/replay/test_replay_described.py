@@ -85,15 +85,19 @@ def test_the_fastest_probe_counts_unless_links_were_shaped() -> None:
 def exchanging(paths: SweepPaths, seconds: float, **fields: Any) -> RunResult:
     """A run over gloo whose traces are stored, with a barrier that took so long."""
     result = a_run("all_reduce", transport="gloo", **fields)
-    run = result.run
-    directory = paths.run(run.key).directory
+    directory = paths.run(result.key).directory
     directory.mkdir(parents=True)
-    for rank in builders(run.world_size, run=run.key):
-        for epoch in range(1, run.epochs + 1):
-            rank.add(Kind.EPOCH, peer=epoch)
-        trace = rank.timed(Kind.BARRIER, 0.0, seconds).trace()
-        trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
+    for number, rank in enumerate(builders(result.run.world_size, run=result.key)):
+        rank.add(Kind.EPOCH, peer=1).add(Kind.EPOCH, peer=2).timed(Kind.BARRIER, 0.0, seconds)
+        trace_path(directory, number).write_bytes(encode_trace(rank.trace()))
     return result
+
+
+def beside_load(result: RunResult) -> RunResult:
+    """The run with a second in which its last rank had no core."""
+    *others, last = result.ranks
+    loaded = last.model_copy(update={"seconds": last.seconds | {"cpu_contention": 1.0}})
+    return result.model_copy(update={"ranks": [*others, loaded]})
 
 
 def taken(paths: SweepPaths, *results: RunResult) -> list[float]:
@@ -129,13 +133,6 @@ def test_a_stored_time_is_read_unless_it_is_of_another_cluster_or_run(tmp_path: 
     ):
         stored.write_text(text)
         assert taken(paths, first, second)[0] == pytest.approx(expected)
-
-
-def beside_load(result: RunResult) -> RunResult:
-    """The run with a second in which its last rank had no core."""
-    *others, last = result.ranks
-    loaded = last.model_copy(update={"seconds": last.seconds | {"cpu_contention": 1.0}})
-    return result.model_copy(update={"ranks": [*others, loaded]})
 
 
 def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None:

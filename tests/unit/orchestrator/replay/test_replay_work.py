@@ -13,48 +13,31 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
-from tests.support.traces import TraceBuilder, builders, traces
+from tests.support.traces import TraceBuilder, builders
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, Trace, encode_trace, trace_path
 
 PLACE = ("local", 2)
 
 
-def training(rank: TraceBuilder, step_s: float, steps: int = 3, epochs: int = 2) -> TraceBuilder:
-    """Epochs whose last step is a tenth of the others, with work of two phases in each step."""
-    for epoch in range(1, epochs + 1):
-        rank.add(Kind.EPOCH, peer=epoch)
-        for step in range(steps):
-            seconds = step_s / 10 if step == steps - 1 else step_s
-            rank.work(seconds / 4, "data").work(3 * seconds / 4).add(Kind.BARRIER, cpu_s=9.0)
-            rank.add(Kind.STEP)
-    return rank
-
-
-def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
-    first, second, third = builders(3)
-    training(first, 0.4), training(second, 0.8), third.work(5.0)
-    found = step_cpu_s(traces([first, second, third]), [None] * 3)
-    assert found == [pytest.approx(0.4), pytest.approx(0.8), 0.0]
-    (alone,) = builders(1)
-    assert step_cpu_s([training(alone, 0.4, steps=1).trace()], [None]) == [pytest.approx(0.04)]
-
-
-def steps(*epochs: Sequence[float]) -> Trace:
-    """Epochs whose steps take so many CPU seconds."""
-    (rank,) = builders(1)
+def training(rank: TraceBuilder, *epochs: Sequence[float]) -> Trace:
+    """Epochs whose steps take so many CPU seconds of work, in two phases, and some for their exchanges."""
     for number, seconds in enumerate(epochs, start=1):
         rank.add(Kind.EPOCH, peer=number)
         for step_s in seconds:
-            rank.work(step_s).add(Kind.STEP)
+            rank.work(step_s / 4, "data").work(3 * step_s / 4).add(Kind.BARRIER, cpu_s=9.0).add(Kind.STEP)
     return rank.trace()
 
 
-def test_steps_of_a_rank_without_a_whole_batch_do_not_count() -> None:
+def steps(*epochs: Sequence[float]) -> Trace:
+    return training(TraceBuilder(0, 1), *epochs)
+
+
+def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
     """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
-    trace = steps(*2 * [(0.4, 0.4, 0.1, 0.0, 0.0, 0.0)])  # the third batch is not whole
-    assert step_cpu_s([trace], [2]) == [pytest.approx(0.4)]
-    assert step_cpu_s([trace], [0]) == [pytest.approx(0.15)]  # no whole batch: all steps
+    trace, idle = steps(*2 * [(0.4, 0.4, 0.1, 0.0, 0.0, 0.0)]), TraceBuilder(0, 1).work(5.0).trace()
+    found = step_cpu_s([trace, trace, trace, idle, steps([0.04])], [2, 0, None, None, None])
+    assert found == pytest.approx([0.4, 0.15, 0.18, 0.0, 0.04])  # without a whole batch: of all steps
     assert partial_step_cpu_s(trace, 2) == pytest.approx(0.1)
     assert partial_step_cpu_s(trace, 6) is None
 
@@ -62,10 +45,9 @@ def test_steps_of_a_rank_without_a_whole_batch_do_not_count() -> None:
 def test_the_first_step_of_a_run_has_a_cost_of_its_own() -> None:
     first = steps((0.9, 0.4, 0.1), (0.6, 0.5, 0.1))  # the third batch of an epoch is not whole
     assert first_step_cpu_s(first, 2) == first_step_cpu_s(first, None) == pytest.approx((0.5, 0.4))
-    faster = steps((0.3, 0.4, 0.1), (0.6, 0.5, 0.1))
-    assert first_step_cpu_s(faster, 2) == pytest.approx((0.5, 0.0))
+    assert first_step_cpu_s(steps((0.3, 0.4, 0.1), (0.6, 0.5, 0.1)), 2) == pytest.approx((0.5, 0.0))
     assert first_step_cpu_s(steps((0.9,)), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
-    assert first_step_cpu_s(builders(1)[0].work(5.0).trace(), None) == (0.0, 0.0)
+    assert first_step_cpu_s(TraceBuilder(0, 1).work(5.0).trace(), None) == (0.0, 0.0)
 
 
 def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
@@ -93,25 +75,25 @@ def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
 
 
 def test_inflation_has_bounds_and_needs_steps() -> None:
-    work = Work()
-    work.add_undisturbed("quiet", "ddp", [1e-9, 0.1, 0.1])
-    work.add_shared("shared", "ddp", PLACE, [5.0, 0.1, 0.01])
-    assert work.inflation("shared") == pytest.approx([MOST, 1.0, LEAST])
-    for steps in ([], [0.1, 0.0]):
+    for quiet, shared, expected in (
+        ([1e-9, 0.1, 0.1], [5.0, 0.1, 0.01], [MOST, 1.0, LEAST]),
+        ([], [0.2, 0.2], []),
+        ([0.1, 0.0], [0.2, 0.2], []),
+        ([0.1, 0.1], [0.1, 0.0], []),
+    ):
         work = Work()
-        work.add_undisturbed("quiet", "ddp", steps)
-        work.add_shared("shared", "ddp", PLACE, [0.2, 0.2])
-        work.add_shared("odd", "ddp", PLACE, steps)
-        assert work.inflation("shared") == work.inflation("odd") == []
+        work.add_undisturbed("quiet", "ddp", quiet)
+        work.add_shared("shared", "ddp", PLACE, shared)
+        assert work.inflation("shared") == pytest.approx(expected)
 
 
 def trained(paths: SweepPaths, step_s: float, **fields: Any) -> tuple[str, RunResult]:
-    """A run on two cores, with its traces: 7 steps of CPU time in all."""
+    """A run on two cores, with its traces."""
     result = a_run("all_reduce", cores=2, **fields)
     directory = paths.run(result.key).directory
     directory.mkdir(parents=True)
     for rank in builders(result.run.world_size, result.run.transport, run=result.key):
-        trace = training(rank, step_s, steps=4).trace()
+        trace = training(rank, *2 * [[step_s] * 4])
         trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
     return result.key, result
 
@@ -120,11 +102,9 @@ def test_cluster_time_has_the_work_of_a_core_for_each_rank(tmp_path: Path) -> No
     paths = SweepPaths(tmp_path)
     results = [trained(paths, 0.1, nodes=2), trained(paths, 0.1, nodes=2, seed=1)]
     results += [trained(paths, 0.15, nodes=4), trained(paths, 0.15, nodes=4, batch_size=7)]
-    times = [*cluster_times(paths, results).values()]
-    found = [time.cluster.cpu_inflation for time in times if isinstance(time, ClusterTime)]
-    assert found == [[], [], [1.5] * 4, [1.5] * 4]
-    work_s = [sum(time.ranks[0].work_s.values()) for time in times if isinstance(time, ClusterTime)]
-    assert work_s == pytest.approx([work_s[0]] * 4)
+    times = [time for time in cluster_times(paths, results).values() if isinstance(time, ClusterTime)]
+    assert [time.cluster.cpu_inflation for time in times] == [[], [], [1.5] * 4, [1.5] * 4]
+    assert [sum(time.ranks[0].work_s.values()) for time in times] == pytest.approx([0.8] * 4)
 
 
 def test_steps_compute_the_same_on_any_number_of_nodes_with_a_whole_model_each() -> None:
