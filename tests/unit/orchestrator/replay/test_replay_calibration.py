@@ -65,16 +65,6 @@ MEASURED: dict[str, tuple[list[Timed], dict[Exchange, float]]] = {
             Exchange("broadcast_answer", BOTH, 10, root=0): (8.0 + 0.1) / 2,
         },
     ),
-    "a gather counts where its receiver has waited, until it leaves": (
-        [
-            [(Kind.GATHER, 20.0, 23.4, 10, 0), (Kind.GATHER, 32.0, 32.1, 10, 0)],
-            [(Kind.GATHER, 23.0, 29.0, 10, 0), (Kind.GATHER, 30.0, 30.1, 10, 0)],
-        ],
-        {
-            Exchange("gather", BOTH, 10, root=0): 0.4,
-            Exchange("gather_answer", BOTH, 10, root=0): (6.0 + 0.1) / 2,
-        },
-    ),
     "of collectives that are waited for together, the first has the time of all": (
         [
             [(Kind.BROADCAST, 1.0, 9.0, 10, 0), (Kind.BROADCAST, 9.0, 9.0, 20, 1)],
@@ -82,7 +72,6 @@ MEASURED: dict[str, tuple[list[Timed], dict[Exchange, float]]] = {
         ],
         {
             Exchange("broadcast", BOTH, 10, root=0): 7.0,
-            Exchange("broadcast", BOTH, 20, root=1): 0.0,
             Exchange("broadcast_answer", BOTH, 10, root=0): 8.0,
             Exchange("broadcast_answer", BOTH, 20, root=1): 0.0,
         },
@@ -154,12 +143,11 @@ MODELLED_S = Network(CLUSTER, "gloo").costs("all_reduce", BOTH, 1000, -1).exits(
 def test_runs_of_the_same_strategy_come_first_then_undisturbed_ones_then_the_fastest(
     strategy: str, own: str, missing: str, expected: float
 ) -> None:
-    calibration = Calibration()
-    runs = [("0", "ddp", 0.1, True), ("1", "ddp", 0.2, False), ("2", "ddp", 0.25, False)]
-    runs += [("3", "fsdp", 0.3, True), ("4", "zero1", 0.4, False)]
-    for key, of, beyond_s, loaded in runs:
-        if key != missing:
-            calibration.add(key, of, PLACE, traces(recorded(MODELLED_S + beyond_s)), CLUSTER, loaded)
+    calibration, strategies = Calibration(), ("ddp", "ddp", "ddp", "fsdp", "zero1")
+    for number, (of, beyond_s) in enumerate(zip(strategies, (0.1, 0.2, 0.25, 0.3, 0.4), strict=True)):
+        if str(number) != missing:
+            found, loaded = traces(recorded(MODELLED_S + beyond_s)), number in (0, 3)
+            calibration.add(str(number), of, PLACE, found, CLUSTER, loaded)
     costs = calibration.costs(PLACE, strategy, without=own)
     assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
     assert [(cost.bytes, cost.seconds) for cost in costs["all_reduce"]] == [(1000, pytest.approx(expected))]
@@ -178,8 +166,10 @@ def test_broken_traces_calibrate_nothing_and_costs_are_possible_whatever_the_clo
 def test_a_collective_faster_than_its_messages_shortens_them_and_a_message_does_not() -> None:
     costs = costs_of(recorded(0.0001))
     assert costs["all_reduce"][0].seconds < 0
-    assert replayed_s("all_reduce", software=costs) == pytest.approx(0.0001, rel=0.01)
-    assert replayed_s("all_reduce", all_reduce={1000: -5.0}) == 0.0
+    impossible = {"all_reduce": [SoftwareCost(bytes=1000, seconds=-5.0)]}
+    for software, seconds in ((costs, 0.0001), (impossible, 0.0)):
+        found = simulate(traces(ALL_REDUCE), CLUSTER.model_copy(update={"software": software}))
+        assert found.cluster_s == pytest.approx(seconds, rel=0.01)
     message = timed([(Kind.SEND, 1.0, 1.0, 1000, 1)], [(Kind.RECEIVE, 1.0, 1.0, 1000, 0)])
     assert costs_of(message)["receive"][0].seconds == 0.0
 
@@ -214,59 +204,46 @@ def test_messages_and_requests_have_costs_of_their_own() -> None:
 # Replays
 
 
-def replayed_s(
-    what: str, software: dict[str, list[SoftwareCost]] | None = None, **costs: dict[int, float]
-) -> float:
-    """Seconds of an exchange of 1000 bytes. costs: seconds by bytes, of each kind."""
-    one, other = builders(2)
-    match what:
-        case "message":
-            one.send(1, 1000, 0), other.add(Kind.RECEIVE, 1000, peer=0)
-        case "request":
-            one.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
-            other.add(Kind.REQUEST, 1000, peer=0)
-        case "started":
-            for rank in (one, other):
-                rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED)
-        case _:
-            kind, _, late = what.partition(", late rank ")
-            for at, rank in enumerate((one, other)):
-                rank.work(9.0 * (late == str(at))).add(Kind[kind.upper()], 1000, peer=0)
-    given = {
-        name: [SoftwareCost(bytes=nbytes, seconds=seconds) for nbytes, seconds in points.items()]
-        for name, points in costs.items()
-    }
-    cluster = CLUSTER.model_copy(update={"software": software or given})
-    return simulate(traces([one, other]), cluster).cluster_s
+ALL_REDUCE = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
+STARTED = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
+BROADCAST = [rank.add(Kind.BROADCAST, 1000, 0) for rank in builders(2)]
+LATE = [rank.work(9.0 * at).add(Kind.BROADCAST, 1000, 0) for at, rank in enumerate(builders(2))]
+SENDER, RECEIVER = builders(2)
+MESSAGE = [SENDER.send(1, 1000, 0), RECEIVER.add(Kind.RECEIVE, 1000, 0)]
+SERVER, WORKER = builders(2)
+REQUEST = [SERVER.add(Kind.TAKE, 1000, 1).add(Kind.RESPOND, 1000, 1), WORKER.add(Kind.REQUEST, 1000, 0)]
 
 
 @pytest.mark.parametrize(
-    ("what", "costs", "extra_s"),
+    ("ranks", "costs", "extra_s"),
     [
-        ("all_reduce", {"all_reduce": {1000: 0.25}}, 0.25),
-        ("all_reduce", {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
-        ("all_reduce", {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
-        ("all_reduce", {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
-        ("all_reduce", {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
-        ("all_reduce", {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
-        ("started", {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
-        ("started", {"collective": {1000: 0.2}}, 0.2),
-        ("message", {"receive": {0: 0.5}}, 0.5),
-        ("message", {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
-        ("request", {"request": {0: 0.5}, "collective": {0: 9.0}}, 0.5),
-        ("broadcast", {"broadcast": {0: 0.5}}, 0.5 - 0.001),  # the receiver's request arrives meanwhile
-        ("gather", {"gather": {0: 0.5}}, 0.5 - 0.001),
-        ("broadcast, late rank 1", {"broadcast": {0: 0.5}}, 0.0),  # others wait for nothing that it calls
-        ("gather, late rank 0", {"gather": {0: 0.5}}, 0.0),
+        (ALL_REDUCE, {"all_reduce": {1000: 0.25}}, 0.25),
+        (ALL_REDUCE, {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
+        (ALL_REDUCE, {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
+        (ALL_REDUCE, {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
+        (ALL_REDUCE, {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
+        (ALL_REDUCE, {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
+        (STARTED, {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
+        (STARTED, {"collective": {1000: 0.2}}, 0.2),
+        (MESSAGE, {"receive": {0: 0.5}}, 0.5),
+        (MESSAGE, {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
+        (REQUEST, {"request": {0: 0.5}, "collective": {0: 9.0}}, 0.5),
+        (BROADCAST, {"broadcast": {0: 0.5}}, 0.5 - 0.001),  # the receiver's request arrives meanwhile
+        (LATE, {"broadcast": {0: 0.5}}, 0.0),  # a late receiver has called nothing that others wait for
+        ([TraceBuilder(0, 1).add(Kind.ALL_REDUCE, 1000)], {"all_reduce": {0: 1.0}}, 0.0),
     ],
+    ids=range(14),
 )
 def test_an_exchange_costs_its_software_once(
-    what: str, costs: dict[str, dict[int, float]], extra_s: float
+    ranks: list[TraceBuilder], costs: dict[str, dict[int, float]], extra_s: float
 ) -> None:
-    assert replayed_s(what, **costs) == pytest.approx(replayed_s(what) + extra_s)
-
-
-def test_a_rank_alone_exchanges_nothing() -> None:
-    software = {"all_reduce": [SoftwareCost(bytes=0, seconds=1.0)]}
-    alone = CLUSTER.model_copy(update={"node_speed": [1.0], "software": software})
-    assert simulate(traces([TraceBuilder(0, 1).add(Kind.ALL_REDUCE, 1000)]), alone).cluster_s == 0.0
+    cluster = CLUSTER.model_copy(update={"node_speed": [1.0] * len(ranks)})
+    software = {
+        name: [SoftwareCost(bytes=nbytes, seconds=seconds) for nbytes, seconds in points.items()]
+        for name, points in costs.items()
+    }
+    free_s, found_s = (
+        simulate(traces(ranks), cluster.model_copy(update={"software": each})).cluster_s
+        for each in ({}, software)
+    )
+    assert found_s == pytest.approx(free_s + extra_s)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.replay.described import cluster_times, whole_batches, work_of_step
-from orchestrator.replay.run import ClusterTime
 from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
-from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths
-from tests.support.traces import TraceBuilder, builders
-from tests.unit.report_support import a_run
-from trainer.core.trace import Kind, Trace, encode_trace, trace_path
+from tests.support.traces import TraceBuilder
+from trainer.core.trace import Kind, Trace
 
 PLACE = ("local", 2)
 
@@ -85,47 +78,3 @@ def test_inflation_has_bounds_and_needs_steps() -> None:
         work.add_undisturbed("quiet", "ddp", quiet)
         work.add_shared("shared", "ddp", PLACE, shared)
         assert work.inflation("shared") == pytest.approx(expected)
-
-
-def trained(paths: SweepPaths, step_s: float, **fields: Any) -> tuple[str, RunResult]:
-    """A run on two cores, with its traces."""
-    result = a_run("all_reduce", cores=2, **fields)
-    directory = paths.run(result.key).directory
-    directory.mkdir(parents=True)
-    for rank in builders(result.run.world_size, result.run.transport, run=result.key):
-        trace = training(rank, *2 * [[step_s] * 4])
-        trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
-    return result.key, result
-
-
-def test_cluster_time_has_the_work_of_a_core_for_each_rank(tmp_path: Path) -> None:
-    paths = SweepPaths(tmp_path)
-    results = [trained(paths, 0.1, nodes=2), trained(paths, 0.1, nodes=2, seed=1)]
-    results += [trained(paths, 0.15, nodes=4), trained(paths, 0.15, nodes=4, batch_size=7)]
-    times = [time for time in cluster_times(paths, results).values() if isinstance(time, ClusterTime)]
-    assert [time.cluster.cpu_inflation for time in times] == [[], [], [1.5] * 4, [1.5] * 4]
-    assert [sum(time.ranks[0].work_s.values()) for time in times] == pytest.approx([0.8] * 4)
-
-
-def test_steps_compute_the_same_on_any_number_of_nodes_with_a_whole_model_each() -> None:
-    def work(strategy: str = "all_reduce", **fields: Any) -> str:
-        return work_of_step(a_run(strategy, **fields))
-
-    assert work(nodes=2) == work(nodes=4, seed=3, epochs=9, lr=0.7) == work(nodes=3)
-    assert work(nodes=2) != work(nodes=2, batch_size=7)
-    assert work(nodes=2) != work(nodes=2, runtime="docker")
-    assert work(nodes=2, batch_size=64, batch_per="run") == work(nodes=4, batch_size=128, batch_per="run")
-    for strategy in ("zero1", "fsdp", "pipeline", "parameter_server"):
-        assert work(strategy, nodes=2) != work(strategy, nodes=3), strategy
-
-
-def test_the_fewest_whole_batches_of_all_epochs_count() -> None:
-    result = a_run("all_reduce", nodes=3, batch_size=10)
-    assert result.certificate is not None
-    part = result.certificate.parts[0]
-    parts = [
-        part.model_copy(update={"rank": rank, "epoch": epoch, "samples": samples})
-        for rank, epoch, samples in ((0, 1, 39), (0, 2, 20), (1, 1, 9), (1, 2, 50))
-    ]
-    certificate = result.certificate.model_copy(update={"parts": parts})
-    assert whole_batches(result.model_copy(update={"certificate": certificate})) == [2, 0, None]
