@@ -93,10 +93,9 @@ class Program:
         yield Report("done")
 
     def admit(self) -> Steps:
-        membership = yield views.Await(lambda _: True)
-        waiting = membership.incarnations("waiting")
+        waiting = (yield views.Await(lambda _: True)).incarnations("waiting")
         own = tuple(waiting.get(rank, -1) for rank in range(self.setting.ranks))
-        del membership, waiting  # the state does not depend on them any more
+        del waiting  # the state does not depend on it any more
         seen = yield from self.exchange("all_gather", own)
         joining = views.known_to_all([each for _, each in seen])
         if joining is None or not (yield from self.carry_out(self.survivor.admit(*joining))):
@@ -188,7 +187,7 @@ class Local:
             self.step = None
         except CommunicationError as error:
             self.failure, self.step = str(error), None
-        self.fingerprint = (self.failure, frozen(vars(program)), *frames(steps))
+        self.fingerprint = (self.failure, frozen(vars(program)), frozen(steps))
 
 
 class Owner:
@@ -210,8 +209,12 @@ def frozen(value: Any) -> Any:
             return tuple(frozen(each) for each in value)
         case set() | range():
             return frozenset(value)
-        case Generator():
-            return tuple(frames(value))
+        case Generator():  # where it is, its variables, and those of the generator from which it yields
+            if value.gi_frame is None:
+                return None
+            variables = {name: each for name, each in value.gi_frame.f_locals.items() if name != "self"}
+            at = value.gi_frame.f_code.co_name, value.gi_frame.f_lasti
+            return at, frozen(variables), frozen(value.gi_yieldfrom)
         case FunctionType() | Setting():
             return None
         case Survivor() | views.Form() | views.Await():
@@ -219,14 +222,6 @@ def frozen(value: Any) -> Any:
         case Membership():
             return value.view, tuple(value.ranks)
     return value
-
-
-def frames(steps: Any) -> Iterator[Any]:
-    """Where a generator is, and its variables, with those of the generators from which it yields."""
-    while steps is not None and steps.gi_frame is not None:
-        variables = {name: each for name, each in steps.gi_frame.f_locals.items() if name != "self"}
-        yield steps.gi_frame.f_code.co_name, steps.gi_frame.f_lasti, frozen(variables)
-        steps = steps.gi_yieldfrom
 
 
 @dataclass
@@ -348,13 +343,12 @@ class Model:
 
     def _stepped(self, state: State, rank: int, local: Local) -> Iterator[State]:
         """A rank's step ends, in each way in which it can."""
-        step, view = local.step, local.survivor.view
+        step, view, group = local.step, local.survivor.view, sorted(local.survivor.group)
         looks = [*enumerate(state.memberships)][state.seen[rank] :]
         if isinstance(step, views.Await):
             ready = [(index, owner) for index, owner in looks if self._is_ready(local, owner)]
             yield from (self._moved(state, rank, local, owner, index) for index, owner in ready)
             return
-        group = sorted(local.survivor.group)
         arrived = all((view, other) in state.sent for other in group)
         broken = any((view, other) in state.left for other in group)
         if isinstance(step, views.Form):

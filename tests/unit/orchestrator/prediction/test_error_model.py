@@ -38,12 +38,6 @@ def test_an_interval_widens_with_the_distance_from_observations_in_nodes_and_in_
     assert MODEL.interval(SEEN, 4, 0.9).width > 1.3 * near.width
 
 
-def test_the_posterior_is_that_of_observations_one_at_a_time() -> None:
-    first = ErrorModel(*MODEL._posterior(SEEN[:1]), MODEL.noise)
-    for both, again in zip(MODEL._posterior(SEEN), first._posterior(SEEN[1:]), strict=True):
-        np.testing.assert_allclose(both, again, atol=1e-12)
-
-
 def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
     """Few and noisy observations of each configuration do not determine its weights."""
     rng, spread = np.random.default_rng(0), np.array([0.15, 0.04, 0.3])

@@ -16,8 +16,9 @@ from orchestrator.prediction.forecast import Forecast, Question, Refused, cluste
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Played, Simulations, Time, simulated_run
 from orchestrator.prediction.target import Learned, learned_by
-from orchestrator.results.records import RankResult, RunResult
+from orchestrator.results.records import RunResult
 from tests.support.traces import builders, traces
+from tests.unit.report_support import a_run
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link, SoftwareCost
@@ -53,14 +54,11 @@ class GivenTimes(Simulations):
         return Time(work_s + rest_s, rest_s / (work_s + rest_s))
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Any:
-        ranks = [
-            SimpleNamespace(state_bytes={"weights": 5, "gradient": 5}, activation_bytes=activations)
-            for activations in (None, 7, 1)
-        ]
-        for rank in ranks:
-            rank.held_bytes = RankResult.held_bytes.fget(rank)  # type: ignore[attr-defined]
-        result = SimpleNamespace(run=spec("ddp", nodes), ranks=ranks, bytes_sent_per_rank=12.0)
-        result.held_bytes = RunResult.held_bytes.fget(result)  # type: ignore[attr-defined]
+        result = a_run("all_reduce", nodes=nodes, bytes_sent=12.0)
+        states = {0: ({"weights": 5, "gradient": 5}, None), 1: ({"weights": 5, "gradient": 5}, 7)}
+        for rank, (state, activations) in states.items():
+            changes = {"state_bytes": state, "activation_bytes": activations}
+            result.ranks[rank] = result.ranks[rank].model_copy(update=changes)
         return SimpleNamespace(result=result)
 
 

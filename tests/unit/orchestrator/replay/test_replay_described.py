@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -201,31 +202,21 @@ def on_virtual_nodes(result: RunResult, **environment: float) -> RunResult:
     return result.model_copy(update=changes)
 
 
-class Directories:
-    """The results directories of real and of virtual nodes."""
-
-    def __init__(self, path: Path) -> None:
-        self.real, self.virtual = SweepPaths(path / "real"), SweepPaths(path / "virtual")
-
-    def virtual_run(self, **fields: Any) -> RunResult:
-        """A run whose barrier takes what the model says."""
-        return on_virtual_nodes(traced(self.virtual, **fields))
-
-    def compared(self, real: list[RunResult], *results: RunResult) -> Calibrated:
-        runs = RealRuns("../real", [(self.real.run(each.run.key), each) for each in real])
-        return calibrated(self.virtual, [(each.run.key, each) for each in results], runs)
+def virtual_run(path: Path, **fields: Any) -> RunResult:
+    """A run whose barrier takes what the model says."""
+    return on_virtual_nodes(traced(SweepPaths(path / "virtual"), **fields))
 
 
-@pytest.fixture
-def directories(tmp_path: Path) -> Directories:
-    return Directories(tmp_path)
+def compared(path: Path, real: Sequence[RunResult], *results: RunResult) -> Calibrated:
+    runs = RealRuns("../real", [(SweepPaths(path / "real").run(each.key), each) for each in real])
+    return calibrated(SweepPaths(path / "virtual"), [(each.key, each) for each in results], runs)
 
 
-def test_a_run_is_compared_with_the_costs_of_others_and_reported_with_all(directories: Directories) -> None:
-    real = [traced(directories.real, seconds, seed=seed) for seed, seconds in enumerate((1.0, 3.0))]
-    ours = [directories.virtual_run(seed=seed) for seed in (0, 1, 2)]
-    found = directories.compared(real, *ours)
-    assert [*found.times] == [each.run.key for each in ours[:2]]
+def test_a_run_is_compared_with_the_costs_of_others_and_reported_with_all(tmp_path: Path) -> None:
+    real = [traced(SweepPaths(tmp_path / "real"), 1.0 + 2 * seed, seed=seed) for seed in (0, 1)]
+    ours = [virtual_run(tmp_path, seed=seed) for seed in (0, 1, 2)]
+    found = compared(tmp_path, real, *ours)
+    assert [*found.times] == [each.key for each in ours[:2]]
     assert [each.predicted_s for each in found.times.values()] == pytest.approx([3.0, 1.0], abs=0.01)
     assert [each.seconds for each in found.times.values()] == [each.train_s for each in real]
     first, *others = (found.cluster(each) for each in ours)
@@ -235,25 +226,23 @@ def test_a_run_is_compared_with_the_costs_of_others_and_reported_with_all(direct
     assert (found.showing("gloo"), found.showing("mpi"), found.cluster(mpi)) == (2, 0, None)
 
 
-def test_real_times_are_wall_times_only_where_these_are_of_the_described_cluster(
-    directories: Directories,
-) -> None:
+def test_wall_times_of_the_described_cluster_are_compared_or_cluster_times(tmp_path: Path) -> None:
     fields: list[dict[str, Any]] = [{}, {"link": {"latency_ms": 500}}, {"lr": 0.5}]
-    real = [traced(directories.real, 1.0, **each) for each in fields]
+    real = [traced(SweepPaths(tmp_path / "real"), 1.0, **each) for each in fields]
     real[2] = beside_load(real[2])
-    times = directories.compared(real, *(directories.virtual_run(**each) for each in fields)).times
+    times = compared(tmp_path, real, *(virtual_run(tmp_path, **each) for each in fields)).times
     assert [each.clock for each in times.values()] == ["wall", "cluster", "cluster"]
     assert [*times.values()][1].seconds == pytest.approx(1.5, abs=0.01)  # local nodes have no shaped links
 
 
-def test_runs_that_should_not_take_as_long_are_not_compared(directories: Directories) -> None:
+def test_runs_that_should_not_take_as_long_are_not_compared(tmp_path: Path) -> None:
     fields: list[dict[str, Any]] = [{}, {"seed": 1}, {"seed": 2, "cpus": 0.5, "runtime": "docker"}]
-    real = [traced(directories.real, 1.0, **each) for each in fields]
-    ours, priced, quota = (directories.virtual_run(**each) for each in fields)
+    real = [traced(SweepPaths(tmp_path / "real"), 1.0, **each) for each in fields]
+    ours, priced, quota = (virtual_run(tmp_path, **each) for each in fields)
     priced = on_virtual_nodes(priced, seconds_per_sample=0.01)
-    assert [*directories.compared(real, ours, priced, quota).times] == [ours.run.key]
+    assert [*compared(tmp_path, real, ours, priced, quota).times] == [ours.key]
     early = ours.model_copy(update={"epochs": ours.epochs[:-1]})
-    assert directories.compared(real, early).times == {}
+    assert compared(tmp_path, real, early).times == {}
 
 
 def test_directories_that_calibrate_nothing_are_refused(tmp_path: Path) -> None:
