@@ -46,15 +46,6 @@ def test_layouts_train_the_same_with_the_same_global_batch() -> None:
     assert "experts" in reasons["expert_parallel"]
 
 
-def test_meshes_combine_at_least_two_dimensions() -> None:
-    found = [each for each in candidates(SERIAL, 8, "gloo") if isinstance(each, RunSpec)]
-    pairs = [("data", "pipeline"), ("data", "tensor"), ("pipeline", "tensor")]
-    meshes = {f"{{{one}: {size}, {other}: {8 // size}}}" for one, other in pairs for size in (2, 4)}
-    assert meshes | {"{data: 2, pipeline: 2, tensor: 2}"} == {
-        str(each.strategy.mesh_of(8)) for each in found if each.name_of("strategy") == "hybrid"
-    }
-
-
 def advice_of(memory: float | None) -> Advice:
     """Three layouts, one of which fits with less memory for activations, and one that fails."""
     known = {

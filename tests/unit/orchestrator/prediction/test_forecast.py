@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -55,9 +54,8 @@ class GivenTimes(Simulations):
 
     def played(self, configuration: Configuration, nodes: int, epochs: int) -> Any:
         result = a_run("all_reduce", nodes=nodes, bytes_sent=12.0)
-        states = {0: ({"weights": 5, "gradient": 5}, None), 1: ({"weights": 5, "gradient": 5}, 7)}
-        for rank, (state, activations) in states.items():
-            changes = {"state_bytes": state, "activation_bytes": activations}
+        for rank, activations in enumerate((None, 7)):
+            changes = {"state_bytes": {"weights": 5, "gradient": 5}, "activation_bytes": activations}
             result.ranks[rank] = result.ranks[rank].model_copy(update=changes)
         return SimpleNamespace(result=result)
 
@@ -122,18 +120,15 @@ def test_nodes_have_the_quota_of_the_measured_ones_and_the_costs_of_the_run_on_m
 def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
     exchanges = {"barrier": [SoftwareCost(bytes=0, seconds=0.5)]}
     costs = TransportCosts(message_s=1e-3, bytes_per_s=1e7, exchanges=exchanges)
-    gloo, mpi = (
-        MeasuredCluster(runtime="ray", nodes="pods", transports={transport: costs})
-        for transport in ("gloo", "mpi")
-    )
+    gloo = MeasuredCluster(runtime="ray", nodes="pods", transports={"gloo": costs})
     cluster = cluster_of(MEASURED, 3, Question([3], measured=gloo))
     assert cluster.link == Link(latency_s=0.0, bytes_per_s=1e7)
     assert (cluster.overhead_s, cluster.software) == (5e-4, exchanges)  # half at each end
     asked = Link(latency_s=0.5, bytes_per_s=1e9)
     linked = cluster_of(MEASURED, 3, Question([3], asked, measured=gloo)).link
     assert linked == Link(latency_s=0.5, bytes_per_s=1e7)
-    with pytest.raises(NoPrediction, match="transport gloo was not measured on the cluster, but mpi"):
-        cluster_of(MEASURED, 3, Question([3], measured=mpi))
+    with pytest.raises(NoPrediction, match="transport memory was not measured on the cluster, but gloo"):
+        cluster_of(SERIAL, 3, Question([3], measured=gloo))
 
 
 def test_the_share_of_a_step_that_no_sample_causes() -> None:
@@ -155,26 +150,17 @@ def virtual(nodes: int, target: float, last_epoch: int, reached: bool = True, **
 
 
 def test_epochs_to_the_highest_target_come_from_runs_on_as_many_nodes_with_the_same_configuration() -> None:
-    results = [
-        virtual(8, 0.9, 7, seed=1, transport="mpi"),
-        virtual(8, 0.9, 5, seed=2, link={"latency_ms": 5.0}),
-        virtual(8, 0.9, 50, reached=False, seed=3),
-        virtual(8, 0.8, 2),
-        virtual(16, 0.95, 9),
-        virtual(8, 0.95, 3, lr=0.5),
-    ]
+    results = [virtual(8, 0.9, 7, seed=1, transport="mpi"), virtual(8, 0.9, 50, reached=False, seed=3)]
+    results += [virtual(8, 0.9, 5, link={"latency_ms": 5.0}), virtual(8, 0.8, 2), virtual(16, 0.95, 9)]
+    results += [virtual(8, 0.95, 3, lr=0.5)]
     assert learned_by(results, MEASURED.run, 8) == Learned(0.9, [5, 7], runs=3)
     assert learned_by(results, MEASURED.run, 16) == Learned(0.95, [9], runs=1)
     assert learned_by(results, MEASURED.run, 4) is None
 
 
 def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
-    run, reached = (
-        spec("all_reduce", 4, transport="gloo", target_accuracy=0.9),
-        SimpleNamespace(target_reached=True),
-    )
-    runs = [SimpleNamespace(run=run, last_epoch=epochs, epochs=[reached]) for epochs in (3, 4, 5, 9)]
-    only, without = found(Question([4, 8], learned=cast("Any", runs)))
+    runs = [virtual(4, 0.9, epochs) for epochs in (3, 4, 5, 9)]
+    only, without = found(Question([4, 8], learned=runs))
     assert isinstance(only, Forecast)
     assert isinstance(without, Forecast)
     assert without.to_target is None
@@ -187,16 +173,14 @@ def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
 # Simulations
 
 
-def test_the_first_step_takes_longer_than_the_traces_of_sampled_work_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [rank.add(Kind.EPOCH, peer=1).work(3.0).add(Kind.STEP) for rank in builders(2)]
-    played = traces([rank.add(Kind.BARRIER) for rank in ranks])
-    result = cast("Any", SimpleNamespace(run=spec("one_shot", 2, transport="gloo", dataset="digits")))
-    monkeypatch.setattr(Simulations, "_play", lambda *_: Played(result, played, 0.5))
+    found = traces([rank.add(Kind.BARRIER) for rank in ranks])
+    played = Played(a_run("one_shot", nodes=2, transport="gloo"), found, first_s=0.5)
+    monkeypatch.setattr(Simulations, "_play", lambda *_: played)
     link = Link(latency_s=0.25, bytes_per_s=1e9)
     cluster = Cluster(node_speed=[0.5] * 2, link=link, overhead_s=0.0)
-    time = Simulations(UNUSED, Path(), Path()).time(MEASURED, 1, cluster)
+    time = Simulations(UNUSED, UNUSED, UNUSED).time(MEASURED, 1, cluster)
     assert time.seconds == pytest.approx((3.0 + 0.5) / 0.5 + 0.25)
     assert time.communication == pytest.approx(0.25 / time.seconds)
 
@@ -211,7 +195,7 @@ def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.M
         return asked
 
     monkeypatch.setattr(Simulations, "_play", play)
-    simulations = Simulations(UNUSED, Path(), Path())
+    simulations = Simulations(UNUSED, UNUSED, UNUSED)
     asked = [(each, *numbers) for each in (MEASURED, SERIAL) for numbers in ((2, 1), (2, 3), (4, 1))]
     assert [simulations.played(*each) for each in 2 * asked] == 2 * asked
     for _ in range(2):

@@ -1,7 +1,8 @@
-"""Mistakes in what exchanges cost: from whose entry to whose exit, beyond which messages, by which runs."""
+"""Mistakes in what exchanges and steps cost: from whose entry to whose exit, by which runs, with bounds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nan
 from statistics import fmean
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from orchestrator.replay.calibration import MOST_S, Calibration
 from orchestrator.replay.measured import Exchange, durations
+from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
 from tests.support.traces import TraceBuilder, builders, traces
-from trainer.core.trace import Kind
+from trainer.core.trace import Kind, Trace
 from trainer.time_model.algorithms import Network
 from trainer.time_model.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
 from trainer.time_model.simulate import simulate
@@ -203,7 +205,6 @@ def test_messages_and_requests_have_costs_of_their_own() -> None:
 
 # Replays
 
-
 ALL_REDUCE = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
 STARTED = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
 BROADCAST = [rank.add(Kind.BROADCAST, 1000, 0) for rank in builders(2)]
@@ -217,14 +218,12 @@ REQUEST = [SERVER.add(Kind.TAKE, 1000, 1).add(Kind.RESPOND, 1000, 1), WORKER.add
 @pytest.mark.parametrize(
     ("ranks", "costs", "extra_s"),
     [
-        (ALL_REDUCE, {"all_reduce": {1000: 0.25}}, 0.25),
         (ALL_REDUCE, {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
         (ALL_REDUCE, {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
         (ALL_REDUCE, {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
         (ALL_REDUCE, {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
         (ALL_REDUCE, {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
         (STARTED, {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
-        (STARTED, {"collective": {1000: 0.2}}, 0.2),
         (MESSAGE, {"receive": {0: 0.5}}, 0.5),
         (MESSAGE, {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
         (REQUEST, {"request": {0: 0.5}, "collective": {0: 9.0}}, 0.5),
@@ -232,7 +231,7 @@ REQUEST = [SERVER.add(Kind.TAKE, 1000, 1).add(Kind.RESPOND, 1000, 1), WORKER.add
         (LATE, {"broadcast": {0: 0.5}}, 0.0),  # a late receiver has called nothing that others wait for
         ([TraceBuilder(0, 1).add(Kind.ALL_REDUCE, 1000)], {"all_reduce": {0: 1.0}}, 0.0),
     ],
-    ids=range(14),
+    ids=range(12),
 )
 def test_an_exchange_costs_its_software_once(
     ranks: list[TraceBuilder], costs: dict[str, dict[int, float]], extra_s: float
@@ -247,3 +246,70 @@ def test_an_exchange_costs_its_software_once(
         for each in ({}, software)
     )
     assert found_s == pytest.approx(free_s + extra_s)
+
+
+# CPU time of steps
+
+
+def steps(*epochs: Sequence[float]) -> Trace:
+    """Epochs whose steps take so many CPU seconds of work, in two phases, and some for their exchanges."""
+    rank = TraceBuilder(0, 1)
+    for number, seconds in enumerate(epochs, start=1):
+        rank.add(Kind.EPOCH, peer=number)
+        for step_s in seconds:
+            rank.work(step_s / 4, "data").work(3 * step_s / 4).add(Kind.BARRIER, cpu_s=9.0).add(Kind.STEP)
+    return rank.trace()
+
+
+def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
+    """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
+    trace, idle = steps(*2 * [(0.4, 0.4, 0.1, 0.0, 0.0, 0.0)]), TraceBuilder(0, 1).work(5.0).trace()
+    found = step_cpu_s([trace, trace, trace, idle, steps([0.04])], [2, 0, None, None, None])
+    assert found == pytest.approx([0.4, 0.15, 0.18, 0.0, 0.04])  # without a whole batch: of all steps
+    assert partial_step_cpu_s(trace, 2) == pytest.approx(0.1)
+    assert partial_step_cpu_s(trace, 6) is None
+
+
+def test_the_first_step_of_a_run_has_a_cost_of_its_own() -> None:
+    first = steps((0.9, 0.4, 0.1), (0.6, 0.5, 0.1))  # the third batch of an epoch is not whole
+    assert first_step_cpu_s(first, 2) == first_step_cpu_s(first, None) == pytest.approx((0.5, 0.4))
+    assert first_step_cpu_s(steps((0.3, 0.4, 0.1), (0.6, 0.5, 0.1)), 2) == pytest.approx((0.5, 0.0))
+    assert first_step_cpu_s(steps((0.9,)), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
+    assert first_step_cpu_s(TraceBuilder(0, 1).work(5.0).trace(), None) == (0.0, 0.0)
+
+
+def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
+    work = Work()
+    work.add_undisturbed("quiet 0", "ddp", [0.1, 0.3])
+    work.add_undisturbed("quiet 1", "ddp", [0.3, 0.5])
+    work.add_shared("as many", "ddp", PLACE, [0.3, 0.6])
+    work.add_shared("more", "ddp", PLACE, [0.3, 0.3, 0.3, 0.6])
+    assert work.inflation("as many") == pytest.approx([1.5, 1.5])
+    assert work.inflation("more") == pytest.approx([0.375 / 0.3] * 4)
+    assert work.inflation("quiet 0") == []
+
+
+def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
+    work = Work()
+    work.add_undisturbed("quiet", "ddp", [0.1, 0.1])
+    for key, ranks, step_s in (("a", 2, 0.11), ("b", 2, 0.13), ("c", 4, 0.19), ("d", 2, 0.12)):
+        work.add_shared(key, "ddp", PLACE, [step_s] * ranks)
+    work.add_shared("other work", "fsdp", PLACE, [7.0, 7.0])
+    work.add_shared("other ranks", "fsdp", PLACE, [7.0] * 3)
+    work.add_shared("elsewhere", "fsdp", ("docker", 2), [7.0, 7.0])
+    assert work.inflation("other work") == pytest.approx([1.2, 1.2])  # with as many ranks
+    assert work.inflation("other ranks") == pytest.approx([1.25] * 3)  # the median of all
+    assert work.inflation("elsewhere") == []
+
+
+def test_inflation_has_bounds_and_needs_steps() -> None:
+    for quiet, shared, expected in (
+        ([1e-9, 0.1, 0.1], [5.0, 0.1, 0.01], [MOST, 1.0, LEAST]),
+        ([], [0.2, 0.2], []),
+        ([0.1, 0.0], [0.2, 0.2], []),
+        ([0.1, 0.1], [0.1, 0.0], []),
+    ):
+        work = Work()
+        work.add_undisturbed("quiet", "ddp", quiet)
+        work.add_shared("shared", "ddp", PLACE, shared)
+        assert work.inflation("shared") == pytest.approx(expected)

@@ -18,9 +18,10 @@ from orchestrator.replay.real_nodes import Calibrated, calibrated
 from orchestrator.replay.run import ClusterTime
 from orchestrator.results.real_nodes import RealRuns, calibrate_virtual_nodes, read_real_runs
 from orchestrator.results.records import LinkResult, RunResult
-from orchestrator.results.store import SweepPaths, UnusableFile, write_atomic
+from orchestrator.results.store import SweepPaths, UnusableFile
 from tests.support.traces import builders
-from tests.unit.report_support import a_record, a_run
+from tests.unit.orchestrator.replay.test_replay_run import results_directory
+from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.time_model.cluster import Cluster, Link
 
@@ -154,6 +155,7 @@ def test_a_stored_time_is_read_unless_it_is_of_another_cluster_or_run(tmp_path: 
         (changed, 77.0),
         (changed.replace('"processes_per_node": 1', '"processes_per_node": 2'), before),
         (changed.replace(first.key, second.key), before),
+        (changed.replace('"version": ', '"version": 9'), before),
         (changed[:-20], before),
     ):
         stored.write_text(text)
@@ -246,20 +248,13 @@ def test_runs_that_should_not_take_as_long_are_not_compared(tmp_path: Path) -> N
 
 
 def test_directories_that_calibrate_nothing_are_refused(tmp_path: Path) -> None:
-    def directory(name: str, *results: RunResult) -> SweepPaths:
-        paths = SweepPaths(tmp_path / name)
-        write_atomic(paths.record, a_record(results).model_dump_json())
-        for each in results:
-            write_atomic(paths.run(each.key).result, each.model_dump_json())
-        return paths
-
     run = a_run("ddp", nodes=2)
-    ours, local = directory("ours", on_virtual_nodes(run)), directory("local", run)
-    mixed = directory("mixed", run, a_run("ddp", nodes=3, runtime="docker"))
+    ours = results_directory(tmp_path / "ours", others=[on_virtual_nodes(run)])
+    local = results_directory(tmp_path / "local", others=[run])
+    mixed = results_directory(tmp_path / "mixed", others=[run, a_run("ddp", nodes=3, runtime="docker")])
     for virtual, real, reason in (
         (ours, ours, r"--real .*ours has no finished runs on real nodes"),
         (ours, mixed, r"--real .*mixed has runs on several runtimes: local, docker; allowed: one"),
-        (ours, SweepPaths(tmp_path), r"--real .*no sweep\.json"),
         (local, local, r"--real .*: .*local has no finished runs on virtual nodes"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
 from orchestrator.commands import replay as command
 from orchestrator.errors import InputError
-from orchestrator.replay import run as module
-from orchestrator.replay.run import ClusterTime, NoClusterTime
+from orchestrator.replay.run import ClusterTime, NoClusterTime, replay_run
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, write_atomic
+from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format
 from tests.support.traces import TraceBuilder, builders
 from tests.unit.report_support import a_record, a_run
@@ -60,27 +58,9 @@ def time_of(
     directory: Path, ranks: list[TraceBuilder], run: RunSpec = RUN, link: Link = LINK
 ) -> ClusterTime:
     save(directory, ranks)
-    time = module.replay_run(directory, run, CLUSTER.model_copy(update={"link": link}))
+    time = replay_run(directory, run, CLUSTER.model_copy(update={"link": link}))
     assert isinstance(time, ClusterTime)
     return time
-
-
-# Cluster descriptions
-
-
-def test_a_wrong_description_names_the_field() -> None:
-    link = {"source": 0, "target": 1, "latency_s": 0.0, "bytes_per_s": 1.0}
-    for fields, message in (
-        ({"node_speed": [1.0, 0.0]}, "node_speed.1"),
-        ({"link": {"latency_s": -1.0, "bytes_per_s": 1.0}}, "link.latency_s"),
-        ({"links": [{**link, "target": 7}]}, "there is no node 7; nodes are 0 to 1"),
-        ({"links": [{**link, "source": 1}]}, "node 1 has no link to itself"),
-        ({"links": [link, link]}, "two links from node 0 to node 1"),
-    ):
-        with pytest.raises(ValidationError) as caught:
-            Cluster.model_validate({"node_speed": [1.0, 1.0], "link": LINK, **fields})
-        error = caught.value.errors()[0]
-        assert message in ".".join(map(str, error["loc"])) + error["msg"]
 
 
 def test_algorithms_are_known_and_cover_every_size_and_nodes_are_those_of_the_run(tmp_path: Path) -> None:
@@ -92,10 +72,7 @@ def test_algorithms_are_known_and_cover_every_size_and_nodes_are_those_of_the_ru
         ({"node_speed": [1.0] * 3}, r"3 nodes with 1 ranks each; .* needs 2 with 1"),
     ):
         with pytest.raises(InputError, match=message):
-            module.replay_run(tmp_path, RUN, CLUSTER.model_copy(update=changes))
-
-
-# Runs
+            replay_run(tmp_path, RUN, CLUSTER.model_copy(update=changes))
 
 
 def test_a_run_is_replayed_from_its_directory(tmp_path: Path) -> None:
@@ -113,19 +90,6 @@ def test_a_run_is_replayed_from_its_directory(tmp_path: Path) -> None:
         assert parts == pytest.approx(time.cluster_s)
 
 
-def test_the_record_is_read_back(tmp_path: Path) -> None:
-    paths, time = RunPaths(tmp_path), time_of(tmp_path, recorded())
-    assert module.read_cluster_time(paths) is None
-    module.write_cluster_time(paths, time)
-    assert module.read_cluster_time(paths) == time
-    content = paths.cluster_time.read_text()
-    paths.cluster_time.write_text(content.replace('"version": ', '"version": 9'))
-    assert module.read_cluster_time(paths) is None
-    paths.cluster_time.write_text(content[:-20])
-    with pytest.raises(UnusableFile):
-        module.read_cluster_time(paths)
-
-
 def test_a_pipeline_has_a_bubble(tmp_path: Path) -> None:
     run = spec_of({"name": "pipeline", "micro_batches": 2})
     first, second = ranks = builders(2, "gloo", run=run.key)
@@ -137,7 +101,7 @@ def test_a_pipeline_has_a_bubble(tmp_path: Path) -> None:
 
 
 def reason_of(directory: Path, run: RunSpec = RUN) -> str:
-    found = module.replay_run(directory, run, CLUSTER)
+    found = replay_run(directory, run, CLUSTER)
     assert isinstance(found, NoClusterTime)
     return found.reason
 
