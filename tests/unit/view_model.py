@@ -151,8 +151,8 @@ class Program:
                     source = group[(group.index(self.rank) - value) % len(group)]
                 values = yield Exchange((kind, self.survivor.completed), value, source)
                 self.result = None if source is not None else tuple(zip(group, values, strict=True))
-            case views.Compare(completed, newest):
-                return (yield Exchange("compare", (completed, newest)))
+            case views.Compare():
+                return (yield Exchange("compare", (step.completed, step.newest)))
             case views.TakeOver(source, needed):
                 rank = sorted(self.survivor.group)[source]
                 (result,) = yield Exchange(("take over", rank), self.newest, rank)

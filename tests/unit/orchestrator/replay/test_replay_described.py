@@ -243,7 +243,7 @@ def test_runs_that_should_not_take_as_long_are_not_compared(tmp_path: Path) -> N
     ours, priced, quota = (virtual_run(tmp_path, **each) for each in fields)
     priced = on_virtual_nodes(priced, seconds_per_sample=0.01)
     assert [*compared(tmp_path, real, ours, priced, quota).times] == [ours.key]
-    early = ours.model_copy(update={"epochs": ours.epochs[:-1]})
+    early = ours.model_copy(update={"epochs": [each for each in ours.epochs if each.epoch == 1]})
     assert compared(tmp_path, real, early).times == {}
 
 
