@@ -65,8 +65,6 @@ def test_an_impossible_outcome_is_refused_and_a_choice_counts_once() -> None:
         accuracy([])
 
 
-# The model of errors
-
 MODEL = ErrorModel(np.array([0.0, 0.0, 0.0]), np.diag([0.2, 0.05, 0.2]) ** 2, 0.02)
 SEEN = [Observation(2, 0.1, 1.3), Observation(4, 0.2, 1.35)]
 

@@ -138,9 +138,6 @@ def test_the_share_of_a_step_that_no_sample_causes() -> None:
     assert share_of_step([]) == 0.5
 
 
-# Targets
-
-
 def virtual(nodes: int, target: float, last_epoch: int, reached: bool = True, **fields: Any) -> RunResult:
     """A run of the measured configuration on virtual nodes."""
     own = {"transport": "gloo", "epochs": 50, "target_accuracy": target, "patience": 2, **fields}
@@ -168,9 +165,6 @@ def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
     assert only.to_target.seconds == pytest.approx(4 / 2 * only.seconds)
     assert only.to_target.low_s == pytest.approx(3 / 2 * only.low_s)
     assert only.to_target.high_s == pytest.approx(9 / 2 * only.high_s)
-
-
-# Simulations
 
 
 def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,6 @@ def test_the_fastest_probe_counts_unless_links_were_shaped() -> None:
     assert software_of([probed((1e-4, 1e9), link=link)]) == {("local", "gloo"): Software(1e-4, 1e9)}
 
 
-# Calibration by runs
-
-
 def traced(paths: SweepPaths, barrier_s: float = 0.0, step_s: float = 0.0, **fields: Any) -> RunResult:
     """A run over gloo whose traces are stored, with 8 steps, and a barrier that took so long."""
     result = a_run("all_reduce", transport="gloo", **{"nodes": 2, **fields})
@@ -193,9 +190,6 @@ def test_the_fewest_whole_batches_of_all_epochs_count() -> None:
     certificate = result.certificate.model_copy(update={"parts": parts})
     changed = result.model_copy(update={"certificate": certificate})
     assert described.whole_batches(changed) == [2, 0, None]
-
-
-# Runs of real nodes beside virtual ones
 
 
 def on_virtual_nodes(result: RunResult, **environment: float) -> RunResult:

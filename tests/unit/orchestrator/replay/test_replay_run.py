@@ -137,9 +137,6 @@ def test_runs_without_traces_and_traces_that_are_damaged_or_do_not_fit_say_why(t
     assert "trace-0.bin" in reason_of(tmp_path)
 
 
-# The command
-
-
 def replay(*arguments: str | Path) -> Result:
     return CliRunner(env={"COLUMNS": "80"}).invoke(app, ["replay", *map(str, arguments)])
 

@@ -116,8 +116,6 @@ def test_a_long_timeline_shows_its_start_its_window_and_its_end(monkeypatch: pyt
     assert shown["otherData"]["intervals_left_out"] == 2 * (400 - 100)
 
 
-# Wall time
-
 Timed = tuple[Kind, float, float, int]  # kind, entry, exit, peer
 Waits = list[list[tuple[int, float]]]
 
@@ -163,9 +161,6 @@ def test_tracks_begin_with_the_first_rank_and_records_that_overlap_follow_each_o
         tracks = recorded(pair, one_clock)
         assert [each[1:3] for each in tracks[0].intervals] == [(0.0, 1.0), (1.0, 2.0)]
         assert tracks[1].intervals[0].start == start
-
-
-# Windows
 
 
 @pytest.mark.parametrize(
@@ -237,8 +232,6 @@ def test_the_parts_of_a_window_are_those_of_the_track(
                 one.end_s < other.start_s if alike else one.end_s <= other.start_s
             )  # alike ones are joined
 
-
-# Files
 
 Run = tuple[RunPaths, RunResult, Cluster]
 
