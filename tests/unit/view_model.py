@@ -114,9 +114,8 @@ class Program:
 
     def exchange(self, kind: str, value: Any = None) -> Steps:
         """As the methods of Communicator: a rank that is alone exchanges nothing."""
-        if len(self.survivor.members) == 1:
-            return ((self.rank, value),)
-        return (yield from self.perform(kind, value))
+        alone = len(self.survivor.members) == 1
+        return ((self.rank, value),) if alone else (yield from self.perform(kind, value))
 
     def perform(self, kind: str, value: Any = None) -> Steps:
         """Complete an operation. Its result is the value of each rank that took part."""

@@ -10,8 +10,6 @@ import pytest
 from orchestrator.prediction.accuracy import Outcome, accuracy, rank_correlation
 from orchestrator.prediction.error_model import ErrorModel, Observation
 
-NO_INTERVAL = (None, None)
-
 
 def outcomes(*times: tuple[float, float], case: str = "case") -> list[Outcome]:
     """From predicted and measured times."""
@@ -26,7 +24,7 @@ def test_errors_are_relative_to_the_measured_time() -> None:
 
 
 def test_coverage_counts_the_ends_and_ignores_predictions_without_an_interval() -> None:
-    intervals = [(2.0, 3.0), (0.5, 2.0), (0.5, 1.9), (2.1, 3.0), (0.5, 1.5), NO_INTERVAL]
+    intervals = [(2.0, 3.0), (0.5, 2.0), (0.5, 1.9), (2.1, 3.0), (0.5, 1.5), (None, None)]
     found = [Outcome("case", str(each), 1.0, *each, 2.0) for each in intervals]
     assert accuracy(found).coverage == pytest.approx(2 / 5)
     assert accuracy(found[-1:]).coverage is None
@@ -54,11 +52,10 @@ def test_rank_correlation_is_a_mean_over_cases_with_three_choices() -> None:
 
 
 def test_an_impossible_outcome_is_refused_and_a_choice_counts_once() -> None:
-    impossible = [(0.0, NO_INTERVAL, 1.0), (1.0, NO_INTERVAL, 0.0), (inf, NO_INTERVAL, 1.0)]
-    impossible += [(1.0, NO_INTERVAL, nan), (1.0, (2.0, 1.0), 1.0), (1.0, (1.0, None), 1.0)]
-    for predicted_s, interval, measured_s in impossible:
-        with pytest.raises(ValueError, match="_s"):
-            Outcome("case", "choice", predicted_s, *interval, measured_s)
+    wrong = [(0, None, None, 1), (1, None, None, 0), (inf, None, None, 1), (1, None, None, nan)]
+    for times in (*wrong, (1, 2, 1, 1), (1, 1, None, 1)):
+        with pytest.raises(ValueError, match=r"_s (is|are) .*; (it must be positive and finite|give both)"):
+            Outcome("case", "choice", *times)
     with pytest.raises(ValueError, match="case 'case' has choice '0' twice"):
         accuracy(2 * outcomes((1, 1)))
     with pytest.raises(ValueError, match="no outcomes"):

@@ -31,15 +31,13 @@ def replayed_s(run: RunSpec) -> float:
                     rank.add(Kind.SEND if sends else Kind.RECEIVE, nbytes, 1 - stage)
                 for index in range(count):
                     rank.add(Kind.SEND_WAIT, (number - 1) * count + index, 1 - stage)
-            continue
-        exchanged = [theory.weights_of(run)] * (
-            theory.exchanges_of(run, number) - theory.exchanges_of(run, number - 1)
-        )
-        if strategy_label(run) == "all_reduce compression=power_sgd":
-            exchanged = [*theory.power_sgd_floats(run)]
-        for rank in ranks:
-            for floats in exchanged:
-                rank.add(Kind.ALL_REDUCE, theory.FLOAT * floats)
+        elif strategy_label(run) == "all_reduce compression=power_sgd":
+            for rank in ranks:
+                for floats in theory.power_sgd_floats(run):
+                    rank.add(Kind.ALL_REDUCE, theory.FLOAT * floats)
+        elif theory.exchanges_of(run, number) > theory.exchanges_of(run, number - 1):
+            for rank in ranks:
+                rank.add(Kind.ALL_REDUCE, theory.FLOAT * theory.weights_of(run))
     link = Link(latency_s=theory.latency_s(run), bytes_per_s=theory.bytes_per_s(run))
     cluster = Cluster(node_speed=[1.0, 1.0], link=link, overhead_s=0.0)
     return simulate(traces(ranks), cluster).cluster_s / STEPS
@@ -58,7 +56,6 @@ def test_the_table_in_the_docs_has_the_values_of_the_formulas() -> None:
     for run in RUNS:
         table.setdefault(strategy_label(run), {})[link_label(run)] = 1000 * theory.exchange_s(run)
     fastest = {link: min(row[link] for row in table.values()) for link in table["all_reduce"]}
-    assert fastest
     lines = ["| strategy | " + " | ".join(fastest) + " |"]
     for name, row in table.items():
         cells = [f"**{ms:.2f}**" if ms == fastest[link] else f"{ms:.2f}" for link, ms in row.items()]
