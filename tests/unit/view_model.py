@@ -55,9 +55,7 @@ class Exchange(NamedTuple):
 
 
 class Report(NamedTuple):
-    """An event for the tracker."""
-
-    kind: str
+    kind: str  # of an event for the tracker
     fields: tuple[tuple[str, int], ...] = ()
 
 
@@ -274,7 +272,6 @@ class Model:
 
         self._advanced, self._tracked = cache(advance), cache(track)
         self._is_superseded = cache(lambda local, owner: local.survivor.superseded(owner.membership))
-        self._is_ready = cache(lambda local, owner: local.step.ready(owner.membership))
 
     def initial(self) -> State:
         size = self.setting.ranks
@@ -345,7 +342,7 @@ class Model:
         step, view, group = local.step, local.survivor.view, sorted(local.survivor.group)
         looks = [*enumerate(state.memberships)][state.seen[rank] :]
         if isinstance(step, views.Await):
-            ready = [(index, owner) for index, owner in looks if self._is_ready(local, owner)]
+            ready = [(index, owner) for index, owner in looks if step.ready(owner.membership)]
             yield from (self._moved(state, rank, local, owner, index) for index, owner in ready)
             return
         arrived = all((view, other) in state.sent for other in group)
@@ -369,8 +366,8 @@ class Model:
     def _moved(self, state: State, rank: int, local: Local, outcome: Any, seen: int = -1) -> State:
         after = state.copy()
         after.seen[rank] = max(seen, after.seen[rank])
-        after_step = self._advanced(local.key, (*local.outcomes, outcome))
-        self._arrive(after, rank, *after_step, local.survivor.view)
+        advanced = self._advanced(local.key, (*local.outcomes, outcome))
+        self._arrive(after, rank, *advanced, before=local.survivor.view)
         return after
 
     def _arrive(self, state: State, rank: int, local: Local, effects: list[Any], before: int = 0) -> None:
@@ -412,10 +409,8 @@ class Model:
 
 
 class Found(NamedTuple):
-    """What the search has found: the number of states, and the first wrong one."""
-
     states: int
-    wrong: str | None = None
+    wrong: str | None = None  # what is wrong in the first state in which something is
 
 
 def search(setting: Setting, most: int | None = None) -> Found:

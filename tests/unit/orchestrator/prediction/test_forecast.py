@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from orchestrator.prediction.forecast import Forecast, Question, Refused, cluste
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Played, Simulations, Time, simulated_run
 from orchestrator.prediction.target import Learned, learned_by
-from orchestrator.results.records import RunResult
 from tests.support.traces import builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind
@@ -138,12 +138,11 @@ def test_the_share_of_a_step_that_no_sample_causes() -> None:
     assert share_of_step([]) == 0.5
 
 
-def virtual(nodes: int, target: float, last_epoch: int, reached: bool = True, **fields: Any) -> RunResult:
+def virtual(nodes: int, target: float, last_epoch: int, reached: bool = True, **fields: Any) -> Any:
     """A run of the measured configuration on virtual nodes."""
     own = {"transport": "gloo", "epochs": 50, "target_accuracy": target, "patience": 2, **fields}
     epochs = [SimpleNamespace(target_reached=reached)]
-    run = spec("all_reduce", nodes, **own)
-    return cast("RunResult", SimpleNamespace(run=run, last_epoch=last_epoch, epochs=epochs))
+    return SimpleNamespace(run=spec("all_reduce", nodes, **own), last_epoch=last_epoch, epochs=epochs)
 
 
 def test_epochs_to_the_highest_target_come_from_runs_on_as_many_nodes_with_the_same_configuration() -> None:
@@ -158,10 +157,7 @@ def test_epochs_to_the_highest_target_come_from_runs_on_as_many_nodes_with_the_s
 def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
     runs = [virtual(4, 0.9, epochs) for epochs in (3, 4, 5, 9)]
     only, without = found(Question([4, 8], learned=runs))
-    assert isinstance(only, Forecast)
-    assert isinstance(without, Forecast)
-    assert without.to_target is None
-    assert only.to_target is not None  # a measured run has two epochs
+    assert without.to_target is None  # a measured run has two epochs
     assert only.to_target.seconds == pytest.approx(4 / 2 * only.seconds)
     assert only.to_target.low_s == pytest.approx(3 / 2 * only.low_s)
     assert only.to_target.high_s == pytest.approx(9 / 2 * only.high_s)
@@ -180,22 +176,15 @@ def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.M
 
 
 def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Any, ...]] = []
-
-    def play(self: Simulations, *asked: Any) -> Any:
-        made.append(asked)
-        if asked[1] > 8:
-            raise NoPrediction("too many")
-        return asked
-
-    monkeypatch.setattr(Simulations, "_play", play)
     simulations = Simulations(UNUSED, UNUSED, UNUSED)
+    play = Mock(side_effect=[*range(6), NoPrediction("too many")])
+    monkeypatch.setattr(simulations, "_play", play)
     asked = [(each, *numbers) for each in (MEASURED, SERIAL) for numbers in ((2, 1), (2, 3), (4, 1))]
-    assert [simulations.played(*each) for each in 2 * asked] == 2 * asked
+    assert [simulations.played(*each) for each in 2 * asked] == 2 * [*range(6)]
     for _ in range(2):
         with pytest.raises(NoPrediction, match="too many"):
             simulations.played(MEASURED, 9, 1)
-    assert made == [*asked, (MEASURED, 9, 1)]
+    assert [each.args for each in play.call_args_list] == [*asked, (MEASURED, 9, 1)]
 
 
 def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:

@@ -51,7 +51,6 @@ def test_the_replay_takes_as_long_as_the_formulas_say() -> None:
 
 
 def test_the_table_in_the_docs_has_the_values_of_the_formulas() -> None:
-    """On failure, the expected lines are those to paste."""
     table: dict[str, dict[str, float]] = {}
     for run in RUNS:
         table.setdefault(strategy_label(run), {})[link_label(run)] = 1000 * theory.exchange_s(run)
@@ -61,4 +60,4 @@ def test_the_table_in_the_docs_has_the_values_of_the_formulas() -> None:
         cells = [f"**{ms:.2f}**" if ms == fastest[link] else f"{ms:.2f}" for link, ms in row.items()]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     page = (PROJECT / "docs" / "links.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line not in page] == []
+    assert [line for line in lines if line not in page] == []  # those to paste

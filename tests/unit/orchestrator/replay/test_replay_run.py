@@ -54,11 +54,9 @@ def save(directory: Path, ranks: list[TraceBuilder], **header: Any) -> None:
         trace_path(directory, rank).write_bytes(encode_trace(trace.trace(**header)))
 
 
-def time_of(
-    directory: Path, ranks: list[TraceBuilder], run: RunSpec = RUN, link: Link = LINK
-) -> ClusterTime:
+def time_of(directory: Path, ranks: list[TraceBuilder], run: RunSpec = RUN, **fields: Any) -> ClusterTime:
     save(directory, ranks)
-    time = replay_run(directory, run, CLUSTER.model_copy(update={"link": link}))
+    time = replay_run(directory, run, CLUSTER.model_copy(update=fields))
     assert isinstance(time, ClusterTime)
     return time
 

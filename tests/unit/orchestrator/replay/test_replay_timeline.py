@@ -62,15 +62,10 @@ def timeline_of(found: Sequence[Trace], **fields: Any) -> tuple[dict[str, Any], 
     """The timeline as a reader of the file gets it. fields: of the cluster."""
     replay, wall = replayed(found, **fields), recorded(found, one_clock=True)
     tracks = [rank.track for rank in replay.ranks]
-    rank, steps = steps_of(found)
-    windows = Windows(
-        run="run",
-        cluster=a_cluster(len(found)),
-        steps=steps,
-        wall=window_of(wall, rank, steps),
-        replayed=window_of(tracks, rank, steps),
-    )
-    return json.loads(json.dumps(timeline(wall, tracks, windows))), replay
+    windows = [window_of(each, *steps_of(found)) for each in (wall, tracks)]
+    fields = {"run": "run", "cluster": a_cluster(len(found)), "steps": steps_of(found)[1]}
+    both = Windows(wall=windows[0], replayed=windows[1], **fields)
+    return json.loads(json.dumps(timeline(wall, tracks, both))), replay
 
 
 @settings(max_examples=30, deadline=None)
@@ -281,7 +276,7 @@ def test_a_run_with_too_many_records_or_ranks_has_no_timeline(
 
 def test_clocks_that_differ_are_not_compared(run: Run) -> None:
     paths, result, cluster = run
-    apart = replace(result.runtime_info, one_clock=False)
-    windows_of(paths, result.model_copy(update={"runtime_info": apart}), cluster)
+    info = replace(result.runtime_info, one_clock=False)
+    windows_of(paths, result.model_copy(update={"runtime_info": info}), cluster)
     events = json.loads(paths.timeline.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event.get("cat") == "wait"} == {CLUSTER}
