@@ -169,10 +169,10 @@ def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.M
     played = Played(a_run("one_shot", nodes=2, transport="gloo"), found, first_s=0.5)
     monkeypatch.setattr(Simulations, "_play", lambda *_: played)
     link = Link(latency_s=0.25, bytes_per_s=1e9)
-    cluster = Cluster(node_speed=[0.5] * 2, link=link, overhead_s=0.0)
+    cluster = Cluster(node_speed=[0.5, 1.0], link=link, overhead_s=0.0)
     time = Simulations(UNUSED, UNUSED, UNUSED).time(MEASURED, 1, cluster)
     assert time.seconds == pytest.approx((3.0 + 0.5) / 0.5 + 0.25)
-    assert time.communication == pytest.approx(0.25 / time.seconds)
+    assert time.communication == pytest.approx(1 - (4.5 + 1.0) / time.seconds)
 
 
 def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:

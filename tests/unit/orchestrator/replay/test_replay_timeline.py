@@ -111,7 +111,7 @@ def test_a_long_timeline_shows_its_start_its_window_and_its_end(monkeypatch: pyt
     assert shown["otherData"]["intervals_left_out"] == 2 * (400 - 100)
 
 
-Timed = tuple[Kind, float, float, int]  # kind, entry, exit, peer
+Timed = tuple[Any, ...]  # kind, entry, exit, peer, number
 Waits = list[list[tuple[int, float]]]
 
 
@@ -119,8 +119,8 @@ def waits_of(*ranks: list[Timed], started_s: Sequence[float] = (0, 0, 0), one_cl
     """(cause, seconds) of each exchange in which a rank waited, by rank."""
     found = []
     for builder, start, records in zip(builders(len(ranks)), started_s, ranks, strict=False):
-        for kind, entered, left, peer in records:
-            builder.timed(kind, entered, left, 0, peer)
+        for kind, entered, left, peer, *number in records:
+            builder.timed(kind, entered, left, *(number or [0]), peer)
         found.append(builder.trace(started_s=start))
     tracks = recorded(found, one_clock)
     return [[(each.cause, each.wait_s) for each in track.intervals if each.wait_s] for track in tracks]
@@ -131,14 +131,14 @@ def test_ranks_wait_for_their_counterparts_in_wall_time() -> None:
     assert waits_of(early, late) == [[(1, 2.0)], []]
     assert waits_of(early, late, one_clock=False) == [[], []]
     assert waits_of(early, late, started_s=(5.0, 5.5)) == [[(1, 2.5)], []]
-    # A wait ends with its exchange.
     root, member = [(Kind.BROADCAST, 1.0, 2.0, 0)], [(Kind.BROADCAST, 5.0, 5.5, 0)]
-    assert waits_of(root, member) == [[(1, 1.0)], []]
+    assert waits_of(root, member) == [[(1, 1.0)], []]  # a wait ends with its exchange
     shifts = [[(Kind.SHIFT, start, 9.0, 1)] for start in (1.0, 2.0, 4.0)]
     assert waits_of(*shifts) == [[(2, 3.0)], [], []]
-    sends = [(Kind.SEND, 1.0, 1.0, 1), (Kind.SEND_WAIT, 1.0, 3.0, 1), (Kind.RECEIVE, 3.0, 6.0, 1)]
-    receives = [(Kind.RECEIVE, 2.5, 3.0, 0), (Kind.SEND, 5.0, 5.5, 0)]
-    assert waits_of(sends, receives) == [[(1, 1.5), (1, 2.0)], []]
+    sends = [(Kind.SEND, 1.0, 1.0, 1), (Kind.SEND, 1.0, 1.0, 1), (Kind.SEND_WAIT, 1.0, 3.0, 1, 1)]
+    receives = [(Kind.RECEIVE, 0.5, 1.0, 0), (Kind.RECEIVE, 2.5, 3.0, 0), (Kind.SEND, 5.0, 5.5, 0)]
+    waits = waits_of([*sends, (Kind.RECEIVE, 3.0, 6.0, 1)], receives)
+    assert waits == [[(1, 1.5), (1, 2.0)], [(0, 0.5)]]
     server = [(Kind.TAKE, 0.0, 2.0, 1), (Kind.RESPOND, 5.0, 5.5, 1)]
     assert waits_of(server, [(Kind.REQUEST, 1.5, 6.0, 0)]) == [[(1, 1.5)], [(0, 3.5)]]
     started = [
