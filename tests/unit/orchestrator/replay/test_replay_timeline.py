@@ -68,7 +68,7 @@ def timeline_of(found: Sequence[Trace], **fields: Any) -> tuple[dict[str, Any], 
     return json.loads(json.dumps(timeline(wall, tracks, both))), replay
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(exchanges(), st.sampled_from([0.0, 0.003]))
 def test_a_timeline_has_the_tracks_of_all_ranks_and_adds_up_to_the_replay(
     ranks: list[TraceBuilder], software_s: float
@@ -195,7 +195,7 @@ def test_the_steps_are_those_of_workers_and_not_of_a_server() -> None:
     assert steps_of(traces([server, worker])) == (1, Steps(first=1, last=5, of=5, exchange=False))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(exchanges(), st.data())
 def test_the_parts_of_a_window_are_those_of_the_track(
     ranks: list[TraceBuilder], data: st.DataObject
