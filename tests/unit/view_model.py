@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
 from trainer.comm import views
@@ -200,13 +200,15 @@ class Owner:
 def frozen(value: Any) -> Any:
     """A hashable copy that is equal for equal values. Functions differ in nothing but their variables."""
     match value:
+        case None | int() | str():  # most values
+            return value
         case dict():
             return tuple((key, frozen(each)) for key, each in sorted(value.items()))
         case list() | tuple():
             return tuple(frozen(each) for each in value)
         case set() | range():
             return frozenset(value)
-        case Generator():  # where it is, its variables, and those of the generator from which it yields
+        case GeneratorType():  # where it is, its variables, and those of the generator from which it yields
             if value.gi_frame is None:
                 return None
             variables = {name: each for name, each in value.gi_frame.f_locals.items() if name != "self"}

@@ -137,8 +137,7 @@ def test_ranks_wait_for_their_counterparts_in_wall_time() -> None:
     assert waits_of(*shifts) == [[(2, 3.0)], [], []]
     sends = [(Kind.SEND, 1.0, 1.0, 1), (Kind.SEND, 1.0, 1.0, 1), (Kind.SEND_WAIT, 1.0, 3.0, 1, 1)]
     receives = [(Kind.RECEIVE, 0.5, 1.0, 0), (Kind.RECEIVE, 2.5, 3.0, 0), (Kind.SEND, 5.0, 5.5, 0)]
-    waits = waits_of([*sends, (Kind.RECEIVE, 3.0, 6.0, 1)], receives)
-    assert waits == [[(1, 1.5), (1, 2.0)], [(0, 0.5)]]
+    assert waits_of([*sends, (Kind.RECEIVE, 3.0, 6.0, 1)], receives) == [[(1, 1.5), (1, 2.0)], [(0, 0.5)]]
     server = [(Kind.TAKE, 0.0, 2.0, 1), (Kind.RESPOND, 5.0, 5.5, 1)]
     assert waits_of(server, [(Kind.REQUEST, 1.5, 6.0, 0)]) == [[(1, 1.5)], [(0, 3.5)]]
     started = [
