@@ -176,9 +176,7 @@ def test_bad_input_is_an_error_that_names_it(tmp_path: Path) -> None:
         error = replay(tmp_path, option, value).exception
         assert isinstance(error, InputError)
         assert str(error).startswith(f"{option} {value}: ")
-    assert "3 speeds, and no run has more than 2" in str(
-        replay(tmp_path, "--node-speed", "1,1,1").exception
-    )
+    assert "no run has more than 2 nodes" in str(replay(tmp_path, "--node-speed", "1,1,1").exception)
     assert "no sweep.json" in str(replay(tmp_path / "empty").exception)
 
 
