@@ -1,8 +1,7 @@
 """A model of an elastic run, in which every order of steps, losses and returns is tried.
 
-The ranks run `Survivor` and the run's owner `MembershipTracker`, so the model has no rules of its own for
-them. What it models is around them: the program that ranks run, the messages of an exchange, the events on
-their way to the tracker, and the loss and return of ranks at any moment.
+The ranks run `Survivor` and the run's owner `MembershipTracker`. What is modelled is around them: the
+program of a rank, the messages of an exchange, events on their way to the tracker, losses and returns.
 
 States are searched breadth-first. Generators cannot be copied, so a rank's state is stored as the outcomes
 of its steps, and replayed; states with equal variables are one state.
@@ -15,7 +14,7 @@ from collections.abc import Generator, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
 from trainer.comm import views
@@ -30,31 +29,25 @@ BROKEN = "broken"  # the outcome of a step that has failed
 
 @dataclass(frozen=True)
 class Setting:
-    """What is modelled.
+    """What is modelled: epochs that end with an all-reduce, or with a round of `shifts`.
 
-    Attributes:
-        epochs: each ends with `exchanges` all-reduces, or rounds of shifts.
-        shifts: whether ranks exchange with their neighbours, each with all others in turn.
-        lost: whether the last rank is lost in the first exchange.
-        losses, returns: at most so many. The loss of that rank is not counted.
-        delayed: whether changes of the membership reach ranks at different times, as in containers.
+    lost: whether the last rank is lost in the first exchange. losses, returns: at most so many others.
+    delayed: whether changes of the membership reach ranks at different times, as in containers.
     """
 
     ranks: int
     epochs: int = 2
-    exchanges: int = 1
     shifts: bool = False
     lost: bool = False
     losses: int = 0
     returns: int = 0
     delayed: bool = False
+    survivor: type[Survivor] = Survivor
+    tracker: type[MembershipTracker] = MembershipTracker
 
 
 class Exchange(NamedTuple):
-    """A step: send a value to the members, and receive that of one of them (`source`) or of all.
-
-    tag: the same on all members.
-    """
+    """A step: send a value to the members, and receive that of `source` or of all. tag: the same on all."""
 
     tag: Any
     value: Any = None
@@ -62,9 +55,7 @@ class Exchange(NamedTuple):
 
 
 class Report(NamedTuple):
-    """An event for the tracker."""
-
-    kind: str
+    kind: str  # of an event for the tracker
     fields: tuple[tuple[str, int], ...] = ()
 
 
@@ -76,9 +67,8 @@ class Program:
 
     def __init__(self, setting: Setting, rank: int, incarnation: int) -> None:
         self.setting, self.rank, self.incarnation = setting, rank, incarnation
-        self.survivor = Survivor(rank, incarnation, setting.ranks)
-        self.result: Any = None
-        self.newest: Any = None
+        self.survivor = setting.survivor(rank, incarnation, setting.ranks)
+        self.result = self.newest = None
         self.recent: dict[int, Any] = {}  # by number of operation
 
     def steps(self) -> Steps:
@@ -93,19 +83,17 @@ class Program:
                 joining = yield from self.admit()
                 if joining is not None:
                     yield from self.catch_up(each, joining)
-            for _ in range(self.setting.exchanges):
-                if not self.setting.shifts:
-                    yield from self.exchange("all_reduce")
-                for distance in range(1, len(self.survivor.members)) if self.setting.shifts else ():
-                    yield from self.perform("shift", distance)
+            if not self.setting.shifts:
+                yield from self.exchange("all_reduce")
+            for distance in range(1, len(self.survivor.members)) if self.setting.shifts else ():
+                yield from self.perform("shift", distance)
         yield from self.perform("close")
         yield Report("done")
 
     def admit(self) -> Steps:
-        membership = yield views.Await(lambda _: True)
-        waiting = membership.incarnations("waiting")
+        waiting = (yield views.Await(lambda _: True)).incarnations("waiting")
         own = tuple(waiting.get(rank, -1) for rank in range(self.setting.ranks))
-        del membership, waiting  # the state does not depend on them any more
+        del waiting  # the state does not depend on it any more
         seen = yield from self.exchange("all_gather", own)
         joining = views.known_to_all([each for _, each in seen])
         if joining is None or not (yield from self.carry_out(self.survivor.admit(*joining))):
@@ -124,9 +112,8 @@ class Program:
 
     def exchange(self, kind: str, value: Any = None) -> Steps:
         """As the methods of Communicator: a rank that is alone exchanges nothing."""
-        if len(self.survivor.members) == 1:
-            return ((self.rank, value),)
-        return (yield from self.perform(kind, value))
+        alone = len(self.survivor.members) == 1
+        return ((self.rank, value),) if alone else (yield from self.perform(kind, value))
 
     def perform(self, kind: str, value: Any = None) -> Steps:
         """Complete an operation. Its result is the value of each rank that took part."""
@@ -141,17 +128,17 @@ class Program:
         return self.newest
 
     def carry_out(self, steps: Steps, kind: str = "", value: Any = None) -> Steps:
-        outcome, broken = None, False
+        outcome = None
         while True:
             try:
-                step = steps.throw(Broken("lost")) if broken else steps.send(outcome)
+                step = steps.throw(Broken("lost")) if outcome == BROKEN else steps.send(outcome)
             except StopIteration as end:
                 return end.value
-            outcome, broken = None, False
+            outcome = None
             try:
                 outcome = yield from self.step(step, kind, value)
             except Broken:
-                broken = True
+                outcome = BROKEN
 
     def step(self, step: Any, kind: str, value: Any) -> Steps:
         match step:
@@ -161,8 +148,8 @@ class Program:
                     source = group[(group.index(self.rank) - value) % len(group)]
                 values = yield Exchange((kind, self.survivor.completed), value, source)
                 self.result = None if source is not None else tuple(zip(group, values, strict=True))
-            case views.Compare(completed, newest):
-                return (yield Exchange("compare", (completed, newest)))
+            case views.Compare():
+                return (yield Exchange("compare", (step.completed, step.newest)))
             case views.TakeOver(source, needed):
                 rank = sorted(self.survivor.group)[source]
                 (result,) = yield Exchange(("take over", rank), self.newest, rank)
@@ -176,12 +163,7 @@ class Program:
 
 
 class Local:
-    """A rank's state: its program, advanced to a step that takes time.
-
-    Attributes:
-        step: that step; None: it has ended. effects: the steps that have led to it and take no time.
-        failure: the error with which the rank has ended.
-    """
+    """A rank's state: its program, advanced to a `step` that takes time, after `effects` that take none."""
 
     def __init__(self, setting: Setting, rank: int, incarnation: int, outcomes: tuple[Any, ...]) -> None:
         self.key, self.outcomes = (setting, rank, incarnation), outcomes
@@ -202,7 +184,7 @@ class Local:
             self.step = None
         except CommunicationError as error:
             self.failure, self.step = str(error), None
-        self.fingerprint = (self.failure, frozen(vars(program)), *frames(steps))
+        self.fingerprint = (self.failure, frozen(vars(program)), frozen(steps))
 
 
 class Owner:
@@ -218,14 +200,20 @@ class Owner:
 def frozen(value: Any) -> Any:
     """A hashable copy that is equal for equal values. Functions differ in nothing but their variables."""
     match value:
+        case None | int() | str():  # most values
+            return value
         case dict():
             return tuple((key, frozen(each)) for key, each in sorted(value.items()))
         case list() | tuple():
             return tuple(frozen(each) for each in value)
         case set() | range():
             return frozenset(value)
-        case Generator():
-            return tuple(frames(value))
+        case GeneratorType():  # where it is, its variables, and those of the generator from which it yields
+            if value.gi_frame is None:
+                return None
+            variables = {name: each for name, each in value.gi_frame.f_locals.items() if name != "self"}
+            at = value.gi_frame.f_code.co_name, value.gi_frame.f_lasti
+            return at, frozen(variables), frozen(value.gi_yieldfrom)
         case FunctionType() | Setting():
             return None
         case Survivor() | views.Form() | views.Await():
@@ -235,23 +223,12 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def frames(steps: Any) -> Iterator[Any]:
-    """Where a generator is, and its variables, with those of the generators from which it yields."""
-    while steps is not None and steps.gi_frame is not None:
-        variables = {name: each for name, each in steps.gi_frame.f_locals.items() if name != "self"}
-        yield steps.gi_frame.f_code.co_name, steps.gi_frame.f_lasti, frozen(variables)
-        steps = steps.gi_yieldfrom
-
-
 @dataclass
 class State:
-    """A state of the run.
+    """A state of the run: that of each rank (None: it is lost), and its events on their way to the tracker.
 
-    Attributes:
-        locals: of each rank; None: it is lost.
-        events: of each rank, on their way to the tracker.
-        memberships: that a rank may find. seen: of each rank, the index of the last one it has found.
-        sent: the values that a rank has sent in a view. left: the views and ranks that are gone.
+    memberships: that a rank may find. seen: of each rank, the index of the last one it has found.
+    sent: the values that a rank has sent in a view. left: the views and ranks that are gone.
     """
 
     locals: list[Local | None]
@@ -283,39 +260,33 @@ class Model:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self._same: dict[Any, Any] = {}  # by fingerprint
-        self._advanced = cache(self._advance)
-        self._tracked = cache(self._track)
+        same: dict[Any, Any] = {}  # by fingerprint
+
+        def advance(key: tuple[Any, ...], outcomes: tuple[Any, ...]) -> tuple[Local, list[Any]]:
+            after = Local(*key, outcomes)
+            return same.setdefault(after.fingerprint, after), after.effects
+
+        def track(owner: Owner, rank: int, report: Report) -> Owner:
+            tracker = deepcopy(owner.tracker)
+            tracker.add(Event(0.0, "", rank, "", report.kind, dict(report.fields)))
+            after = Owner(tracker)
+            return same.setdefault(after.fingerprint, after)
+
+        self._advanced, self._tracked = cache(advance), cache(track)
         self._is_superseded = cache(lambda local, owner: local.survivor.superseded(owner.membership))
-        self._is_ready = cache(lambda local, owner: local.step.ready(owner.membership))
-
-    def _unique(self, found: Any) -> Any:
-        return self._same.setdefault(found.fingerprint, found)
-
-    def _advance(self, local: Local, outcome: Any) -> tuple[Local, list[Any]]:
-        after = Local(*local.key, (*local.outcomes, outcome))
-        return self._unique(after), after.effects
-
-    def _track(self, owner: Owner, rank: int, report: Report) -> Owner:
-        tracker = deepcopy(owner.tracker)
-        tracker.add(Event(0.0, "", rank, "", report.kind, dict(report.fields)))
-        unique: Owner = self._unique(Owner(tracker))
-        return unique
 
     def initial(self) -> State:
-        ranks = range(self.setting.ranks)
-        owner = Owner(MembershipTracker(dict.fromkeys(ranks, ""), range(0), {}))
-        for rank in ranks:
+        size = self.setting.ranks
+        owner = Owner(self.setting.tracker(dict.fromkeys(range(size), ""), range(0), {}))
+        for rank in range(size):
             owner = self._tracked(owner, rank, Report("train_start"))
-        sent: dict[tuple[int, int], tuple[Any, ...]] = {(0, rank): () for rank in ranks}
-        size = len(ranks)
+        sent: dict[tuple[int, int], tuple[Any, ...]] = {(0, rank): () for rank in range(size)}
         state = State([None] * size, [()] * size, owner, (owner,), [0] * size, sent, set(), 0, 0)
-        for rank in ranks:
-            self._begin(state, rank, 0)
+        for rank in range(size):
+            self._arrive(state, rank, *self._advanced((self.setting, rank, 0), ()))
         if self.setting.lost:
-            last = ranks[-1]
-            (state,) = self._stepped(state, last, state.locals[last])
-            self._lose(state, last)
+            (state,) = self._stepped(state, size - 1, state.locals[-1])
+            self._lose(state, size - 1)
         return state
 
     def next(self, state: State) -> list[State]:
@@ -330,15 +301,15 @@ class Model:
                     return steps  # nothing can come between any more, so the order does not matter
                 after += steps
             if state.events[rank]:
-                self._track_next(tracked := state.copy(), rank)
-                after.append(tracked)
-        if not after and not self.finished(state):
+                after.append(tracked := state.copy())
+                report, *later = state.events[rank]
+                tracked.events[rank] = tuple(later)
+                self._add(tracked, rank, report)
+        # Ranks that wait to join are stopped when the others finish.
+        waiting = {rank for rank, each in enumerate(state.locals) if each and each.step} - state.owner.idle
+        if not after and waiting:
             raise Violation("deadlock")
         return after + disturbed
-
-    def finished(self, state: State) -> bool:
-        """Whether nothing is left to do. Ranks that wait to join are stopped when the others finish."""
-        return all(rank in state.owner.idle for rank, each in enumerate(state.locals) if each and each.step)
 
     def _disturbed(self, state: State) -> Iterator[State]:
         for rank, local in enumerate(state.locals):
@@ -347,7 +318,9 @@ class Model:
                 after.losses += 1
                 yield after
             if not local and rank in state.owner.returning and state.returns < self.setting.returns:
-                self._return(after := state.copy(), rank)
+                after, incarnation = state.copy(), state.owner.returning[rank]
+                self._add(after, rank, Report("waiting", (("incarnation", incarnation),)))
+                self._arrive(after, rank, *self._advanced((self.setting, rank, incarnation), ()))
                 after.returns += 1
                 yield after
 
@@ -355,23 +328,6 @@ class Model:
         state.locals[rank] = None
         state.left |= {place for place in state.sent if place[1] == rank}
         state.events[rank] += (Report("died"),)
-
-    def _return(self, state: State, rank: int) -> None:
-        incarnation = state.owner.returning[rank]
-        self._add(state, rank, Report("waiting", (("incarnation", incarnation),)))
-        self._begin(state, rank, incarnation)
-
-    def _begin(self, state: State, rank: int, incarnation: int) -> None:
-        local = Local(self.setting, rank, incarnation, ())
-        self._arrive(state, rank, self._unique(local), local.effects)
-
-    # Events. Only those can be on their way that others may overtake: while any other is on its way, its
-    # rank does nothing that others notice, so the rank could as well be slower.
-
-    def _track_next(self, state: State, rank: int) -> None:
-        report, *later = state.events[rank]
-        state.events[rank] = tuple(later)
-        self._add(state, rank, report)
 
     def _add(self, state: State, rank: int, report: Report) -> None:
         before, state.owner = state.owner, self._tracked(state.owner, rank, report)
@@ -383,18 +339,14 @@ class Model:
         elif state.owner.membership != before.membership:
             state.memberships += (state.owner,)
 
-    # Steps
-
     def _stepped(self, state: State, rank: int, local: Local) -> Iterator[State]:
         """A rank's step ends, in each way in which it can."""
-        step, view = local.step, local.survivor.view
-        looks = [(i, state.memberships[i]) for i in range(state.seen[rank], len(state.memberships))]
+        step, view, group = local.step, local.survivor.view, sorted(local.survivor.group)
+        looks = [*enumerate(state.memberships)][state.seen[rank] :]
         if isinstance(step, views.Await):
-            for index, owner in looks:
-                if self._is_ready(local, owner):
-                    yield self._moved(state, rank, local, owner, index)
+            ready = [(index, owner) for index, owner in looks if step.ready(owner.membership)]
+            yield from (self._moved(state, rank, local, owner, index) for index, owner in ready)
             return
-        group = sorted(local.survivor.group)
         arrived = all((view, other) in state.sent for other in group)
         broken = any((view, other) in state.left for other in group)
         if isinstance(step, views.Form):
@@ -413,12 +365,11 @@ class Model:
             if self._is_superseded(local, owner):
                 yield self._moved(state, rank, local, BROKEN, index)
 
-    def _moved(self, state: State, rank: int, local: Local, outcome: Any, seen: int | None = None) -> State:
-        after, view = state.copy(), local.survivor.view
-        if seen is not None:
-            after.seen[rank] = seen
-        advanced, effects = self._advanced(local, outcome)
-        self._arrive(after, rank, advanced, effects, view)
+    def _moved(self, state: State, rank: int, local: Local, outcome: Any, seen: int = -1) -> State:
+        after = state.copy()
+        after.seen[rank] = max(seen, after.seen[rank])
+        advanced = self._advanced(local.key, (*local.outcomes, outcome))
+        self._arrive(after, rank, *advanced, before=local.survivor.view)
         return after
 
     def _arrive(self, state: State, rank: int, local: Local, effects: list[Any], before: int = 0) -> None:
@@ -430,7 +381,7 @@ class Model:
                     state.left.add((before, rank))
                 case Report("done"):
                     state.events[rank] += (effect,)
-                case Report():
+                case Report():  # its rank does nothing that others notice while it is on its way
                     self._add(state, rank, effect)
         if local.failure:
             raise Violation(f"rank {rank} ends: {local.failure}")
@@ -440,31 +391,17 @@ class Model:
                 state.left.add((view, rank))
             case views.Form():
                 state.sent[view, rank] = ()
-            case Exchange():
-                self._send(state, (view, rank), local.step)
-        self._compare_results(state, rank, local)
-        self._forget(state)
-
-    def _send(self, state: State, place: tuple[int, int], sent: Exchange) -> None:
-        number = len(state.sent[place])
-        for other, found in state.sent.items():
-            if other[0] == place[0] and len(found) > number and found[number].tag != sent.tag:
-                raise Violation(
-                    f"ranks {place[1]} and {other[1]} exchange {sent.tag} and {found[number].tag}"
-                )
-        state.sent[place] += (sent,)
-
-    def _compare_results(self, state: State, rank: int, local: Local) -> None:
+            case Exchange(tag):
+                number = len(state.sent[view, rank])
+                for (other_view, other), found in state.sent.items():
+                    if other_view == view and len(found) > number and found[number].tag != tag:
+                        raise Violation(f"ranks {rank}, {other} exchange {tag}, {found[number].tag}")
+                state.sent[view, rank] += (local.step,)
         for other, each in enumerate(state.locals):
-            for number in local.recent.keys() & (each.recent.keys() if each else set()):
-                if each and local.recent[number] != each.recent[number]:
-                    raise Violation(
-                        f"ranks {rank} and {other} differ in operation {number}: "
-                        f"{local.recent[number]}, {each.recent[number]}"
-                    )
-
-    def _forget(self, state: State) -> None:
-        """Forget the groups that no rank is in or can enter."""
+            for number, own in local.recent.items():
+                if each and own != (its := each.recent.get(number, own)):
+                    raise Violation(f"ranks {rank}, {other} differ in operation {number}: {own}, {its}")
+        # Forget the groups that no rank is in or can enter.
         oldest = min(state.memberships[seen].membership.view for seen in state.seen)
         used = {view for view, _ in state.sent.keys() - state.left}
         for place in [*state.sent]:
@@ -473,12 +410,9 @@ class Model:
                 state.left.discard(place)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the search has found: the number of states, and the first wrong one."""
-
+class Found(NamedTuple):
     states: int
-    wrong: str | None = None
+    wrong: str | None = None  # what is wrong in the first state in which something is
 
 
 def search(setting: Setting, most: int | None = None) -> Found:
@@ -491,11 +425,8 @@ def search(setting: Setting, most: int | None = None) -> Found:
         try:
             following = model.next(state)
         except Violation as violation:
-            lines = [
-                f"{violation}",
-                *(f"rank {i}: {each and each.step}" for i, each in enumerate(state.locals)),
-            ]
-            return Found(len(known), "\n".join([*lines, f"{state.owner.membership}"]))
+            steps = [f"rank {rank}: {each and each.step}" for rank, each in enumerate(state.locals)]
+            return Found(len(known), "\n".join([str(violation), *steps, str(state.owner.membership)]))
         for each in following:
             if (key := each.key) not in known:
                 known.add(key)

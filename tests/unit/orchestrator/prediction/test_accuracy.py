@@ -1,112 +1,123 @@
-"""Mistakes in the accuracy of predictions: relative to what, ends of intervals, ties, cases too small."""
+"""Mistakes in how far predictions are off, measured and modelled: units, bounds, ties, what counts."""
 
 from __future__ import annotations
 
+from math import exp, inf, log, nan
+
+import numpy as np
 import pytest
 
-from orchestrator.prediction.accuracy import Outcome, accuracy, lines, rank_correlation
+from orchestrator.prediction.accuracy import Outcome, accuracy, rank_correlation
+from orchestrator.prediction.error_model import ErrorModel, Observation
 
 
-def outcome(
-    predicted_s: float,
-    measured_s: float = 1.0,
-    interval: tuple[float | None, float | None] = (None, None),
-    *,
-    case: str = "case",
-    choice: str = "",
-) -> Outcome:
-    return Outcome(case, choice or f"{predicted_s}", predicted_s, *interval, measured_s)
+def outcomes(*times: tuple[float, float], case: str = "case") -> list[Outcome]:
+    """From predicted and measured times."""
+    return [Outcome(case, f"{index}", each[0], None, None, each[1]) for index, each in enumerate(times)]
 
 
 def test_errors_are_relative_to_the_measured_time() -> None:
-    found = accuracy(
-        [outcome(1.0, 2.0), outcome(3.0, 2.0), outcome(2.2, 2.0), outcome(2.02, 2.0), outcome(2, 2)]
-    )
+    found = accuracy(outcomes((1.0, 2.0), (3.0, 2.0), (2.2, 2.0), (2.02, 2.0), (2, 2)))
+    errors = (found.median, found.mean, found.p90, found.worst, found.too_fast)
+    assert errors == pytest.approx((0.1, (0.5 + 0.5 + 0.1 + 0.01) / 5, 0.5, 0.5, 1 / 5))
     assert found.runs == 5
-    assert found.median == pytest.approx(0.1)
-    assert found.mean == pytest.approx((0.5 + 0.5 + 0.1 + 0.01) / 5)
-    assert found.p90 == pytest.approx(0.5)
-    assert found.worst == pytest.approx(0.5)
-    assert found.too_fast == pytest.approx(1 / 5)
 
 
 def test_coverage_counts_the_ends_and_ignores_predictions_without_an_interval() -> None:
     intervals = [(2.0, 3.0), (0.5, 2.0), (0.5, 1.9), (2.1, 3.0), (0.5, 1.5), (None, None)]
-    outcomes = [outcome(1.0, 2.0, each, choice=str(each)) for each in intervals]
-    assert accuracy(outcomes).coverage == pytest.approx(2 / 5)
-    assert accuracy(outcomes[-1:]).coverage is None
+    found = [Outcome("case", str(each), 1.0, *each, 2.0) for each in intervals]
+    assert accuracy(found).coverage == pytest.approx(2 / 5)
+    assert accuracy(found[-1:]).coverage is None
 
 
 def test_regret_is_the_measured_time_lost_by_the_predicted_best() -> None:
-    outcomes = [
-        *(outcome(1.0, 3.0, case="wrong"), outcome(2.0, 2.0, case="wrong")),
-        *(outcome(1.0, 5.0, case="right"), outcome(2.0, 6.0, case="right")),
-        outcome(9.0, 1.0, case="no choice"),
-    ]
-    found = accuracy(outcomes)
-    assert found.regret_median == pytest.approx(0.25)
-    assert found.regret_p90 == pytest.approx(0.45)
-    assert accuracy(outcomes[-1:]).regret_median is None
-
-
-def test_regret_of_equal_predictions_is_their_mean() -> None:
-    tied = [outcome(1.0, seconds, choice=f"{seconds}") for seconds in (2.0, 4.0)]
-    assert accuracy(tied).regret_median == pytest.approx(0.5)
+    wrong, right = outcomes((1, 3), (2, 2), case="wrong"), outcomes((1, 5), (2, 6), case="right")
+    alone = outcomes((9, 1), case="no choice")
+    found = accuracy([*wrong, *right, *alone])
+    assert (found.regret_median, found.regret_p90) == (pytest.approx(0.25), pytest.approx(0.45))
+    assert accuracy(alone).regret_median is None
+    assert accuracy(outcomes((1, 2), (1, 4))).regret_median == pytest.approx(0.5)  # the mean of equal ones
 
 
 def test_rank_correlation_is_a_mean_over_cases_with_three_choices() -> None:
-    ordered = [outcome(value, value**3, case="ordered") for value in (1.0, 2.0, 3.0)]
-    reversed_ = [outcome(value, 1 / value, case="reversed") for value in (1.0, 2.0, 3.0)]
-    pair = [outcome(value, 1 / value, case="pair") for value in (1.0, 2.0)]
-    equal = [outcome(value, 1.0, case="equal") for value in (1.0, 2.0, 3.0)]
+    ordered = outcomes((1, 1), (2, 8), (3, 27), case="ordered")
+    reversed_ = outcomes((1, 9), (2, 4), (3, 3), case="reversed")
+    pair, equal = outcomes((1, 9), (2, 4), case="pair"), outcomes((1, 1), (2, 1), (3, 1), case="equal")
     assert accuracy([*ordered, *pair, *equal]).rank_correlation == pytest.approx(1)
     assert accuracy([*ordered, *reversed_]).rank_correlation == pytest.approx(0)
     assert accuracy([*pair, *equal]).rank_correlation is None
+    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9**0.5)  # equal: their mean rank
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ([1, 2, 3, 4], [1, 3, 2, 4], 0.8),
-        ([1, 2, 2, 3], [1, 2, 3, 4], 0.9**0.5),  # equal values share their mean rank
-        ([1, 1, 1], [1, 2, 3], 0.0),
-    ],
-)
-def test_rank_correlation(first: list[float], second: list[float], expected: float) -> None:
-    assert rank_correlation(first, second) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("predicted_s", "measured_s", "interval"),
-    [
-        (0.0, 1.0, (None, None)),
-        (1.0, 0.0, (None, None)),
-        (float("inf"), 1.0, (None, None)),
-        (1.0, float("nan"), (None, None)),
-        (1.0, 1.0, (2.0, 1.0)),
-        (1.0, 1.0, (1.0, None)),
-    ],
-)
-def test_an_impossible_outcome_is_refused(
-    predicted_s: float, measured_s: float, interval: tuple[float | None, float | None]
-) -> None:
-    with pytest.raises(ValueError, match="_s"):
-        outcome(predicted_s, measured_s, interval)
-
-
-def test_a_choice_counts_once() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        accuracy([outcome(1.0), outcome(1.0)])
+def test_an_impossible_outcome_is_refused_and_a_choice_counts_once() -> None:
+    wrong = [(0, None, None, 1), (1, None, None, 0), (inf, None, None, 1), (1, None, None, nan)]
+    for times in (*wrong, (1, 2, 1, 1), (1, 1, None, 1)):
+        with pytest.raises(ValueError, match=r"_s (is|are) .*; (it must be positive and finite|give both)"):
+            Outcome("case", "choice", *times)
+    with pytest.raises(ValueError, match="case 'case' has choice '0' twice"):
+        accuracy(2 * outcomes((1, 1)))
     with pytest.raises(ValueError, match="no outcomes"):
         accuracy([])
 
 
-def test_the_table_has_aligned_columns_and_a_row_for_each_accuracy() -> None:
-    table = lines(
-        {"model": accuracy([outcome(1.0, 2.0, (1, 3))]), "a longer label": accuracy([outcome(3.0)])}
+MODEL = ErrorModel(np.array([0.0, 0.0, 0.0]), np.diag([0.2, 0.05, 0.2]) ** 2, 0.02)
+SEEN = [Observation(2, 0.1, 1.3), Observation(4, 0.2, 1.35)]
+
+
+def drawn(rng: np.random.Generator, model: ErrorModel, *places: tuple[int, float]) -> list[Observation]:
+    """Observations of one configuration as the model has them."""
+    own = rng.multivariate_normal(model.mean, model.covariance)
+    return [
+        Observation(nodes, share, exp(own @ [1, np.log2(nodes), share] + rng.normal(0, model.noise)))
+        for nodes, share in places
+    ]
+
+
+def test_without_observations_an_interval_is_that_of_the_prior() -> None:
+    for nodes, spread in ((1, 0.2**2), (8, 0.2**2 + (3 * 0.05) ** 2)):  # three doublings of the nodes
+        found = MODEL.interval([], nodes, 0.0)
+        half = 1.645 * (spread + 0.02**2) ** 0.5
+        assert [log(each) for each in found] == pytest.approx([0.0, -half, half])
+
+
+def test_an_interval_widens_with_the_distance_from_observations_in_nodes_and_in_communication() -> None:
+    found = MODEL.interval(SEEN, 2, 0.1)
+    assert found.middle == pytest.approx(1.3, rel=0.02)
+    assert found.width < 1.1
+    near = MODEL.interval(SEEN, 4, 0.2)
+    assert MODEL.interval(SEEN, 256, 0.2).width > 1.3 * near.width
+    assert MODEL.interval(SEEN, 4, 0.9).width > 1.3 * near.width
+
+
+def test_a_fit_finds_the_prior_that_made_the_observations() -> None:
+    """Few and noisy observations of each configuration do not determine its weights."""
+    rng, spread = np.random.default_rng(0), np.array([0.15, 0.04, 0.3])
+    true = ErrorModel(np.array([0.1, -0.03, 0.2]), np.diag(spread) ** 2, 0.1)
+    found = MODEL.fitted(
+        [drawn(rng, true, *((nodes, rng.uniform(0, 1)) for nodes in (2, 4, 8, 64))) for _ in range(60)]
     )
-    assert len(table) == 4
-    assert len({len(line) for line in table}) == 1
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    assert cells[2] == ["model", "1", *["50.0 %"] * 4, "100.0 %", "100.0 %", "–", "–", "–"]
-    assert cells[3][-4] == "–"
+    np.testing.assert_allclose(found.mean, true.mean, atol=0.1)
+    np.testing.assert_allclose(np.diag(found.covariance) ** 0.5, spread, rtol=0.3)
+    assert found.noise == pytest.approx(0.1, rel=0.15)
+
+
+def test_few_configurations_change_a_prior_little_and_many_much() -> None:
+    rng = np.random.default_rng(2)
+    group = [Observation(2, 0.5, exp(0.3 + rng.normal(0, 0.2))) for _ in range(10)]
+    none, one, many = (MODEL.fitted([group] * number, strength=10) for number in (0, 1, 20))
+    assert none.noise == pytest.approx(MODEL.noise)
+    # Ten configurations with five runs each, beside the ten runs of one.
+    assert one.noise == pytest.approx(((50 * MODEL.noise**2 + 10 * 0.2**2) / 60) ** 0.5, rel=0.3)
+    assert one.noise < many.noise == pytest.approx(0.2, rel=0.3)
+    assert 1 < one.interval([], 2, 0.5).middle < many.interval([], 2, 0.5).middle < exp(0.4)
+
+
+def test_intervals_of_a_fitted_prior_hold_nine_of_ten() -> None:
+    rng, inside = np.random.default_rng(1), []
+    for _ in range(1000):
+        *observed, truth = drawn(rng, MODEL, (2, 0.1), (4, 0.3), (64, 0.7))
+        found = MODEL.interval(observed, 64, 0.7)
+        inside.append(found.low <= truth.ratio <= found.high)
+    assert 0.87 < np.mean(inside) < 0.93

@@ -1,206 +1,181 @@
-"""Mistakes in what exchanges cost: from whose entry to whose exit, beyond which messages, by which runs."""
+"""Mistakes in what exchanges and steps cost: from whose entry to whose exit, by which runs, with bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import inf, nan
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 from orchestrator.replay.calibration import MOST_S, Calibration
 from orchestrator.replay.measured import Exchange, durations
+from orchestrator.replay.work import LEAST, MOST, Work, first_step_cpu_s, partial_step_cpu_s, step_cpu_s
 from tests.support.traces import TraceBuilder, builders, traces
-from trainer.core.trace import Kind
+from trainer.core.trace import Kind, Trace
 from trainer.time_model.algorithms import Network
 from trainer.time_model.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
 from trainer.time_model.simulate import simulate
 
-PLACE = ("local", "gloo")
-LINK = Link(latency_s=0.001, bytes_per_s=1e6)
-CLUSTER = Cluster(node_speed=[1.0, 1.0], link=LINK, overhead_s=0.0)
-MESSAGE_S = 0.002  # of 1000 bytes
+PLACE, BOTH = ("local", "gloo"), (0, 1)
+CLUSTER = Cluster(node_speed=[1.0, 1.0], link=Link(latency_s=0.001, bytes_per_s=1e6), overhead_s=0.0)
+
+Timed = list[tuple[Any, ...]]  # of a rank: kind, entry, exit, bytes, peer, group, CPU seconds
 
 
-def means(ranks: list[TraceBuilder], without_cpu: bool = False) -> dict[Exchange, float]:
-    found = durations(traces(ranks), without_cpu)
-    return {exchange: fmean(seconds) for exchange, seconds in found.items()}
+def timed(*ranks: Timed, **options: Any) -> list[TraceBuilder]:
+    built = builders(len(ranks), **options)
+    for builder, records in zip(built, ranks, strict=True):
+        for record in records:
+            builder.timed(*record)
+    return built
 
 
-def with_software(**costs: dict[int, float]) -> Cluster:
-    """CLUSTER with seconds by bytes."""
-    software = {
-        name: [SoftwareCost(bytes=nbytes, seconds=seconds) for nbytes, seconds in points.items()]
-        for name, points in costs.items()
-    }
-    return CLUSTER.model_copy(update={"software": software})
+def costs_of(
+    ranks: list[TraceBuilder], loaded: bool = False, place: tuple[str, str] = PLACE, **fields: Any
+) -> dict[str, list[SoftwareCost]]:
+    """Of a run of which these are the traces. fields: of the headers of all but the first."""
+    calibration = Calibration()
+    found = [ranks[0].trace(), *(rank.trace(**fields) for rank in ranks[1:])]
+    calibration.add("run", "all_reduce", place, found, CLUSTER, loaded)
+    return calibration.costs(place, "all_reduce", without="")
 
 
-# What exchanges took
+MEASURED: dict[str, tuple[list[Timed], dict[Exchange, float]]] = {
+    "collectives take from the last entry to the last exit": (
+        [
+            [(Kind.ALL_REDUCE, 1.0, 2.0, 1000), (Kind.ALL_REDUCE, 5.0, 6.0, 1000)],
+            [(Kind.ALL_REDUCE, 1.5, 2.2, 1000), (Kind.ALL_REDUCE, 4.0, 6.0, 1000)],
+        ],
+        {Exchange("all_reduce", BOTH, 1000): (0.7 + 1.0) / 2},
+    ),
+    "collectives of a group are those of its members": (
+        [[(Kind.ALL_GATHER, 1.0, 1.5, 10, -1, 1)], [], [(Kind.ALL_GATHER, 1.0, 1.5, 10, -1, 1)]],
+        {Exchange("all_gather", (0, 2), 10): 0.5},
+    ),
+    "a broadcast counts where a receiver has waited, until it leaves": (
+        [
+            [(Kind.BROADCAST, 1.0, 9.0, 10, 0), (Kind.BROADCAST, 10.0, 10.1, 10, 0)],
+            [(Kind.BROADCAST, 0.0, 1.5, 10, 0), (Kind.BROADCAST, 12.0, 12.1, 10, 0)],
+        ],
+        {Exchange("broadcast", BOTH, 10, 0): 0.5, Exchange("broadcast_answer", BOTH, 10, 0): 4.05},
+    ),
+    "of collectives that are waited for together, the first has the time of all": (
+        [
+            [(Kind.BROADCAST, 1.0, 9.0, 10, 0), (Kind.BROADCAST, 9.0, 9.0, 20, 1)],
+            [(Kind.BROADCAST, 2.0, 8.5, 10, 0), (Kind.BROADCAST, 8.5, 8.5, 20, 1)],
+        ],
+        {
+            Exchange("broadcast", BOTH, 10, root=0): 7.0,
+            Exchange("broadcast_answer", BOTH, 10, root=0): 8.0,
+            Exchange("broadcast_answer", BOTH, 20, root=1): 0.0,
+        },
+    ),
+    "of started all-reduces, those alone count whose ranks wait for them at once": (
+        [
+            # One alone; one whose ranks computed meanwhile; two at once.
+            [(Kind.START_ALL_REDUCE, 1.0 + late, 1.0 + late, 1000), (Kind.WAIT_STARTED, 1.0 + late, 1.5)]
+            + [(Kind.START_ALL_REDUCE, 2.0, 2.0, 1000), (Kind.WAIT_STARTED, 3.0, 3.0)]
+            + [(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000)] * 2
+            + [(Kind.WAIT_STARTED, 4.0, 5.0)]
+            for late in (0.0, 0.2)
+        ],
+        {Exchange("start_all_reduce", BOTH, 1000): 0.3},
+    ),
+    "a message takes from the later of send and receive": (
+        [
+            [(Kind.SEND, 1.0, 1.1, 1000, 1), (Kind.SEND, 3.0, 3.1, 1000, 1)],
+            [(Kind.RECEIVE, 0.0, 1.4, 1000, 0), (Kind.RECEIVE, 3.5, 3.7, 1000, 0)],
+        ],
+        {Exchange("send", BOTH, 1000): 0.1, Exchange("receive", BOTH, 1000): (0.4 + 0.2) / 2},
+    ),
+    "a request takes its way and that of the answer": (
+        [
+            [(Kind.TAKE, 0.0, 1.3, 600, 1), (Kind.RESPOND, 3.8, 3.9, 400, 1)],
+            [(Kind.REQUEST, 1.0, 4.0, 600, 0)],
+        ],
+        {Exchange("request", (1, 0), 1000): 0.3 + 0.2},
+    ),
+}
 
 
-def test_a_collective_takes_from_its_last_entry_to_its_last_exit() -> None:
-    first, second = builders(2)
-    first.timed(Kind.ALL_REDUCE, 1.0, 2.0, 1000).timed(Kind.ALL_REDUCE, 5.0, 6.0, 1000)
-    second.timed(Kind.ALL_REDUCE, 1.5, 2.2, 1000, cpu_s=0.1).timed(Kind.ALL_REDUCE, 4.0, 6.0, 1000)
-    both = Exchange("all_reduce", (0, 1), 1000)
-    assert means([first, second]) == {both: pytest.approx((0.7 + 1.0) / 2)}
-    assert means([first, second], without_cpu=True) == {both: pytest.approx((0.6 + 1.0) / 2)}
+@pytest.mark.parametrize("rule", MEASURED)
+def test_exchanges_take_from_the_entry_to_the_exit_that_their_kind_has(rule: str) -> None:
+    ranks, expected = MEASURED[rule]
+    found = durations(traces(timed(*ranks, groups=[[0, 2]] if len(ranks) > 2 else [])), without_cpu=False)
+    assert {exchange: fmean(seconds) for exchange, seconds in found.items()} == pytest.approx(expected)
 
 
-def test_collectives_of_groups_are_those_of_their_members() -> None:
-    ranks = builders(3, groups=[[0, 2]])
-    for rank in (0, 2):
-        ranks[rank].timed(Kind.ALL_GATHER, 1.0, 1.5, 10, group=1)
-    assert means(ranks) == {Exchange("all_gather", (0, 2), 10): pytest.approx(0.5)}
+def test_the_cpu_time_of_the_last_caller_counts_unless_it_is_left_out_and_clocks_have_starts() -> None:
+    first, second = timed([(Kind.BARRIER, 1.0, 2.0)], [(Kind.BARRIER, 0.5, 1.2, 0, -1, 0, 0.1)])
+    for without_cpu, seconds in ((False, 0.7), (True, 0.6)):
+        found = durations([first.trace(), second.trace(started_s=1.0)], without_cpu)
+        assert found == {Exchange("barrier", BOTH, 0): [pytest.approx(seconds)]}
 
 
-def test_broadcasts_and_gathers_take_until_their_receivers_leave() -> None:
-    """And count where a receiver has waited."""
-    root, other = builders(2)
-    root.timed(Kind.BROADCAST, 1.0, 9.0, 10, peer=0).timed(Kind.BROADCAST, 10.0, 10.1, 10, peer=0)
-    other.timed(Kind.BROADCAST, 0.0, 1.5, 10, peer=0).timed(Kind.BROADCAST, 12.0, 12.1, 10, peer=0)
-    root.timed(Kind.GATHER, 20.0, 23.4, 10, peer=0).timed(Kind.GATHER, 32.0, 32.1, 10, peer=0)
-    other.timed(Kind.GATHER, 23.0, 29.0, 10, peer=0).timed(Kind.GATHER, 30.0, 30.1, 10, peer=0)
-    assert means([root, other]) == {
-        Exchange("broadcast", (0, 1), 10, root=0): pytest.approx(0.5),
-        Exchange("gather", (0, 1), 10, root=0): pytest.approx(0.4),
-        Exchange("broadcast_answer", (0, 1), 10, root=0): pytest.approx((8.0 + 0.1) / 2),
-        Exchange("gather_answer", (0, 1), 10, root=0): pytest.approx((6.0 + 0.1) / 2),
-    }
-
-
-def test_collectives_that_ranks_wait_for_together_take_until_the_last_leaves() -> None:
-    """Of zero1's broadcasts the first has the time of all, whichever rank entered last."""
-    root, other = builders(2)
-    root.timed(Kind.BROADCAST, 1.0, 9.0, 10, peer=0).timed(Kind.BROADCAST, 9.0, 9.0, 20, peer=1)
-    other.timed(Kind.BROADCAST, 2.0, 8.5, 10, peer=0).timed(Kind.BROADCAST, 8.5, 8.5, 20, peer=1)
-    found = means([root, other])
-    assert found[Exchange("broadcast", (0, 1), 10, root=0)] == pytest.approx(7.0)
-
-
-def test_clocks_count_from_the_start_of_each_rank() -> None:
-    first, second = builders(2)
-    first.timed(Kind.BARRIER, 1.0, 2.0)
-    second.timed(Kind.BARRIER, 0.0, 1.0)  # its clock started a second later
-    found = durations([first.trace(), second.trace(started_s=1.0)], without_cpu=False)
-    assert found == {Exchange("barrier", (0, 1), 0): [pytest.approx(1.0)]}
-
-
-def test_all_reduces_beside_the_computation_that_ranks_wait_for_at_once() -> None:
-    ranks = builders(2)
-    for rank, late in zip(ranks, (0.0, 0.2), strict=True):
-        # One alone; one whose ranks computed meanwhile; two at once.
-        rank.timed(Kind.START_ALL_REDUCE, 1.0 + late, 1.0 + late, 1000)
-        rank.timed(Kind.WAIT_STARTED, 1.0 + late, 1.5)
-        rank.timed(Kind.START_ALL_REDUCE, 2.0, 2.0, 1000).timed(Kind.WAIT_STARTED, 3.0, 3.0)
-        rank.timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000).timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000)
-        rank.timed(Kind.WAIT_STARTED, 4.0, 5.0)
-    assert means(ranks) == {Exchange("start_all_reduce", (0, 1), 1000): pytest.approx(0.3)}
-
-
-def test_a_message_takes_from_the_later_of_send_and_receive() -> None:
-    first, second = builders(2)
-    first.timed(Kind.SEND, 1.0, 1.1, 1000, peer=1).timed(Kind.SEND, 3.0, 3.1, 1000, peer=1)
-    second.timed(Kind.RECEIVE, 0.0, 1.4, 1000, peer=0).timed(Kind.RECEIVE, 3.5, 3.7, 1000, peer=0)
-    assert means([first, second]) == {
-        Exchange("send", (0, 1), 1000): pytest.approx(0.1),
-        Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2),
-    }
-
-
-def test_a_request_takes_its_way_and_that_of_the_answer() -> None:
-    server, worker = builders(2)
-    worker.timed(Kind.REQUEST, 1.0, 4.0, 600, peer=0)
-    server.timed(Kind.TAKE, 0.0, 1.3, 600, peer=1).timed(Kind.RESPOND, 3.8, 3.9, 400, peer=1)
-    assert means([server, worker]) == {Exchange("request", (1, 0), 1000): pytest.approx(0.3 + 0.2)}
-
-
-# Costs
+def replayed_s(ranks: list[TraceBuilder], software: dict[str, list[SoftwareCost]]) -> float:
+    return simulate(traces(ranks), CLUSTER.model_copy(update={"software": software})).cluster_s
 
 
 def recorded(seconds: float) -> list[TraceBuilder]:
     """An all-reduce of 1000 bytes that takes so long."""
-    ranks = builders(2)
-    for rank in ranks:
-        rank.timed(Kind.ALL_REDUCE, 1.0, 1.0 + seconds, 1000)
-    return ranks
+    return timed(*2 * [[(Kind.ALL_REDUCE, 1.0, 1.0 + seconds, 1000)]])
 
 
-MODELLED_S = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+MODELLED_S = Network(CLUSTER, "gloo").costs("all_reduce", BOTH, 1000, -1).exits([0.0, 0.0])[0][0]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "without", "expected"),
+    ("strategy", "own", "missing", "expected"),
     [
-        ("ddp", "", 0.2),  # the fastest of the same strategy that was not loaded
-        ("ddp", "1", 0.25),
-        ("ddp", "1 2", 0.1),  # rather a loaded run of the same strategy
-        ("fsdp", "", 0.3),
-        ("fsdp", "3", 0.2),
-        ("gossip", "", 0.2),  # of all that were not loaded
+        ("ddp", "", "", 0.2),  # the fastest of the same strategy that was not loaded
+        ("ddp", "1", "", 0.25),
+        ("ddp", "1", "2", 0.1),  # rather a loaded run of the same strategy
+        ("fsdp", "", "", 0.3),
+        ("fsdp", "3", "", 0.2),
+        ("gossip", "", "", 0.2),  # of all that were not loaded
     ],
 )
 def test_runs_of_the_same_strategy_come_first_then_undisturbed_ones_then_the_fastest(
-    strategy: str, without: str, expected: float
+    strategy: str, own: str, missing: str, expected: float
 ) -> None:
-    calibration = Calibration()
-    for key, of, beyond_s, loaded in (
-        ("0", "ddp", 0.1, True),
-        ("1", "ddp", 0.2, False),
-        ("2", "ddp", 0.25, False),
-        ("3", "fsdp", 0.3, True),
-        ("4", "zero1", 0.4, False),
-    ):
-        if key not in without.split()[1:]:
-            found = traces(recorded(MODELLED_S + beyond_s))
-            calibration.add(key, of, PLACE, found, CLUSTER, loaded)
-    costs = calibration.costs(PLACE, strategy, without.split()[0] if without else "none of them")
+    calibration, strategies = Calibration(), ("ddp", "ddp", "ddp", "fsdp", "zero1")
+    for number, (of, beyond_s) in enumerate(zip(strategies, (0.1, 0.2, 0.25, 0.3, 0.4), strict=True)):
+        if str(number) != missing:
+            found, loaded = traces(recorded(MODELLED_S + beyond_s)), number in (0, 3)
+            calibration.add(str(number), of, PLACE, found, CLUSTER, loaded)
+    costs = calibration.costs(PLACE, strategy, without=own)
     assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
-    (cost,) = costs["all_reduce"]
-    assert (cost.bytes, cost.seconds) == (1000, pytest.approx(expected))
+    assert [(cost.bytes, cost.seconds) for cost in costs["all_reduce"]] == [(1000, pytest.approx(expected))]
     assert calibration.costs(("local", "mpi"), strategy, "") == {}
-    assert (calibration.count(PLACE), calibration.count(("local", "mpi"))) == (
-        5 - len(without.split()[1:]),
-        0,
-    )
+    assert [calibration.count(place) for place in (PLACE, ("local", "mpi"))] == [5 - len(missing), 0]
 
 
-def test_a_run_alone_does_not_calibrate_itself_and_broken_traces_nothing() -> None:
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", PLACE, traces(recorded(1.0)), CLUSTER)
-    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
-    broken = [rank.timed(Kind.GATHER, 1.0, 2.0, 10, peer=7) for rank in builders(2)]
-    calibration.add("broken", "all_reduce", PLACE, traces(broken), CLUSTER)
-    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
+def test_broken_traces_calibrate_nothing_and_costs_are_possible_whatever_the_clock_of_a_node() -> None:
+    assert costs_of(timed(*2 * [[(Kind.GATHER, 1.0, 2.0, 10, 7)]])) == {}
+    for started_s in (1e300, -1e300, inf, -inf, nan):
+        for ranks in (recorded(1.0), recorded(1.0)[::-1]):
+            found = costs_of(ranks, started_s=started_s)
+            assert all(abs(cost.seconds) < MOST_S for costs in found.values() for cost in costs)
 
 
-def test_a_collective_faster_than_its_messages_shortens_them() -> None:
-    """But it takes some time, and messages between two ranks cost at least what the probe measured."""
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", PLACE, traces(recorded(0.0001)), CLUSTER)
-    costs = calibration.costs(PLACE, "all_reduce", "")
+def test_a_collective_faster_than_its_messages_shortens_them_and_a_message_does_not() -> None:
+    costs = costs_of(recorded(0.0001))
     assert costs["all_reduce"][0].seconds < 0
-    ranks = all_reduce()
-    calibrated = CLUSTER.model_copy(update={"software": costs})
-    assert replayed(ranks, calibrated) == pytest.approx(0.0001, rel=0.01)
-    impossible = with_software(all_reduce={1000: -5.0})
-    assert replayed(ranks, impossible) == 0.0
-    first, second = builders(2)
-    first.timed(Kind.SEND, 1.0, 1.0, 1000, peer=1)
-    second.timed(Kind.RECEIVE, 1.0, 1.0, 1000, peer=0)
-    calibration.add("messages", "pipeline", PLACE, traces([first, second]), CLUSTER)
-    assert calibration.costs(PLACE, "pipeline", "")["receive"][0].seconds == 0.0
+    impossible = {"all_reduce": [SoftwareCost(bytes=1000, seconds=-5.0)]}
+    assert replayed_s(ALL_REDUCE, costs) == pytest.approx(0.0001, rel=0.01)
+    assert replayed_s(ALL_REDUCE, impossible) == 0.0
+    message = timed([(Kind.SEND, 1.0, 1.0, 1000, 1)], [(Kind.RECEIVE, 1.0, 1.0, 1000, 0)])
+    assert costs_of(message)["receive"][0].seconds == 0.0
 
 
 def test_over_rpc_a_rank_that_only_sends_waits_for_the_answer() -> None:
-    place, ranks = ("local", "rpc"), builders(2)
-    for number in range(3):
-        ranks[0].timed(Kind.BROADCAST, number, number + 0.9, 1000, peer=0)
-        ranks[1].timed(Kind.BROADCAST, number - 0.1, number + 0.2, 1000, peer=0)
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", place, traces(ranks), CLUSTER)
-    costs = calibration.costs(place, "all_reduce", "")
+    ranks = timed(
+        [(Kind.BROADCAST, number, number + 0.9, 1000, 0) for number in range(3)],
+        [(Kind.BROADCAST, number - 0.1, number + 0.2, 1000, 0) for number in range(3)],
+    )
+    costs = costs_of(ranks, place=("local", "rpc"))
     assert costs.keys() == {"broadcast", "broadcast_answer", ANY_COLLECTIVE}
     again = [rank.add(Kind.BROADCAST, 1000, peer=0) for rank in builders(2, "rpc")]
     found = simulate(traces(again), CLUSTER.model_copy(update={"software": costs}))
@@ -208,105 +183,111 @@ def test_over_rpc_a_rank_that_only_sends_waits_for_the_answer() -> None:
 
 
 def test_of_a_loaded_run_the_lower_quartile_counts() -> None:
-    ranks = builders(2)
-    for number, seconds in enumerate((0.1, 0.2, 0.9)):
-        for rank in ranks:
-            rank.timed(Kind.BARRIER, number, number + seconds)
+    ranks = timed(*2 * [[(Kind.BARRIER, at, at + seconds) for at, seconds in enumerate((0.1, 0.2, 0.9))]])
     for loaded, expected in ((False, 0.4), (True, 0.15)):
-        calibration = Calibration()
-        calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER, loaded)
-        (cost,) = calibration.costs(PLACE, "all_reduce", "")["barrier"]
-        assert cost.seconds == pytest.approx(expected, abs=0.01)
+        assert costs_of(ranks, loaded)["barrier"][0].seconds == pytest.approx(expected, abs=0.01)
 
 
 def test_messages_and_requests_have_costs_of_their_own() -> None:
-    server, worker = builders(2)
-    worker.timed(Kind.REQUEST, 1.0, 2.0, 500, peer=0).timed(Kind.SEND, 3.0, 3.2, 1000, peer=0)
-    server.timed(Kind.TAKE, 0.0, 1.0, 500, peer=1).timed(Kind.RESPOND, 1.9, 2.0, 500, peer=1)
-    server.timed(Kind.RECEIVE, 3.0, 3.5, 1000, peer=1)
-    calibration = Calibration()
-    calibration.add("run", "all_reduce", PLACE, traces([server, worker]), CLUSTER)
-    costs = calibration.costs(PLACE, "all_reduce", "")
-    assert costs.keys() == {"request", "send", "receive"}
-    assert costs["send"][0].seconds == pytest.approx(0.2)
-    assert costs["request"][0].seconds == pytest.approx(0.1 - 2 * 0.0015)
-    assert costs["receive"][0].seconds == pytest.approx(0.5 - MESSAGE_S)
+    server = [(Kind.TAKE, 0.0, 1.0, 500, 1), (Kind.RESPOND, 1.9, 2.0, 500, 1)]
+    worker = [(Kind.REQUEST, 1.0, 2.0, 500, 0), (Kind.SEND, 3.0, 3.2, 1000, 0)]
+    costs = costs_of(timed([*server, (Kind.RECEIVE, 3.0, 3.5, 1000, 1)], worker))
+    assert {name: cost.seconds for name, (cost,) in costs.items()} == pytest.approx(
+        {"send": 0.2, "request": 0.1 - 2 * 0.0015, "receive": 0.5 - 0.002}
+    )
 
 
-@pytest.mark.parametrize("started_s", [1e300, -1e300, inf, -inf, nan])
-def test_costs_are_possible_whatever_the_clock_of_a_node(started_s: float) -> None:
-    first, second = recorded(1.0)
-    for pair in (
-        [first.trace(), second.trace(started_s=started_s)],
-        [first.trace(started_s=started_s), second.trace()],
-    ):
-        calibration = Calibration()
-        calibration.add("run", "all_reduce", PLACE, pair, CLUSTER)
-        costs = calibration.costs(PLACE, "all_reduce", "")
-        assert all(abs(cost.seconds) < MOST_S for found in costs.values() for cost in found)
-
-
-# Replays
-
-
-def replayed(ranks: list[TraceBuilder], cluster: Cluster) -> float:
-    return simulate(traces(ranks), cluster).cluster_s
-
-
-def all_reduce() -> list[TraceBuilder]:
-    return [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
-
-
-def started() -> list[TraceBuilder]:
-    return [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
-
-
-def message() -> list[TraceBuilder]:
-    first, second = builders(2)
-    return [first.send(1, 1000, 0), second.add(Kind.RECEIVE, 1000, peer=0)]
-
-
-def request() -> list[TraceBuilder]:
-    server, worker = builders(2)
-    server.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
-    return [server, worker.add(Kind.REQUEST, 1000, peer=0)]
+ALL_REDUCE = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
+STARTED = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
+SENDER, RECEIVER = builders(2)
+MESSAGE = [SENDER.send(1, 1000, 0), RECEIVER.add(Kind.RECEIVE, 1000, 0)]
+LATE = [rank.work(9.0 * at).add(Kind.BROADCAST, 1000, 0) for at, rank in enumerate(builders(2))]
 
 
 @pytest.mark.parametrize(
-    ("program", "described", "extra_s"),
+    ("ranks", "costs", "extra_s"),
     [
-        (all_reduce, {"all_reduce": {1000: 0.25}}, 0.25),
-        (all_reduce, {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
-        (all_reduce, {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
-        (all_reduce, {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
-        (all_reduce, {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
-        (all_reduce, {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
-        (started, {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
-        (started, {"collective": {1000: 0.2}}, 0.2),
-        (message, {"receive": {0: 0.5}}, 0.5),
-        (message, {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
-        (request, {"request": {0: 0.5}, "collective": {0: 9.0}}, 0.5),
+        (ALL_REDUCE, {"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
+        (ALL_REDUCE, {"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
+        (ALL_REDUCE, {"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
+        (ALL_REDUCE, {"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
+        (ALL_REDUCE, {"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
+        (STARTED, {"start_all_reduce": {1000: 0.5}, "all_reduce": {1000: 0.1}}, 0.5),
+        (MESSAGE, {"receive": {0: 0.5}, ANY_COLLECTIVE: {0: 9.0}}, 0.5),
+        (MESSAGE, {"send": {0: 0.5}}, 0.5 - 0.003),  # the message arrives meanwhile
+        (LATE, {"broadcast": {0: 0.5}}, 0.0),  # a late receiver has called nothing that others wait for
     ],
-    ids=range(11),
+    ids=range(9),
 )
 def test_an_exchange_costs_its_software_once(
-    program: Callable[[], list[TraceBuilder]], described: dict[str, dict[int, float]], extra_s: float
+    ranks: list[TraceBuilder], costs: dict[str, dict[int, float]], extra_s: float
 ) -> None:
-    free_s = replayed(program(), CLUSTER)
-    assert replayed(program(), with_software(**described)) == pytest.approx(free_s + extra_s)
-    (rank,) = builders(1)
-    alone = with_software(all_reduce={0: 1.0}).model_copy(update={"node_speed": [1.0]})
-    assert replayed([rank.add(Kind.ALL_REDUCE, 1000)], alone) == 0.0
+    software = {
+        name: [SoftwareCost(bytes=nbytes, seconds=seconds) for nbytes, seconds in points.items()]
+        for name, points in costs.items()
+    }
+    assert replayed_s(ranks, software) == pytest.approx(replayed_s(ranks, {}) + extra_s)
 
 
-@pytest.mark.parametrize(("kind", "receiver"), [(Kind.BROADCAST, 1), (Kind.GATHER, 0)])
-def test_only_senders_of_a_broadcast_and_a_gather_have_its_cost(kind: Kind, receiver: int) -> None:
-    """A receiver that enters late has called nothing that others wait for."""
-    ranks = [
-        rank.work(9.0 * (at == receiver)).add(kind, 1000, peer=0) for at, rank in enumerate(builders(2))
-    ]
-    name = kind.name.lower()
-    assert replayed(ranks, with_software(**{name: {0: 0.5}})) == pytest.approx(replayed(ranks, CLUSTER))
-    prompt = [rank.add(kind, 1000, peer=0) for rank in builders(2)]
-    # The receiver's request arrives meanwhile.
-    assert replayed(prompt, with_software(**{name: {0: 0.5}})) == pytest.approx(0.5 + MESSAGE_S)
+def steps(*epochs: Sequence[float]) -> Trace:
+    """Epochs whose steps take so many CPU seconds of work, in two phases, and some for their exchanges."""
+    rank = TraceBuilder(0, 1)
+    for number, seconds in enumerate(epochs, start=1):
+        rank.add(Kind.EPOCH, peer=number)
+        for step_s in seconds:
+            rank.work(step_s / 4, "data").work(3 * step_s / 4).add(Kind.BARRIER, cpu_s=9.0).add(Kind.STEP)
+    return rank.trace()
+
+
+def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
+    """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
+    trace, idle = steps(*2 * [(0.4, 0.4, 0.1, 0.0, 0.0, 0.0)]), TraceBuilder(0, 1).work(5.0).trace()
+    found = step_cpu_s([trace, trace, trace, idle, steps([0.04])], [2, 0, None, None, None])
+    assert found == pytest.approx([0.4, 0.15, 0.18, 0.0, 0.04])  # without a whole batch: of all steps
+    assert partial_step_cpu_s(trace, 2) == pytest.approx(0.1)
+    assert partial_step_cpu_s(trace, 6) is None
+
+
+def test_the_first_step_of_a_run_has_a_cost_of_its_own() -> None:
+    first = steps((0.9, 0.4, 0.1), (0.6, 0.5, 0.1))  # the third batch of an epoch is not whole
+    assert first_step_cpu_s(first, 2) == first_step_cpu_s(first, None) == pytest.approx((0.5, 0.4))
+    assert first_step_cpu_s(steps((0.3, 0.4, 0.1), (0.6, 0.5, 0.1)), 2) == pytest.approx((0.5, 0.0))
+    assert first_step_cpu_s(steps((0.9,)), 1) == pytest.approx((0.9, 0.0))  # none to compare it with
+    assert first_step_cpu_s(TraceBuilder(0, 1).work(5.0).trace(), None) == (0.0, 0.0)
+
+
+def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
+    work = Work()
+    work.add_undisturbed("quiet 0", "ddp", [0.1, 0.3])
+    work.add_undisturbed("quiet 1", "ddp", [0.3, 0.5])
+    work.add_shared("as many", "ddp", PLACE, [0.3, 0.6])
+    work.add_shared("more", "ddp", PLACE, [0.3, 0.3, 0.3, 0.6])
+    assert work.inflation("as many") == pytest.approx([1.5, 1.5])
+    assert work.inflation("more") == pytest.approx([0.375 / 0.3] * 4)
+    assert work.inflation("quiet 0") == []
+
+
+def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
+    work = Work()
+    work.add_undisturbed("quiet", "ddp", [0.1, 0.1])
+    for number, steps_s in enumerate(([0.11] * 2, [0.13] * 2, [0.19] * 4, [0.12] * 2)):
+        work.add_shared(str(number), "ddp", PLACE, steps_s)
+    work.add_shared("other work", "fsdp", PLACE, [7.0, 7.0])
+    work.add_shared("other ranks", "fsdp", PLACE, [7.0] * 3)
+    work.add_shared("elsewhere", "fsdp", ("docker", 2), [7.0, 7.0])
+    assert work.inflation("other work") == pytest.approx([1.2, 1.2])  # with as many ranks
+    assert work.inflation("other ranks") == pytest.approx([1.25] * 3)  # the median of all
+    assert work.inflation("elsewhere") == []
+
+
+def test_inflation_has_bounds_and_needs_steps() -> None:
+    for quiet, shared, expected in (
+        ([1e-9, 0.1, 0.1], [5.0, 0.1, 0.01], [MOST, 1.0, LEAST]),
+        ([], [0.2, 0.2], []),
+        ([0.1, 0.0], [0.2, 0.2], []),
+        ([0.1, 0.1], [0.1, 0.0], []),
+    ):
+        work = Work()
+        work.add_undisturbed("quiet", "ddp", quiet)
+        work.add_shared("shared", "ddp", PLACE, shared)
+        assert work.inflation("shared") == pytest.approx(expected)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, starmap
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from orchestrator.replay import timeline as module
 from orchestrator.replay import timeline_files
@@ -23,145 +27,71 @@ from orchestrator.results.store import RunPaths
 from tests.support.timelines import assert_trace_event_format, tracks_of
 from tests.support.traces import TraceBuilder, builders, traces
 from tests.unit.report_support import a_run
+from tests.unit.trainer.time_model.test_simulate import exchanges
 from trainer.core.trace import WORK_PHASES, Kind, Trace, encode_trace, trace_path
 from trainer.time_model.cluster import Cluster, Link, SoftwareCost
-from trainer.time_model.outcome import Interval, Replay
-from trainer.time_model.program import Entry
+from trainer.time_model.outcome import Replay
 from trainer.time_model.simulate import simulate
-
-LINK = Link(latency_s=0.001, bytes_per_s=1e6)
 
 
 def a_cluster(ranks: int, **fields: Any) -> Cluster:
-    return Cluster(node_speed=[1.0] * ranks, link=LINK, **fields)
+    return Cluster(node_speed=[1.0] * ranks, link=Link(latency_s=0.001, bytes_per_s=1e6), **fields)
 
 
-def in_steps(ranks: list[TraceBuilder], epochs: int = 2, steps: int = 10, every: int = 1) -> None:
-    """Rank r computes for (r + 1) / 1000 s per step; an all-reduce at the end of each step `every`."""
-    for epoch in range(1, epochs + 1):
-        for rank in ranks:
+def in_steps(epochs: int = 2, steps: int = 10, every: int = 1, run: str = "run") -> list[TraceBuilder]:
+    """Rank r of two computes for (r + 1) / 1000 s per step; an all-reduce in each step `every`, or last."""
+    ranks = builders(2, run=run)
+    for number, rank in enumerate(ranks):
+        for epoch in range(1, epochs + 1):
             rank.add(Kind.EPOCH, peer=epoch)
-        for step in range(1, steps + 1):
-            for number, rank in enumerate(ranks):
+            for step in range(1, steps + 1):
                 rank.work(0.0001, "data").work((number + 1) / 1000)
                 if step % every == 0:
                     rank.add(Kind.ALL_REDUCE, 1000, cpu_s=0.0002)
                 rank.add(Kind.STEP)
-
-
-def collectives() -> list[TraceBuilder]:
-    ranks = builders(3)
-    in_steps(ranks)
+        if every > steps:
+            rank.add(Kind.ALL_REDUCE, 100_000)
     return ranks
 
 
-def beside_the_computation() -> list[TraceBuilder]:
-    ranks = builders(2)
-    for number, rank in enumerate(ranks):
-        for _ in range(5):
-            rank.work(0.01 * (number + 1)).add(Kind.START_ALL_REDUCE, 1000).work(0.0003)
-            rank.add(Kind.WAIT_STARTED).add(Kind.STEP)
-    return ranks
-
-
-def a_pipeline_of_two() -> list[TraceBuilder]:
-    first, second = builders(2)
-    for step in range(5):
-        first.work(0.01).send(1, 100_000, step).add(Kind.RECEIVE, 100, 1).add(Kind.STEP)
-        second.add(Kind.RECEIVE, 100_000, 0).work(0.02).send(0, 100, step).add(Kind.STEP)
-    return [first, second]
-
-
-def a_server() -> list[TraceBuilder]:
-    ranks = builders(3, "rpc")
-    for _ in range(5):
-        for worker in (1, 2):
-            ranks[0].add(Kind.TAKE, 100, worker).work(0.002).add(Kind.RESPOND, 100, worker)
-            ranks[worker].work(0.01).add(Kind.REQUEST, 100, 0).add(Kind.STEP)
-        ranks[0].add(Kind.STEP)
-    for rank in ranks:
-        rank.add(Kind.BARRIER)
-    return ranks
-
-
-PROGRAMS = [collectives, beside_the_computation, a_pipeline_of_two, a_server]
-
-
-def replayed(found: list[Trace], **fields: Any) -> Replay:
+def replayed(found: Sequence[Trace], **fields: Any) -> Replay:
     return simulate(found, a_cluster(len(found), **fields), intervals=True)
 
 
-def timeline_of(ranks: list[TraceBuilder], **fields: Any) -> tuple[dict[str, Any], Replay]:
+def timeline_of(found: Sequence[Trace], **fields: Any) -> tuple[dict[str, Any], Replay]:
     """The timeline as a reader of the file gets it. fields: of the cluster."""
-    found = traces(ranks)
     replay, wall = replayed(found, **fields), recorded(found, one_clock=True)
     tracks = [rank.track for rank in replay.ranks]
-    rank, steps = steps_of(found)
-    windows = Windows(
-        run="run",
-        cluster=a_cluster(len(found)),
-        steps=steps,
-        wall=window_of(wall, rank, steps),
-        replayed=window_of(tracks, rank, steps),
-    )
-    shown: dict[str, Any] = json.loads(json.dumps(timeline(wall, tracks, windows)))
-    return shown, replay
+    windows = [window_of(each, *steps_of(found)) for each in (wall, tracks)]
+    fields = {"run": "run", "cluster": a_cluster(len(found)), "steps": steps_of(found)[1]}
+    both = Windows(wall=windows[0], replayed=windows[1], **fields)
+    return json.loads(json.dumps(timeline(wall, tracks, both))), replay
 
 
-# The format
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_timeline_has_the_trace_event_format(program: Callable[[], list[TraceBuilder]]) -> None:
-    ranks = program()
-    shown, _ = timeline_of(ranks)
-    assert_trace_event_format(shown)
-    names = {
-        (each["pid"], each["tid"]): each["args"]["name"]
-        for each in shown["traceEvents"]
-        if each["name"] == "thread_name"
-    }
-    every = {
-        (clock, FIRST_THREAD + number): f"rank {number}"
-        for clock in (WALL, CLUSTER)
-        for number in range(len(ranks))
-    }
-    assert names == every
-    assert set(tracks_of(shown)) == set(every)
-    clocks = [each["args"]["name"] for each in shown["traceEvents"] if each["name"] == "process_name"]
-    assert clocks == ["wall time", "cluster time"]
-    assert 0 not in {tid for _, tid in every}  # Perfetto takes it for an idle core
-
-
-@pytest.mark.parametrize("kinds", [(), ("collective", "receive", "request")])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_cluster_time_of_a_timeline_adds_up_to_the_replay(
-    program: Callable[[], list[TraceBuilder]], kinds: tuple[str, ...]
+@settings(max_examples=20, deadline=None)
+@given(exchanges(), st.sampled_from([0.0, 0.003]))
+def test_a_timeline_has_the_tracks_of_all_ranks_and_adds_up_to_the_replay(
+    ranks: list[TraceBuilder], software_s: float
 ) -> None:
-    software = {kind: [SoftwareCost(bytes=0, seconds=0.003)] for kind in kinds}
-    shown, replay = timeline_of(program(), software=software)
-    tracks = tracks_of(shown)
-    for number, rank in enumerate(replay.ranks):
-        events = tracks[CLUSTER, FIRST_THREAD + number]
-        seconds = dict.fromkeys(("work", "communicate", "wait"), 0.0)
-        for event in events:
-            seconds[event["cat"]] += event["dur"] / 1e6
-        rounding = 2e-9 * len(events)
-        assert seconds["work"] == pytest.approx(sum(rank.work_s), abs=rounding)
-        assert seconds["wait"] == pytest.approx(sum(rank.wait_s.values()), abs=rounding)
-        assert seconds["communicate"] == pytest.approx(rank.communicate_s, abs=rounding)
-        for cause, waited in rank.wait_s.items():
-            named = [event["dur"] for event in events if event["name"] == f"wait for rank {cause}"]
-            assert sum(named) / 1e6 == pytest.approx(waited, abs=rounding)
-        assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1e6 * rank.end_s, abs=0.01)
-
-
-def test_times_that_binary_numbers_cannot_hold_do_not_overlap() -> None:
-    rank = TraceBuilder(0, 1, "memory")
-    for at in range(300):
-        rank.work(1e-6 + 1e-9 * at).add(Kind.STEP)
-    shown, _ = timeline_of([rank])
+    cost = [SoftwareCost(bytes=0, seconds=software_s)]
+    software = dict.fromkeys(("collective", "receive", "request"), cost)
+    shown, replay = timeline_of(traces(ranks), software=software)
     assert_trace_event_format(shown)
+    assert FIRST_THREAD > 0  # Perfetto takes thread 0 for an idle core
+    names = [(each["pid"], each["tid"], each["args"]["name"]) for each in shown["traceEvents"][:10]]
+    threads = [(FIRST_THREAD + number, f"rank {number}") for number in range(4)]
+    clocks = ((WALL, "wall time"), (CLUSTER, "cluster time"))
+    assert names == [(clock, *each) for clock, name in clocks for each in [(FIRST_THREAD, name), *threads]]
+    for number, rank in enumerate(replay.ranks):
+        events = tracks_of(shown).get((CLUSTER, FIRST_THREAD + number), [])
+        expected = {"work": sum(rank.work_s), "communicate": rank.communicate_s}
+        expected |= {f"wait for rank {cause}": waited for cause, waited in rank.wait_s.items()}
+        seconds = dict.fromkeys(expected, 0.0)
+        for event in events:
+            seconds[event["name"] if event["cat"] == "wait" else event["cat"]] += event["dur"] / 1e6
+        assert seconds == pytest.approx(expected, abs=2e-9 * (len(events) + 1))
+        if events:
+            assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1e6 * rank.end_s, abs=0.01)
 
 
 def test_a_long_timeline_shows_its_start_its_window_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +102,7 @@ def test_a_long_timeline_shows_its_start_its_window_and_its_end(monkeypatch: pyt
         rank.add(Kind.EPOCH, peer=1)
         for _ in range(steps):
             rank.work(step_s).add(Kind.STEP)
-    shown, _ = timeline_of([rank])
-    assert steps_of([rank.trace()])[1] == Steps(first=97, last=104, of=400, exchange=False)
+    shown, _ = timeline_of([rank.trace()])
     for events in tracks_of(shown).values():
         assert len(events) == 100
         assert events[0]["ts"] == 0
@@ -182,249 +111,171 @@ def test_a_long_timeline_shows_its_start_its_window_and_its_end(monkeypatch: pyt
     assert shown["otherData"]["intervals_left_out"] == 2 * (400 - 100)
 
 
-# Wall time
+Timed = tuple[Any, ...]  # kind, entry, exit, peer, number
+Waits = list[list[tuple[int, float]]]
 
 
-def at(*records: tuple[Kind, float, float, int, int]) -> list[Entry]:
-    """Records from (kind, entered_s, left_s, peer, bytes)."""
-    return [(kind, 0, peer, nbytes, 0.0, entered, left) for kind, entered, left, peer, nbytes in records]
-
-
-def waits_of(
-    *ranks: list[Entry], started_s: tuple[float, ...] = (), one_clock: bool = True
-) -> list[list[tuple[int, float]]]:
+def waits_of(*ranks: list[Timed], started_s: Sequence[float] = (0, 0, 0), one_clock: bool = True) -> Waits:
     """(cause, seconds) of each exchange in which a rank waited, by rank."""
     found = []
-    for number, (builder, records) in enumerate(zip(builders(len(ranks)), ranks, strict=True)):
-        empty = builder.trace()
-        array = empty.records.copy()
-        array.resize(len(records))
-        array[:] = records
-        header = empty.header.model_copy(
-            update={"count": len(records), "started_s": started_s[number] if started_s else 0.0}
-        )
-        found.append(Trace(header, array))
+    for builder, start, records in zip(builders(len(ranks)), started_s, ranks, strict=False):
+        for kind, entered, left, peer, *number in records:
+            builder.timed(kind, entered, left, *(number or [0]), peer)
+        found.append(builder.trace(started_s=start))
     tracks = recorded(found, one_clock)
-    return [
-        [(each.cause, round(each.wait_s, 6)) for each in track.intervals if each.wait_s] for track in tracks
-    ]
+    return [[(each.cause, each.wait_s) for each in track.intervals if each.wait_s] for track in tracks]
 
 
-SHIFTS = [at((Kind.SHIFT, start, 9.0, 1, 8)) for start in (1.0, 2.0, 4.0)]
-WAITS: dict[str, tuple[list[list[Entry]], list[list[tuple[int, float]]]]] = {
-    "a shift waits for its source": (SHIFTS, [[(2, 3.0)], [], []]),
-    "messages wait for their peers": (
-        [
-            at(
-                (Kind.SEND, 1.0, 1.0, 1, 8),
-                (Kind.SEND_WAIT, 1.0, 3.0, 1, 0),
-                (Kind.RECEIVE, 3.0, 6.0, 1, 8),
-            ),
-            at((Kind.RECEIVE, 2.5, 3.0, 0, 8), (Kind.SEND, 5.0, 5.5, 0, 8)),
-        ],
-        [[(1, 1.5), (1, 2.0)], []],
-    ),
-    "a request waits until the server answers": (
-        [
-            at((Kind.TAKE, 0.0, 2.0, 1, 8), (Kind.RESPOND, 5.0, 5.5, 1, 8)),
-            at((Kind.REQUEST, 1.5, 6.0, 0, 8)),
-        ],
-        [[(1, 1.5)], [(0, 3.5)]],
-    ),
-    "what runs beside the computation waits for the last to hand it over": (
-        [
-            at((Kind.START_ALL_REDUCE, 1.0, 1.0, -1, 8), (Kind.WAIT_STARTED, 2.0, 6.0, -1, 0)),
-            at((Kind.START_ALL_REDUCE, 5.0, 5.0, -1, 8), (Kind.WAIT_STARTED, 5.5, 6.0, -1, 0)),
-        ],
-        [[(1, 3.0)], []],
-    ),
-    "a wait ends with its exchange": (
-        [at((Kind.BROADCAST, 1.0, 2.0, 0, 8)), at((Kind.BROADCAST, 5.0, 5.5, 0, 8))],
-        [[(1, 1.0)], []],
-    ),
-}
-
-
-@pytest.mark.parametrize("rule", WAITS)
-def test_ranks_wait_for_their_counterparts_in_wall_time(rule: str) -> None:
-    ranks, waits = WAITS[rule]
-    assert waits_of(*ranks) == waits
-
-
-def test_a_collective_waits_for_the_last_rank_where_clocks_agree() -> None:
-    early, late = at((Kind.ALL_REDUCE, 1.0, 4.0, -1, 8)), at((Kind.ALL_REDUCE, 3.0, 4.0, -1, 8))
+def test_ranks_wait_for_their_counterparts_in_wall_time() -> None:
+    early, late = [(Kind.ALL_REDUCE, 1.0, 4.0, -1)], [(Kind.ALL_REDUCE, 3.0, 4.0, -1)]
     assert waits_of(early, late) == [[(1, 2.0)], []]
     assert waits_of(early, late, one_clock=False) == [[], []]
-    # The second rank started later, so that it entered when the first one left.
     assert waits_of(early, late, started_s=(5.0, 5.5)) == [[(1, 2.5)], []]
-    traces_of_two = [
-        builder.work(1.0).trace(started_s=start)
-        for builder, start in zip(builders(2), (5.0, 7.0), strict=True)
+    root, member = [(Kind.BROADCAST, 1.0, 2.0, 0)], [(Kind.BROADCAST, 5.0, 5.5, 0)]
+    assert waits_of(root, member) == [[(1, 1.0)], []]  # a wait ends with its exchange
+    shifts = [[(Kind.SHIFT, start, 9.0, 1)] for start in (1.0, 2.0, 4.0)]
+    assert waits_of(*shifts) == [[(2, 3.0)], [], []]
+    sends = [(Kind.SEND, 1.0, 1.0, 1), (Kind.SEND, 1.0, 1.0, 1), (Kind.SEND_WAIT, 1.0, 3.0, 1, 1)]
+    receives = [(Kind.RECEIVE, 0.5, 1.0, 0), (Kind.RECEIVE, 2.5, 3.0, 0), (Kind.SEND, 5.0, 5.5, 0)]
+    assert waits_of([*sends, (Kind.RECEIVE, 3.0, 6.0, 1)], receives) == [[(1, 1.5), (1, 2.0)], [(0, 0.5)]]
+    server = [(Kind.TAKE, 0.0, 2.0, 1), (Kind.RESPOND, 5.0, 5.5, 1)]
+    assert waits_of(server, [(Kind.REQUEST, 1.5, 6.0, 0)]) == [[(1, 1.5)], [(0, 3.5)]]
+    started = [
+        [(Kind.START_ALL_REDUCE, start, start, -1), (Kind.WAIT_STARTED, wait, 6.0, -1)]
+        for start, wait in ((1.0, 2.0), (5.0, 5.5))
     ]
-    for one_clock, starts in ((True, [0.0, 2.0]), (False, [0.0, 0.0])):
-        tracks = recorded(traces_of_two, one_clock)
-        assert [track.intervals[0].start for track in tracks] == starts
+    assert waits_of(*started) == [[(1, 3.0)], []]
 
 
-def test_records_that_overlap_do_not_in_a_timeline() -> None:
-    trace = TraceBuilder(0, 1, "memory").work(1.0).work(1.0).trace()
-    trace.records["entered_s"][1] = 0.5
-    [track] = recorded([trace], one_clock=True)
-    assert track.intervals == [Interval("compute", 0.0, 1.0), Interval("compute", 1.0, 2.0)]
-
-
-# Windows
-
-
-def steps_shown(every: int = 1, **fields: Any) -> Steps | None:
-    ranks = builders(2)
-    in_steps(ranks, every=every, **fields)
-    return steps_of(traces(ranks))[1]
-
-
-def test_a_window_shows_steps_within_the_middle_epoch() -> None:
-    shown = steps_shown(epochs=3, steps=20)
-    assert shown == Steps(first=27, last=34, of=60, exchange=False)
-    # Not across the end of an epoch, where ranks evaluate.
-    assert steps_shown(epochs=2, steps=20) == Steps(first=7, last=14, of=40, exchange=False)
-    assert steps_shown(epochs=5, steps=2) == Steps(first=5, last=6, of=10, exchange=False)
-    assert steps_shown(epochs=1, steps=2) == Steps(first=1, last=2, of=2, exchange=False)
-    assert steps_shown(epochs=1, steps=1) is None  # all of it is shown
-
-
-def test_a_window_shows_an_exchange_where_most_steps_have_none() -> None:
-    shown = steps_shown(epochs=1, steps=40, every=10)
-    assert shown is not None
-    assert (shown.last, shown.exchange) == (19, True)  # within the 20th step
-    ranks = builders(2)
-    in_steps(ranks, epochs=1, steps=40, every=10)
-    track = recorded(traces(ranks[:1]), one_clock=False)[0]
-    window = window_of([track], 0, shown)
-    [exchange] = [part for part in window.ranks[0] if part.exchange]
-    before, after = exchange.start_s - window.start_s, window.end_s - exchange.end_s
-    assert before == pytest.approx(after)
-    assert before > 0.002  # some steps on both sides
-
-
-def test_the_steps_are_those_of_workers_and_not_of_a_server() -> None:
-    rank, steps = steps_of(traces(a_server()))
-    assert rank > 0
-    assert steps is not None
-    assert steps.of == 5
-
-
-def test_a_window_holds_all_of_an_exchange_at_the_end_of_a_run() -> None:
-    ranks = builders(2)
-    in_steps(ranks, epochs=1, steps=20, every=99)
-    for rank in ranks:
-        rank.add(Kind.ALL_REDUCE, 100_000)
-    found = traces(ranks)
-    replay = replayed(found)
-    tracks = [rank.track for rank in replay.ranks]
-    rank, steps = steps_of(found)
-    assert steps == Steps(first=18, last=20, of=20, exchange=True)
-    window = window_of(tracks, rank, steps)
-    assert window.end_s == pytest.approx(replay.cluster_s)
-    [wait] = [part for part in window.ranks[0] if part.phase == "wait"]
-    assert wait.end_s - wait.start_s == pytest.approx(replay.ranks[0].wait_s[1])
-    assert window.start_s < wait.start_s
-    assert window.ranks[0][0].phase in ("data", "compute")
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_parts_of_a_window_are_those_of_the_track(program: Callable[[], list[TraceBuilder]]) -> None:
-    found = traces(program())
-    tracks = [rank.track for rank in replayed(found).ranks]
-    window = window_of(tracks, *steps_of(found))
-    assert 0 <= window.start_s < window.end_s
-    for track, parts in zip(tracks, window.ranks, strict=True):
-        inside: dict[str, float] = {}
-        for interval in track.intervals:
-            for phase, start, end in pieces(interval):
-                overlap = min(end, window.end_s) - max(start, window.start_s)
-                inside[phase] = inside.get(phase, 0.0) + max(0.0, overlap)
-        drawn = dict.fromkeys(inside, 0.0)
-        for part in parts:
-            drawn[part.phase] += part.end_s - part.start_s
-        assert drawn == pytest.approx(inside)
-        exchanged = [
-            each
-            for each in track.intervals
-            if each.bytes and window.start_s <= each.end - 1e-9 and each.end <= window.end_s
-        ]
-        assert sum(part.bytes for part in parts) >= sum(each.bytes for each in exchanged)
-        for one, other in pairwise(parts):
-            assert one.end_s <= other.start_s
-            alike = (one.phase, one.exchange, one.waits_for) == (
-                other.phase,
-                other.exchange,
-                other.waits_for,
-            )
-            assert not alike or one.end_s < other.start_s
-        assert {part.exchange for part in parts} <= {
-            "" if interval.name in WORK_PHASES else interval.name for interval in track.intervals
-        }
-
-
-# Files
-
-
-def a_recorded_run(directory: Path) -> tuple[RunPaths, RunResult, Cluster]:
-    result = a_run("all_reduce", nodes=2, transport="gloo")
-    ranks = builders(2, "gloo", run=result.key)
-    in_steps(ranks)
-    for rank, builder in enumerate(ranks):
-        trace_path(directory, rank).write_bytes(encode_trace(builder.trace()))
-    return RunPaths(directory), result, a_cluster(2)
-
-
-def test_a_timeline_that_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
-    paths, result, cluster = a_recorded_run(tmp_path)
-    first = windows_of(paths, result, cluster)
-    assert isinstance(first, Windows)
-    assert_trace_event_format(json.loads(paths.timeline.read_text()))
-    for rank in range(2):
-        trace_path(tmp_path, rank).unlink()  # so that nothing can be replayed
-    assert windows_of(paths, result, cluster) == first
-    other = cluster.model_copy(update={"overhead_s": 0.1})
-    assert isinstance(windows_of(paths, result, other), NoClusterTime)
-
-
-@pytest.mark.parametrize(("limit", "value"), [("MAX_RECORDS", 3), ("MAX_RANKS", 1)])
-def test_a_run_with_too_many_records_or_ranks_has_no_timeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
-    paths, result, cluster = a_recorded_run(tmp_path)
-    monkeypatch.setattr(timeline_files, limit, value)
-    assert isinstance(windows_of(paths, result, cluster), NoClusterTime)
-    assert not paths.timeline.exists()
+def test_tracks_begin_with_the_first_rank_and_records_that_overlap_follow_each_other() -> None:
+    first, second = (builder.work(1.0).work(1.0) for builder in builders(2))
+    pair = [first.trace(started_s=5.0), second.trace(started_s=7.0)]
+    pair[0].records["entered_s"][1] = 0.5
+    for one_clock, start in ((True, 2.0), (False, 0.0)):
+        tracks = recorded(pair, one_clock)
+        assert [each[1:3] for each in tracks[0].intervals] == [(0.0, 1.0), (1.0, 2.0)]
+        assert tracks[1].intervals[0].start == start
 
 
 @pytest.mark.parametrize(
-    "damage", ["timeline.json", "timeline.window.json", "content", "version", "model", "cluster"]
+    ("epochs", "steps", "every", "shown"),
+    [
+        (3, 20, 1, Steps(first=27, last=34, of=60, exchange=False)),  # of the middle epoch
+        (2, 20, 1, Steps(first=7, last=14, of=40, exchange=False)),  # not across its end: ranks evaluate
+        (5, 2, 1, Steps(first=5, last=6, of=10, exchange=False)),
+        (1, 2, 1, Steps(first=1, last=2, of=2, exchange=False)),
+        (1, 1, 1, None),  # all of it is shown
+        (1, 40, 10, Steps(first=17, last=19, of=40, exchange=True)),  # within the 20th step
+        (1, 20, 99, Steps(first=18, last=20, of=20, exchange=True)),  # at the end of the run
+    ],
 )
-def test_a_timeline_that_is_not_up_to_date_is_written_again(tmp_path: Path, damage: str) -> None:
-    paths, result, cluster = a_recorded_run(tmp_path)
-    first = windows_of(paths, result, cluster)
-    assert isinstance(first, Windows)
-    good = paths.timeline.read_text()
-    if damage == "content":
-        paths.windows.write_text("{")
-    elif damage in ("version", "model"):
-        paths.windows.write_text(paths.windows.read_text().replace(f'"{damage}":1', f'"{damage}":0'))
-    elif damage == "cluster":
-        windows_of(paths, result, cluster.model_copy(update={"overhead_s": 0.1}))
-        assert paths.timeline.read_text() != good
-    else:
-        (tmp_path / damage).unlink()
-    assert windows_of(paths, result, cluster) == first
-    assert paths.timeline.read_text() == good
+def test_a_window_shows_steps_of_the_middle_epoch_or_all_of_a_rare_exchange(
+    epochs: int, steps: int, every: int, shown: Steps | None
+) -> None:
+    found = traces(in_steps(epochs, steps, every))
+    rank, asked = steps_of(found)
+    assert asked == shown
+    if shown and shown.exchange:
+        replay = replayed(found)
+        window = window_of([each.track for each in replay.ranks], rank, shown)
+        parts = [part for part in window.ranks[0] if part.exchange]
+        [wait_s] = [part.end_s - part.start_s for part in parts if part.phase == "wait"]
+        assert wait_s == pytest.approx(replay.ranks[0].wait_s[1] / max(1, steps // every), abs=0.001)
+        before, after = parts[0].start_s - window.start_s, window.end_s - parts[-1].end_s
+        assert before > 0.002  # some steps
+        assert after == pytest.approx(min(before, replay.cluster_s - parts[-1].end_s), abs=0.002)
 
 
-def test_clocks_that_differ_are_not_compared(tmp_path: Path) -> None:
-    paths, result, cluster = a_recorded_run(tmp_path)
-    apart = replace(result.runtime_info, one_clock=False)
-    windows_of(paths, result.model_copy(update={"runtime_info": apart}), cluster)
+def test_the_steps_are_those_of_workers_and_not_of_a_server() -> None:
+    server, worker = builders(2)
+    for _ in range(5):
+        server.add(Kind.TAKE, 100, 1).add(Kind.RESPOND, 100, 1).add(Kind.STEP).add(Kind.STEP)
+        worker.add(Kind.REQUEST, 100, 0).add(Kind.STEP)
+    assert steps_of(traces([server, worker])) == (1, Steps(first=1, last=5, of=5, exchange=False))
+
+
+@settings(max_examples=25, deadline=None)
+@given(exchanges(), st.data())
+def test_the_parts_of_a_window_are_those_of_the_track(
+    ranks: list[TraceBuilder], data: st.DataObject
+) -> None:
+    tracks = [rank.track for rank in replayed(traces(ranks)).ranks]
+    ends = [each.end for each in tracks[0].intervals]
+    assume(len(ends) > 1)
+    tracks[0] = tracks[0]._replace(step_ends_s=ends)  # steps of one interval each
+    first, last = sorted(data.draw(st.tuples(*[st.integers(1, len(ends))] * 2)))
+    window = window_of(tracks, 0, Steps(first=first, last=last, of=len(ends), exchange=False))
+    assert (window.start_s, window.end_s) == (tracks[0].intervals[first - 1].start, ends[last - 1])
+    for track, parts in zip(tracks, window.ranks, strict=True):
+        expected: Counter[object] = Counter()
+        for each in track.intervals:
+            name = "" if each.name in WORK_PHASES else each.name
+            for phase, start, end in pieces(each):
+                if (seconds := min(end, window.end_s) - max(start, window.start_s)) > 0:
+                    cause = each.cause if phase == "wait" and each.cause >= 0 else None
+                    expected[phase, name, cause] += seconds
+                    expected["bytes"] += each.bytes if phase == "communicate" else 0
+        drawn: Counter[object] = Counter()
+        labels = [(part.phase, part.exchange, part.waits_for) for part in parts]
+        for label, part in zip(labels, parts, strict=True):
+            drawn[label] += part.end_s - part.start_s
+            drawn["bytes"] += part.bytes
+        assert drawn == pytest.approx(expected)
+        for (one, other), same in zip(pairwise(parts), starmap(eq, pairwise(labels)), strict=True):
+            assert one.end_s < other.start_s or (one.end_s == other.start_s and not same)
+
+
+Run = tuple[RunPaths, RunResult, Cluster]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    result = a_run("all_reduce", nodes=2, transport="gloo")
+    for rank, builder in enumerate(in_steps(run=result.key)):
+        trace_path(tmp_path, rank).write_bytes(encode_trace(builder.trace()))
+    return RunPaths(tmp_path), result, a_cluster(2)
+
+
+def test_a_timeline_is_written_again_only_if_it_is_not_up_to_date(run: Run) -> None:
+    paths, result, cluster = run
+    first, good = windows_of(*run), paths.timeline.read_text()
+    other = cluster.model_copy(update={"overhead_s": 0.1})
+
+    def change(old: str, new: str) -> None:
+        paths.windows.write_text(paths.windows.read_text().replace(old, new))
+
+    damages: list[Callable[[], object]] = [
+        paths.timeline.unlink,
+        paths.windows.unlink,
+        lambda: paths.windows.write_text("{"),
+        lambda: change('"version":2', '"version":1'),
+        lambda: change('"model":', '"model":9'),
+        lambda: change(result.key, "other"),
+        lambda: windows_of(paths, result, other),
+    ]
+    for damage in damages:
+        damage()
+        assert windows_of(*run) == first
+        assert paths.timeline.read_text() == good
+    for rank in range(2):
+        trace_path(paths.directory, rank).unlink()  # so that nothing can be replayed
+    assert windows_of(*run) == first
+    assert isinstance(windows_of(paths, result, other), NoClusterTime)
+
+
+def test_a_run_with_too_many_records_or_ranks_has_no_timeline(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, value in (("MAX_RECORDS", 3), ("MAX_RANKS", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(timeline_files, limit, value)
+            assert isinstance(windows_of(*run), NoClusterTime)
+    assert not run[0].timeline.exists()
+
+
+def test_clocks_that_differ_are_not_compared(run: Run) -> None:
+    paths, result, cluster = run
+    info = replace(result.runtime_info, one_clock=False)
+    windows_of(paths, result.model_copy(update={"runtime_info": info}), cluster)
     events = json.loads(paths.timeline.read_text())["traceEvents"]
-    waits = {event["pid"] for event in events if event.get("cat") == "wait"}
-    assert waits == {CLUSTER}
+    assert {event["pid"] for event in events if event.get("cat") == "wait"} == {CLUSTER}
