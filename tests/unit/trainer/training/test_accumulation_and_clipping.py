@@ -36,9 +36,7 @@ def run_of(strategy: Any, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(
-    "name", ["serial", "all_reduce", "local_sgd", "zero2", "tensor_parallel", "expert_parallel"]
-)
+@pytest.mark.parametrize("name", ["serial", "zero2", "tensor_parallel", "expert_parallel"])
 def test_micro_batches_give_the_steps_and_losses_of_their_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +49,7 @@ def test_micro_batches_give_the_steps_and_losses_of_their_batch(
     monkeypatch.setattr(Replica, "step", stepping)
     whole, split = (train(name, NODES.get(name, 3), **run_of(name, accumulate=k)) for k in (1, 3))
     np.testing.assert_allclose(split.weights, whole.weights, rtol=0, atol=1e-12)
+    assert 0 < (split.results[0].activation_bytes or 0) < 0.5 * (whole.results[0].activation_bytes or 0)
     half = len(losses) // 2  # ranks are threads, whose steps mix
     np.testing.assert_allclose(sorted(losses[half:]), sorted(losses[:half]), rtol=0, atol=1e-12)
 
@@ -58,7 +57,7 @@ def test_micro_batches_give_the_steps_and_losses_of_their_batch(
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "strategy",
-    ["zero2", "pipeline", "hybrid", "tensor_parallel", SEQUENCE, "context_parallel", "expert_parallel"],
+    ["zero2", "pipeline", "hybrid", SEQUENCE, "context_parallel", "expert_parallel"],
     ids=lambda strategy: strategy if isinstance(strategy, str) else "sequence_parallel",
 )
 def test_the_norm_is_that_of_the_whole_gradient(strategy: Any) -> None:
@@ -72,22 +71,24 @@ def test_the_norm_is_that_of_the_whole_gradient(strategy: Any) -> None:
     assert np.abs(expected - unclipped).max() > 0.01
 
 
+STAGES, LAYERS = [["block1", "head"], ["block2", "block3"]], ["block1", "block2", "block3"]
+MESH = {"name": "hybrid", "mesh": {"pipeline": 3, "tensor": 2}}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "ranks"),
+    ("strategy", "ranks", "cuts"),
     [
-        ({"name": "pipeline"}, 3),
-        ({"name": "pipeline", "schedule": "interleaved"}, 2),
-        ({"name": "hybrid", "mesh": {"pipeline": 3, "tensor": 2}}, 6),
-        ({"name": "hybrid", "mesh": {"pipeline": 3, "data": 2}}, 6),
+        ({"name": "pipeline"}, 3, STAGES),
+        ({"name": "pipeline", "schedule": "interleaved"}, 2, [LAYERS, ["block1", "block3", "head"]]),
+        (MESH, 6, STAGES),
     ],
-    ids=["stages", "interleaved", "with tensor", "with data"],
+    ids=["stages", "interleaved", "with tensor"],
 )
-def test_the_norm_does_not_depend_on_where_the_model_is_cut(strategy: dict[str, Any], ranks: int) -> None:
+def test_the_norm_does_not_depend_on_where_the_model_is_cut(
+    strategy: dict[str, Any], ranks: int, cuts: list[list[str]]
+) -> None:
     """The cuts follow measured times, and equal seeds give equal bits."""
     deep = run_of(strategy, model={**ON_TOKENS["model"], "layers": 3}, clip_norm=0.1)
-    cuts: list[list[str]] = [["block1", "head"], ["block2", "block3"]]
-    if "schedule" in strategy:
-        cuts = [["block1", "block2", "block3"], ["block1", "block3", "head"]]
     one, other = (
         train({**strategy, "micro_batches": 2, "split_points": cut}, ranks, **deep).weights for cut in cuts
     )
@@ -137,18 +138,6 @@ def test_a_strategy_that_ignores_a_field_fails(monkeypatch: pytest.MonkeyPatch) 
             train("serial", 1, **RUN, **fields)
 
 
-IMAGES: dict[str, Any] = {
-    "dataset": {"name": "synthetic", "samples": 32, "test_samples": 8},
-    "model": {"name": "lenet", "dropout": 0.0},
-    "batch_size": 32,
-}
-
-
-def test_micro_batches_need_less_memory_for_activations() -> None:
-    whole, split = (train("serial", 1, **IMAGES, epochs=1, accumulate=k).results[0] for k in (1, 4))
-    assert 0 < (split.activation_bytes or 0) < 0.4 * (whole.activation_bytes or 0)
-
-
 @pytest.mark.parametrize(
     ("strategy", "fields", "named"),
     [
@@ -158,11 +147,10 @@ def test_micro_batches_need_less_memory_for_activations() -> None:
         ("rpc_split", {"clip_norm": 1.0}, "pipeline"),
         ("all_reduce", {"accumulate": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}}, "sync_"),
     ],
-    ids=["batch", "pipeline", "rpc_split", "clipped rpc_split", "sync_batch"],
 )
 def test_what_cannot_be_is_an_error_of_the_spec(strategy: str, fields: dict[str, Any], named: str) -> None:
     nodes = {"serial": 1, "rpc_split": 3}.get(strategy, 2)
     with pytest.raises(ValidationError, match=named) as caught:
-        RunSpec.model_validate({**IMAGES, "strategy": strategy, "nodes": nodes, **fields})
+        RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "batch_size": 32, **fields})
     (error,) = caught.value.errors()
     assert error["type"] == next(iter(fields))

@@ -11,8 +11,6 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.execution.run_result import _resumed
-from orchestrator.execution.sweep_runner import _remove_previous_attempt
-from orchestrator.results.store import RunPaths
 from tests.unit.conftest import event
 from tests.unit.training import fields_for
 from trainer.core.events import Event
@@ -158,16 +156,6 @@ def test_source_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pyte
     assert found[-1] == found[-2]
 
 
-def test_errors_name_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    store = CheckpointStore(tmp_path / "file", "run-key", 0, 2)
-    for act, failed in ((store.positions, "listed"), (lambda: store.write(AT, state()), "written")):
-        with pytest.raises(
-            CheckpointError, match=f"/file: checkpoints cannot be {failed}: Not a directory"
-        ):
-            act()
-
-
 def test_prune_keeps_the_last_two(store: CheckpointStore) -> None:
     """Of this rank; without a position it removes all, and the count of resumptions."""
     other = CheckpointStore(store.directory, "run-key", 1, 2)
@@ -182,12 +170,6 @@ def test_prune_keeps_the_last_two(store: CheckpointStore) -> None:
     store.prune(None)
     assert (store.positions(), other.positions()) == ([], [Position(1, 0)])
     assert store.record_resumption() == 1
-
-
-def test_position_numbers_increase() -> None:
-    positions = [Position(0, 1), Position(0, 2**31), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
-    numbers = [each.number for each in positions]
-    assert sorted({*numbers}) == numbers
 
 
 # Which runs may set an interval
@@ -259,15 +241,3 @@ def test_flag_of_a_resumed_run(attempts: list[list[Event]], count: str | None, b
     )
     assert [flag.startswith(begin) for flag in flags] == [True] * (count is not None)
     assert [flag.endswith("; times cover the last command only") for flag in flags] == [before] * len(flags)
-
-
-def test_new_attempt_keeps_only_checkpoints(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    _remove_previous_attempt(paths)
-    assert list(paths.directory.iterdir()) == []
-    for name in ("live", "checkpoints/local/epoch-00001-step-0000000"):
-        (paths.directory / name).mkdir(parents=True)
-    paths.result.touch()
-    _remove_previous_attempt(paths)
-    assert [path.name for path in paths.directory.glob("*/*")] == ["local"]
-    assert not paths.result.exists()

@@ -47,7 +47,7 @@ def preview(of: Task, epoch: int = 1) -> PartitionSummary:
         ([np.arange(60), np.arange(60, 121)], False, "part 1 has 120; expected: integers from 0 to 119"),
         ([np.arange(60), np.array([3, 3, 4])], False, "part 1 has sample 3 2 times"),
     ],
-    ids=["overlap", "gap", "outside", "repeated"],
+    ids=range(4),
 )
 def test_run_fails_with_a_cause_that_names_the_partitioner(
     monkeypatch: pytest.MonkeyPatch, split: list[Indices], declares: bool, cause: str
@@ -59,17 +59,16 @@ def test_run_fails_with_a_cause_that_names_the_partitioner(
         train("all_reduce", 2, partitioner="broken")
 
 
-@pytest.mark.parametrize("name", PARTITIONERS.entries)
-def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on(name: str) -> None:
-    for reshuffle in (False, True) if PARTITIONERS.load(name).random else (False,):
-        of = task(partitioner={"name": name, "reshuffle": reshuffle})
-        data, size = of.data, of.spec.world_size
-        loaders = [BatchLoader(data.train, of.spec, of.rngs, rank, size) for rank in range(size)]
-        for epoch in (1, 2):
-            parts = [np.concatenate([i for _, i in loader.batches(epoch)]) for loader in loaders]
-            records = [partition_record(epoch, part, data.train.labels, data.classes) for part in parts]
-            spread = CoverageTracker(len(data.train.labels), size).epoch(epoch, parts)
-            found = preview(of, epoch)
+def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on() -> None:
+    for name in PARTITIONERS.entries:
+        for reshuffle in (False, True) if PARTITIONERS.load(name).random else (False,):
+            of = task(partitioner={"name": name, "reshuffle": reshuffle})
+            data, size = of.data, of.spec.world_size
+            loaders = [BatchLoader(data.train, of.spec, of.rngs, rank, size) for rank in range(size)]
+            parts = [np.concatenate([i for _, i in loader.batches(2)]) for loader in loaders]
+            records = [partition_record(2, part, data.train.labels, data.classes) for part in parts]
+            spread = CoverageTracker(len(data.train.labels), size).epoch(2, parts)
+            found = preview(of, epoch=2)
             assert found.labels.tolist() == [[*record.labels] for record in records]
             assert found.sizes.tolist() == [len(part) for part in parts]
             assert (found.coverage, found.overlap) == (spread.coverage, spread.overlap)
@@ -81,9 +80,9 @@ def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on(name
 def test_what_a_partition_depends_on() -> None:
     """Seed and number of ranks, and not the strategy, unless it trains on the whole set."""
     usual = preview(task()).labels.tolist()
-    assert preview(task(seed=8)).labels.tolist() != usual
-    for strategy in ("one_shot", "hogwild"):
-        assert preview(task(strategy=strategy)).labels.tolist() == usual
+    assert (
+        preview(task(seed=8)).labels.tolist() != usual == preview(task(strategy="hogwild")).labels.tolist()
+    )
     nodes = preview(task(4)).labels.tolist()
     assert nodes == preview(task(2, processes_per_node=2)).labels.tolist()
     whole = preview(task(1, strategy="serial"))
