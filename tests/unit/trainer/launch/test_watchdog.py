@@ -14,13 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.core.clock import Clock
 from trainer.launch import watchdog as module
-from trainer.launch.position import _exchange
 from trainer.launch.watchdog import Watchdog
 from trainer.training.stopping import REQUEST
 
@@ -115,24 +110,6 @@ def test_a_thread_that_ranks_share_has_no_position(watched: Callable[..., Watche
         assert {fields["cause"] for *_, fields in one.written} == {"stopped by SIGTERM"}
         if shown[0]:  # the innermost frame of the trainer
             assert one.written[0][2]["position"]["function"] == "_report_stop"
-
-
-def test_a_position_has_ranks_of_the_run_and_the_distance_of_a_shift() -> None:
-    found: list[Any] = []
-
-    class Noting(MemoryCommunicator):
-        def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
-            found.append(_exchange(sys._getframe(1)))
-            return buffer
-
-        def _broadcast(self, buffer: Tensor, root: int) -> None:
-            found.append(_exchange(sys._getframe(1)))
-
-    comm = Noting(0, 2, Clock(), ThreadGroup(2))
-    comm.run_ranks = [3, 5]
-    comm.shift(torch.zeros(3), 1)
-    comm.broadcast(torch.zeros(3), root=1)
-    assert [exchange.peer for exchange, _ in found] == [1, 5]
 
 
 def test_it_acts_in_a_process_with_more_than_1024_files() -> None:

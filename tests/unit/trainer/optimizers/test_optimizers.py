@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn, optim
 
 from trainer.core.clock import Clock
 from trainer.spec.registries import OPTIMIZERS
@@ -18,74 +19,67 @@ from trainer.spec.run_spec import RunSpec
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
-Floats = npt.NDArray[np.float64]
-
 STEPS = 20
-DATA = {"dataset": {"name": "synthetic", "samples": 9}, "model": {"name": "mlp", "hidden": [8]}}
-ADAM = {"beta1": 0.5, "beta2": 0.9}
 
 
-def gradients(step: int) -> list[Floats]:
+def gradients(step: int) -> list[Tensor]:
     """Of two tensors; those of the second one are so small that ε counts."""
     rng = np.random.default_rng(step)
-    return [rng.standard_normal((3, 4)) / (step + 1), 1e-7 * rng.standard_normal(5)]
+    drawn = rng.standard_normal((3, 4)) / (step + 1), 1e-7 * rng.standard_normal(5)
+    return [torch.from_numpy(each) for each in drawn]
 
 
-def by_formula(form: dict[str, Any], w: Floats, at: int, lr: float) -> Floats:
-    """The weights after all steps, in float64. The learning rate falls halfway, as after a warm-up."""
-    name, mu = form["name"].removeprefix("textbook_"), form.get("momentum", 0.9)
-    b1, b2, decay = (form.get(key) for key in ("beta1", "beta2", "weight_decay"))
-    m = v = np.zeros_like(w)
-    for t in range(1, STEPS + 1):
-        g = gradients(t - 1)[at]
-        rate = lr if t <= STEPS // 2 else lr / 3
-        match name:
-            case "sgd":
-                step = g
-            case "momentum":  # Sutskever et al. 2013, in the form of torch
-                m = mu * m + g
-                step = g + mu * m if form.get("nesterov") else m
-            case "adam" | "adamw":
-                m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-                step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
-                step = step + (decay * w if name == "adamw" else 0)
-            case _:  # NovoGrad: Ginsburg et al. 2019, Alg. 1
-                v = np.sum(g**2) if t == 1 else b2 * v + (1 - b2) * np.sum(g**2)
-                m = b1 * m + g / (np.sqrt(v) + 1e-8) + decay * w
-                step = m
-        w = w - rate * step
-    return w
+class NovoGrad(optim.Optimizer):
+    """Ginsburg et al. 2019, Alg. 1, with β₁ 0.9, β₂ 0.5 and decay 0.1."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for w in self.param_groups[0]["params"]:
+            square, state = w.grad.square().sum(), self.state[w]
+            state["v"] = 0.5 * state["v"] + 0.5 * square if state else square
+            change = w.grad / (state["v"].sqrt() + 1e-8) + 0.1 * w
+            state["m"] = 0.9 * state.get("m", torch.zeros_like(w)) + change
+            w -= self.param_groups[0]["lr"] * state["m"]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        *({"name": f"{prefix}sgd"} for prefix in ("", "textbook_")),
-        *({"name": f"{prefix}momentum", "momentum": 0.5} for prefix in ("", "textbook_")),
-        {"name": "momentum", "nesterov": True},
-        *({"name": f"{prefix}adam", **ADAM} for prefix in ("", "textbook_")),
-        {"name": "adamw", **ADAM, "weight_decay": 0.1},
-        {"name": "novograd", "beta1": 0.9, "beta2": 0.5, "weight_decay": 0.1},
-    ],
-    ids=str,
-)
-def test_weights_follow_the_formula_of_the_paper(form: dict[str, Any]) -> None:
-    start = [np.linspace(-1, 2, each.size).reshape(each.shape) for each in gradients(0)]
-    moved = [nn.Parameter(torch.from_numpy(each.copy())) for each in start]
-    built = OPTIMIZERS.parse(form).build(moved, 0.01)
-    for step in range(STEPS):
-        if step == STEPS // 2:
-            built.param_groups[0]["lr"] = 0.01 / 3
-        for parameter, gradient in zip(moved, gradients(step), strict=True):
-            parameter.grad = torch.from_numpy(gradient)
-        built.step()
-    for at, parameter in enumerate(moved):
-        expected = by_formula(form, start[at], at, 0.01)
-        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-9, atol=1e-11)
+ADAM, BETAS = {"beta1": 0.5, "beta2": 0.9}, {"betas": (0.5, 0.9)}
+PAIRS: list[tuple[dict[str, Any], Callable[..., optim.Optimizer]]] = [
+    ({"name": "textbook_sgd"}, optim.SGD),
+    ({"name": "momentum", "momentum": 0.5}, partial(optim.SGD, momentum=0.5)),
+    ({"name": "momentum", "nesterov": True}, partial(optim.SGD, momentum=0.9, nesterov=True)),
+    ({"name": "textbook_momentum", "momentum": 0.5}, partial(optim.SGD, momentum=0.5)),
+    ({"name": "adam", **ADAM}, partial(optim.Adam, **BETAS)),
+    ({"name": "textbook_adam", **ADAM}, partial(optim.Adam, **BETAS)),
+    ({"name": "adamw", **ADAM, "weight_decay": 0.1}, partial(optim.AdamW, **BETAS, weight_decay=0.1)),
+    ({"name": "novograd", "beta1": 0.9, "beta2": 0.5, "weight_decay": 0.1}, NovoGrad),
+]
+
+
+@pytest.mark.parametrize(("form", "reference"), PAIRS, ids=[str(form) for form, _ in PAIRS])
+def test_weights_follow_the_formula_of_the_paper(form: dict[str, Any], reference: Any) -> None:
+    """In float64. The learning rate falls halfway, as after a warm-up."""
+    ends = []
+    for build in (OPTIMIZERS.parse(form).build, reference):
+        weights = [
+            nn.Parameter(torch.linspace(-1, 2, each.numel()).view_as(each).double())
+            for each in gradients(0)
+        ]
+        built = build(weights, 0.01)
+        for step in range(STEPS):
+            built.param_groups[0]["lr"] = 0.01 if step < STEPS // 2 else 0.003
+            for weight, gradient in zip(weights, gradients(step), strict=True):
+                weight.grad = gradient
+            built.step()
+        ends.append(weights)
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-11)
 
 
 def test_novograd_keeps_one_second_moment_per_layer() -> None:
-    of = Task(RunSpec.model_validate({"strategy": "serial", "optimizer": "novograd", **DATA}), Path())
+    data = {"dataset": {"name": "synthetic", "samples": 9}, "model": {"name": "mlp", "hidden": [8]}}
+    of = Task(RunSpec.model_validate({"strategy": "serial", "optimizer": "novograd", **data}), Path())
     replica = Replica(of.build_model(0), of, Clock())
     replica.set_gradient(torch.full((replica.parameter_count,), 2.0))
     replica.step()

@@ -1,4 +1,4 @@
-"""Mistakes in micro-batches and clipping: shares of a batch, whose gradients a norm has, ignored fields."""
+"""Mistakes in micro-batches, clipping and bf16: shares of a batch, whose gradients a norm has, types."""
 
 from __future__ import annotations
 
@@ -138,6 +138,34 @@ def test_a_strategy_that_ignores_a_field_fails(monkeypatch: pytest.MonkeyPatch) 
             train("serial", 1, **RUN, **fields)
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), [("serial", 1), ("zero2", 2)])
+def test_only_layers_compute_in_bf16(strategy: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and evaluation are float32."""
+    evaluated, predict = set[bool](), Replica.predict
+
+    def predicting(replica: Replica, inputs: torch.Tensor) -> torch.Tensor | None:
+        evaluated.add(torch.is_autocast_enabled("cpu"))
+        return predict(replica, inputs)
+
+    monkeypatch.setattr(Replica, "predict", predicting)
+    single, half = (train(strategy, ranks, precision=each, **RUN) for each in ("float32", "bf16"))
+    assert 1e-5 < np.abs(half.weights - single.weights).max() < 5e-3  # bf16 has 8 bits
+    assert half.same_weights
+    assert evaluated == {False}
+    stored, before = (sum(each.activation_bytes or 0 for each in t.results) for t in (half, single))
+    assert stored < 0.7 * before
+    assert half.results[0].state_bytes == single.results[0].state_bytes
+
+
+def test_stages_exchange_float32() -> None:
+    stages = {"name": "pipeline", "split_points": ["output"]}  # after a layer whose output is bf16
+    single, half = (train(stages, 2, precision=each, epochs=1) for each in ("float32", "bf16"))
+    assert [each.bytes_sent for each in half.results] == [each.bytes_sent for each in single.results]
+
+
+SYNCHRONISED = {"name": "wide_resnet", "norm": "sync_batch"}
+
+
 @pytest.mark.parametrize(
     ("strategy", "fields", "named"),
     [
@@ -145,7 +173,15 @@ def test_a_strategy_that_ignores_a_field_fails(monkeypatch: pytest.MonkeyPatch) 
         ("pipeline", {"accumulate": 2}, r"pipeline\.micro_batches"),
         ("rpc_split", {"accumulate": 2}, "rpc_split"),
         ("rpc_split", {"clip_norm": 1.0}, "pipeline"),
-        ("all_reduce", {"accumulate": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}}, "sync_"),
+        ("all_reduce", {"accumulate": 2, "model": SYNCHRONISED}, "sync_"),
+        (
+            "all_reduce",
+            {"precision": "bf16", "model": SYNCHRONISED},
+            "wide_resnet with sync_batch.*float32",
+        ),
+        ("tensor_parallel", {"precision": "bf16", **ON_TOKENS}, "tensor_parallel.*allowed: float32"),
+        ("context_parallel", {"precision": "bf16", **ON_TOKENS}, "context_parallel.*allowed: float32"),
+        ("expert_parallel", {"precision": "bf16", **RUN, "model": EXPERTS}, "expert_parallel.*: float32"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_the_spec(strategy: str, fields: dict[str, Any], named: str) -> None:

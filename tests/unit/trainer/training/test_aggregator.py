@@ -93,16 +93,6 @@ def test_vectors_at_equal_distances_tie_in_any_transport() -> None:
         assert torch.equal(found.view(RANKS, RANKS)[:, 0], lengths)
 
 
-def test_bytes_are_those_of_an_all_reduce_whatever_attackers_learn() -> None:
-    def sent(rule: str, attack: Any = None) -> list[float]:
-        return [each for *_, each in aggregated(spec(rule, attack), [1] * RANKS)]
-
-    plain, padding, distances = sent("mean")[0], 8 * RANKS, 8 * RANKS**2
-    for name, more in (("median", 0), ("bulyan", distances)):
-        assert plain <= min(sent(name)) <= max(sent(name)) <= plain + 2 * padding + more
-    assert sent("median", {"name": "little_is_enough", "z": 2.0}) == sent("median")
-
-
 def test_only_ranks_that_have_trained_count() -> None:
     """Without enough of them, the weights of a rank that has not trained stay, from the last average."""
     for name in ("median", "krum", "geometric_median"):

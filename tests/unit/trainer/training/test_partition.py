@@ -1,16 +1,21 @@
-"""Mistakes in the partition of a run: what the preview shows, and defects that pass."""
+"""Mistakes in what a run draws: its partition, what the preview shows, and what the seed varies."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from orchestrator.report.model.labels import Workload
 from tests.unit.training import train
+from trainer.core.rng import SOURCES
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.certificate import CoverageTracker, partition_record
+from trainer.models.layers.dropout import Dropout
 from trainer.spec.registries import PARTITIONERS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import BatchLoader
@@ -89,3 +94,47 @@ def test_what_a_partition_depends_on() -> None:
     assert (whole.sizes.tolist(), whole.coverage, whole.overlap) == ([301], 1.0, 0.0)
     seen = PartitionSummary(np.array([[3, 0, 1], [0, 0, 2]]), 1.0, 0.0, (0.0, 0.0), (0.0, 0.0))
     assert seen.classes_held.tolist() == [2, 1]
+
+
+# What the seed of a run varies
+
+SUBSETS = [[*vary] for count in range(4) for vary in combinations(SOURCES, count)]
+
+
+def drawn(seed: int, vary: list[str], rank: int = 1) -> dict[str, Any]:
+    """What a rank draws from each source: values of which each depends on the seed."""
+    of = task(2, seed=seed, vary=vary, model="lenet", partitioner="random_partition")
+    loader = BatchLoader(of.data.train, of.spec, of.rngs, rank, size=2)
+    parts, model = loader.parts(1), of.build_model(rank)
+    dropout = next(module.generator for module in model.modules() if isinstance(module, Dropout))
+    return {
+        "init": [[parameter.tolist() for parameter in model.parameters()]],
+        "split": [parts[1].tolist(), preview(of).labels.tolist()],
+        "order": [np.searchsorted(parts[rank], loader.order(1)).tolist(), dropout.initial_seed()],
+    }
+
+
+def test_seed_changes_only_what_it_varies() -> None:
+    fixed = drawn(0, [*SOURCES])
+    for vary in SUBSETS:
+        first, second = drawn(1, vary), drawn(2, vary)
+        for source in SOURCES:
+            for one, other, of_seed_0 in zip(first[source], second[source], fixed[source], strict=True):
+                assert (one != other) is (source in vary)
+                assert (one == of_seed_0) is (source not in vary)
+
+
+def test_ranks_start_alike_and_draw_apart() -> None:
+    first, second = drawn(1, [*SOURCES], rank=0), drawn(1, [*SOURCES], rank=1)
+    assert (first["init"], first["split"]) == (second["init"], second["split"])
+    assert all(one != other for one, other in zip(first["order"], second["order"], strict=True))
+
+
+def test_runs_that_differ_in_vary_differ_in_key_and_are_not_compared() -> None:
+    assert task(vary=["order", "split", "init"]).spec.key == task().spec.key
+    assert task(vary=["split", "init"]).spec.key == task(vary=["init", "split"]).spec.key
+    for of in (lambda run: run.key, Workload.of, lambda run: Workload.of(run).label):
+        assert len({of(task(vary=vary).spec) for vary in SUBSETS}) == len(SUBSETS)
+    for vary in (["init", "init"], ["weights"], "init"):
+        with pytest.raises(ValidationError, match="vary"):
+            task(vary=vary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,20 +29,16 @@ def writer(kinds: list[Any]) -> Any:
     return SimpleNamespace(write=lambda kind, **_: kinds.append(kind))
 
 
-def test_a_rank_in_a_container_waits_for_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_force", [True, False])
+def test_a_rank_in_a_container_waits_for_the_control_group(
+    monkeypatch: pytest.MonkeyPatch, in_force: bool
+) -> None:
     """The orchestrator sets it once the rank is ready."""
     done: list[Any] = []
-    for in_force in (True, False):
-        monkeypatch.setattr(
-            limits, "wait_for_quota", lambda cpus, _, found=in_force: (done.append(cpus), found)[1]
-        )
-        session = BareSession(context(1, SHARDYARD_CPU_QUOTA="0.25"), writer(done))
-        if in_force:
-            session.start()
-        else:
-            with pytest.raises(QuotaError, match=r"0\.25"):
-                session.start()
-    assert done == ["ready", 0.25, "train_start", "ready", 0.25]
+    monkeypatch.setattr(limits, "wait_for_quota", lambda cpus, _: done.append(cpus) or in_force)
+    with nullcontext() if in_force else pytest.raises(QuotaError, match=r"0\.25"):
+        BareSession(context(1, SHARDYARD_CPU_QUOTA="0.25"), writer(done)).start()
+    assert done == ["ready", 0.25, *(["train_start"] if in_force else [])]
 
 
 def test_a_rank_of_the_slower_local_node_waits_for_the_throttle(
