@@ -19,7 +19,7 @@ from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.data.base import DataError
 from trainer.launch import ranks as module
-from trainer.launch.ranks import attempt_fields, run_forked, run_rank, run_threads
+from trainer.launch.ranks import run_forked, run_rank, run_threads
 from trainer.training.stopping import Stopped
 
 RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
@@ -104,17 +104,6 @@ def test_long_failure_keeps_its_ends(run: Run) -> None:
         for field in ("cause", "traceback"):
             assert reported[field].rstrip().endswith("last words")
             assert len(reported[field]) > 100
-
-
-def test_which_earlier_starts_are_reported() -> None:
-    """A rank that has returned counts its own, one that torchrun restarts those of all ranks."""
-    for given, expected in (
-        ({"incarnation": 2, "requeues": 3}, {"incarnation": 2}),
-        ({"attempt": 0, "requeues": 3}, {"attempt": 0}),
-        ({"requeues": 3}, {"attempt": 3}),
-        ({}, {}),
-    ):
-        assert attempt_fields(NodeContext(0, 1, "gloo", Path(), **given)) == expected
 
 
 def test_threads_leave_the_time_limit_of_a_run_to_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:

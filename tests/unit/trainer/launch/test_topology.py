@@ -25,15 +25,6 @@ def run(**fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "one_shot", "nodes": 3, **fields})
 
 
-def test_ranks_of_a_node_share_its_log(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    made = processes(run(transport="gloo", nodes=2, processes_per_node=2), paths, tmp_path, tmp_path)
-    numbers = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
-    assert numbers == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
-    assert [p.log for p in made] == ["node-0", "node-0", "node-1", "node-1"]
-    assert [p.name for p in made] == [f"rank {rank} of node {rank // 2}" for rank in range(4)]
-
-
 def test_paths_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PYTHONPATH is kept, and relative paths become absolute."""
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,16 +41,16 @@ def aggregator(comm: MemoryCommunicator, run: RunSpec) -> Aggregator:
 
 def aggregated(
     run: RunSpec, weights: Sequence[int], idle: Sequence[int] = ()
-) -> list[tuple[Tensor, Aggregator, float]]:
-    """For each rank its aggregated weights, its aggregator and the bytes that it sent.
+) -> list[tuple[Tensor, Aggregator]]:
+    """For each rank its aggregated weights and its aggregator.
 
     idle: ranks that have a weight, and have not trained.
     """
 
-    def body(comm: MemoryCommunicator) -> tuple[Tensor, Aggregator, float]:
+    def body(comm: MemoryCommunicator) -> tuple[Tensor, Aggregator]:
         own, weight, rule = aggregator(comm, run), weights[comm.rank], run.aggregation or MeanAggregation()
         trained = weight > 0 and comm.rank not in idle
-        return own.weights(own_weights(comm.rank), weight, trained, 0, rule), own, comm.bytes_sent
+        return own.weights(own_weights(comm.rank), weight, trained, 0, rule), own
 
     return together(RANKS, body)
 
@@ -62,8 +63,8 @@ def of_whole_vectors(name: str, weights: Sequence[int]) -> Tensor:
 def test_all_ranks_get_the_same_bits_of_what_whole_vectors_give() -> None:
     weights = [1 + rank % 3 for rank in range(RANKS)]
     for name in AGGREGATIONS.entries:
-        (first, _, _), *others = aggregated(spec(name), weights)
-        assert all(torch.equal(first, found) for found, _, _ in others)
+        (first, _), *others = aggregated(spec(name), weights)
+        assert all(torch.equal(first, found) for found, _ in others)
         torch.testing.assert_close(first, of_whole_vectors(name, weights), rtol=1e-5, atol=1e-6)
 
 
@@ -99,7 +100,7 @@ def test_only_ranks_that_have_trained_count() -> None:
         least = AGGREGATIONS.parse(name).least
         for counting in range(1, RANKS):
             weights = [2, 1, 3, 1, 1, 2][:counting]
-            found, own, _ = aggregated(
+            found, own = aggregated(
                 spec(name), [*weights, *[0] * (RANKS - counting - 1), 5], idle=[RANKS - 1]
             )[0]
             expected = of_whole_vectors(name, weights) if counting >= least else own_weights(counting)
@@ -108,13 +109,6 @@ def test_only_ranks_that_have_trained_count() -> None:
 
 
 # What Byzantine ranks send
-
-
-class Started:
-    """A replica at the start of a round."""
-
-    def weights(self) -> Tensor:
-        return torch.ones(N)
 
 
 LITTLE = {"name": "little_is_enough", "z": 2.0}
@@ -137,7 +131,7 @@ def test_an_attack_changes_what_a_rank_has_learnt_since_the_start_of_the_round(
 
     def body(comm: MemoryCommunicator) -> Tensor:
         own, weight = aggregator(comm, run), weights[comm.rank]
-        own.begin_round(Started())  # type: ignore[arg-type]
+        own.begin_round(SimpleNamespace(weights=lambda: torch.ones(N)))  # type: ignore[arg-type]
         return own.weights(1 + own_weights(comm.rank), weight, weight > 0, 0, MeanAggregation())
 
     learnt = [own_weights(rank) for rank in range(RANKS)]

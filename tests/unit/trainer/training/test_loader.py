@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,17 +95,6 @@ def test_synchronous_batches_of_any_parts(
             assert each.share == pytest.approx(share, nan_ok=True)
 
 
-def test_own_batches_hold_the_remaining_samples() -> None:
-    one = loader(0, 2)  # 52 samples
-    found = batches(one, "batches")
-    assert [len(batch.targets) for batch, _ in found] == [10, 10, 10, 10, 10, 2]
-    assert found[-1][0].share == pytest.approx(2 / 3)  # the other node has 51
-    assert np.isnan(replace(found[0][0], weights=[0.0, 0.0]).share)
-    assert [(batch.step, batch.steps) for batch, _ in found] == [(step, 6) for step in range(1, 7)]
-    resumed = [indices.tolist() for _, indices in one.batches(1, skip=2)]
-    assert resumed == [indices.tolist() for _, indices in found[2:]]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "partitioner",
@@ -148,14 +136,14 @@ def test_order_depends_on_rank_epoch_and_seed() -> None:
     assert len({tuple(np.argsort(order)) for order in orders}) == 5  # different permutations
 
 
-@pytest.mark.parametrize("reshuffle", [False, True])
-def test_split_is_equal_on_all_ranks_and_changes_if_it_is_reshuffled(reshuffle: bool) -> None:
-    fields = {"partitioner": {"name": "random_partition", "reshuffle": reshuffle}}
-    one, other = loader(0, **fields), loader(2, **fields)
-    first, second = ([part.tolist() for part in one.parts(epoch)] for epoch in (1, 2))
-    assert (first != second) is reshuffle
-    assert [part.tolist() for part in other.parts(2)] == second
-    assert [part.tolist() for part in one.parts(1)] == first  # repeatable
+def test_split_is_equal_on_all_ranks_and_changes_if_it_is_reshuffled() -> None:
+    for reshuffle in (False, True):
+        fields = {"partitioner": {"name": "random_partition", "reshuffle": reshuffle}}
+        one, other = ([loader(rank, **fields).parts(epoch) for epoch in (1, 2, 1)] for rank in (0, 2))
+        first, second, again = ([part.tolist() for part in parts] for parts in one)
+        assert (first != second) is reshuffle
+        assert again == first  # repeatable
+        assert [part.tolist() for part in other[1]] == second
 
 
 def test_augmentation_draws_depend_on_seed_rank_epoch_and_step() -> None:

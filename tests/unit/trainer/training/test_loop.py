@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
-from tests.unit.training import ON_TOKENS, Notes, fields_for, train
+from tests.unit.training import ON_TOKENS, fields_for, train
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
@@ -25,11 +24,7 @@ from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.losses.nll import Nll
 from trainer.spec.run_spec import RunSpec
-from trainer.training import metrics
 from trainer.training.evaluation import Evaluation
-from trainer.training.loader import Batch
-from trainer.training.metrics import StepProgress
-from trainer.training.partition import StepSizes
 from trainer.training.session import Replica, Session
 from trainer.training.task import Task
 
@@ -43,13 +38,6 @@ def task(test_samples: int = 37, **fields: Any) -> Task:
 
 def replica(of: Task) -> Replica:
     return Replica(of.build_model(0), of, Clock())
-
-
-def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
-    images, targets = (
-        torch.from_numpy(each[samples]) for each in (of.data.train.inputs, of.data.train.labels)
-    )
-    return Batch(images, targets, 0, StepSizes([len(images)]), 1, 1)
 
 
 def alone() -> Communicator:
@@ -141,26 +129,3 @@ def test_a_rank_that_is_absent_in_an_epoch_has_no_loss_of_it() -> None:
     done = train(rounds, 2)
     lost = [[event.fields["loss"] is None for event in done.of("epoch", rank)] for rank in range(2)]
     assert lost == [[False, False], [False, True]]
-
-
-def test_consensus_distance_is_a_mean_over_ranks() -> None:
-    of = task(nodes=2)
-    assert of.data
-    found = together(2, lambda comm: session(of, comm)._rms(torch.tensor(3.0 + comm.rank)))
-    assert found == pytest.approx([sqrt((9 + 16) / 2)] * 2)
-
-
-def test_speed_counts_the_samples_since_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, of, notes = [100.0], task(), Notes(0)
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    one = replica(of)
-    one.backward(batch(of))
-    progress = StepProgress(1, 3, one, notes)
-    for seconds, samples in ((0.25, 10), (0.25, 20), (0.5, 30), (2.0, 40)):
-        now[0] += seconds
-        progress.after_step(batch(of), samples)
-    assert [event.fields["samples_per_s"] for event in notes.events] == [60.0, 20.0]
-    one.loss = torch.tensor(float("inf"))
-    now[0] += 0.6
-    with pytest.raises(Diverged, match="the loss is inf in epoch 1, step 1"):
-        progress.after_step(batch(of), 1)

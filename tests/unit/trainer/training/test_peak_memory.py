@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,19 +21,6 @@ def test_peak_in_mebibytes_excludes_what_was_freed_before_a_reset() -> None:
     reset_peak_memory()
     assert before + 100 < freed < before + 150
     assert 0 < (peak_memory_mb() or 0) < before + 50
-
-
-def test_a_system_that_shows_no_peak_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "VmPeak:\t 9 kB\nVmHWM:\t  3072 kB\n")
-    assert (
-        peak_memory_mb() == 3.0
-    )  # not that of getrusage, which includes the process that started this one
-
-    def absent(path: Path, **_: object) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", absent)
-    assert peak_memory_mb() is None
 
 
 def test_each_storage_counts_once_until_it_is_released_and_weights_do_not_count() -> None:

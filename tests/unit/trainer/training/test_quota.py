@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 
-from trainer.core.cgroup import throttle_mark
 from trainer.core.context import NodeContext
-from trainer.launch.environment import read_context
-from trainer.spec.run_spec import RunSpec
 from trainer.training import limits
 from trainer.training.bare_session import BareSession
-from trainer.training.limits import QuotaError, wait_for_limits
-
-RUN: dict[str, Any] = {"strategy": "ddp", "nodes": 2, "cpus": 1, "node_speed": [1, 0.25]}
+from trainer.training.limits import QuotaError
 
 
-def context(rank: int, **environment: str) -> NodeContext:
-    ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "SHARDYARD_RENDEZVOUS": "/store"}
-    return read_context(RunSpec.model_validate(RUN), {**ranks, **environment})
-
-
-def writer(kinds: list[Any]) -> Any:
-    return SimpleNamespace(write=lambda kind, **_: kinds.append(kind))
+def start(done: list[Any], **fields: Any) -> None:
+    """Start a rank, whose events are added to `done`."""
+    writer: Any = SimpleNamespace(write=lambda kind, **_: done.append(kind))
+    BareSession(NodeContext(1, 2, "gloo", Path(), **fields), writer).start()
 
 
 @pytest.mark.parametrize("in_force", [True, False])
@@ -37,22 +29,18 @@ def test_a_rank_in_a_container_waits_for_the_control_group(
     done: list[Any] = []
     monkeypatch.setattr(limits, "wait_for_quota", lambda cpus, _: done.append(cpus) or in_force)
     with nullcontext() if in_force else pytest.raises(QuotaError, match=r"0\.25"):
-        BareSession(context(1, SHARDYARD_CPU_QUOTA="0.25"), writer(done)).start()
+        start(done, cpu_quota=0.25)
     assert done == ["ready", 0.25, *(["train_start"] if in_force else [])]
 
 
-def test_a_rank_of_the_slower_local_node_waits_for_the_throttle(
+def test_a_rank_of_a_slower_local_node_waits_for_the_throttle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(limits, "QUOTA_S", 0.05)
     done: list[Any] = []
-    first, last = (context(rank, SHARDYARD_THROTTLED=str(tmp_path)) for rank in (0, 1))
-    wait_for_limits(first, writer(done))
-    assert done == []  # only the last node is throttled
+    start(done)
     with pytest.raises(QuotaError, match=r"0\.25"):
-        wait_for_limits(last, writer(done))
-    throttle_mark(tmp_path, 1).touch()
-    wait_for_limits(last, writer(done))
-    for environment in ({}, {"SHARDYARD_CPU_QUOTA": ""}):  # empty after a bare `docker compose up`
-        wait_for_limits(context(1, **environment), writer(done))
-    assert done == ["ready", "ready"]
+        start(done, cpu_quota=0.25, throttle_mark=tmp_path / "mark")
+    (tmp_path / "mark").touch()
+    start(done, cpu_quota=0.25, throttle_mark=tmp_path / "mark")
+    assert done == ["train_start", "ready", "ready", "train_start"]
