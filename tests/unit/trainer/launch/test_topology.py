@@ -1,9 +1,8 @@
-"""Mistakes in the processes of a run on this machine: their number, names, logs, variables and paths."""
+"""Mistakes in the processes of a run on this machine: their variables and paths, and what cannot run."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from tests.unit.conftest import PROJECT
 from trainer.launch.environment import read_context
 from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
-
-TRAINER = [sys.executable, "-m", "trainer"]
 
 
 def run(**fields: Any) -> RunSpec:
@@ -34,14 +31,6 @@ def test_paths_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert made[0].environment["PYTHONPATH"] == expected
     for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT", "SHARDYARD_RENDEZVOUS"):
         assert made[0].environment[name].startswith(f"{tmp_path}/")
-
-
-def test_mpirun_starts_all_ranks_and_passes_their_numbers(tmp_path: Path) -> None:
-    (process,) = processes(run(transport="mpi"), RunPaths(tmp_path), tmp_path, tmp_path)
-    assert process.argv[1:3] == ["-n", "3"]
-    assert process.argv[-3:] == TRAINER
-    assert "RANK" not in process.environment
-    assert process.environment["TMPDIR"] == str(tmp_path)  # which is removed with the run
 
 
 def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path) -> None:

@@ -99,19 +99,6 @@ def test_sigterm_stops_at_a_checkpoint_or_at_once(watched: Callable[..., Watched
     assert [each[:2] for each in preparing.written] == [(0, "terminated"), (1, "terminated")]
 
 
-def test_a_thread_that_ranks_share_has_no_position(watched: Callable[..., Watched]) -> None:
-    for ranks, shown in (((0,), [True, False]), ((0, 1), [False, False])):
-        one = watched(signal.SIGTERM)
-        one.watchdog._threads[1] = -1  # a thread that has ended
-        for rank in ranks:
-            one.watchdog.follow(rank)
-        one.run()
-        assert ["position" in fields for *_, fields in one.written] == shown
-        assert {fields["cause"] for *_, fields in one.written} == {"stopped by SIGTERM"}
-        if shown[0]:  # the innermost frame of the trainer
-            assert one.written[0][2]["position"]["function"] == "_report_stop"
-
-
 def test_it_acts_in_a_process_with_more_than_1024_files() -> None:
     script = """
 import os, resource, signal, time

@@ -37,21 +37,14 @@ def run_of(strategy: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", ["serial", "zero2", "tensor_parallel", "expert_parallel"])
-def test_micro_batches_give_the_steps_and_losses_of_their_batch(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses, step = list[float](), Replica.step
-
-    def stepping(replica: Replica) -> None:
-        step(replica)
-        losses.append(-1.0 if replica.loss is None else replica.loss.item())
-
-    monkeypatch.setattr(Replica, "step", stepping)
-    whole, split = (train(name, NODES.get(name, 3), **run_of(name, accumulate=k)) for k in (1, 3))
+def test_micro_batches_give_the_steps_and_losses_of_their_batch(name: str) -> None:
+    nodes = NODES.get(name, 3)
+    whole, split = (train(name, nodes, **run_of(name, accumulate=k)) for k in (1, 3))
     np.testing.assert_allclose(split.weights, whole.weights, rtol=0, atol=1e-12)
     assert 0 < (split.results[0].activation_bytes or 0) < 0.5 * (whole.results[0].activation_bytes or 0)
-    half = len(losses) // 2  # ranks are threads, whose steps mix
-    np.testing.assert_allclose(sorted(losses[half:]), sorted(losses[:half]), rtol=0, atol=1e-12)
+    for rank in range(nodes):
+        one, other = (each.of("epoch", rank)[0].fields["loss"] for each in (whole, split))
+        assert other == pytest.approx(one, abs=1e-12)
 
 
 @pytest.mark.usefixtures("double")
@@ -166,7 +159,6 @@ SYNCHRONISED = {"name": "wide_resnet", "norm": "sync_batch"}
             "wide_resnet with sync_batch.*float32",
         ),
         ("tensor_parallel", {"precision": "bf16", **ON_TOKENS}, "tensor_parallel.*allowed: float32"),
-        ("context_parallel", {"precision": "bf16", **ON_TOKENS}, "context_parallel.*allowed: float32"),
         ("expert_parallel", {"precision": "bf16", **RUN, "model": EXPERTS}, "expert_parallel.*: float32"),
     ],
 )

@@ -24,8 +24,8 @@ N = 31  # weights of a rank: no multiple of the ranks
 RANKS = 7
 
 
-def spec(rule: Any, attack: Any = None, nodes: Sequence[int] = (5, 6)) -> RunSpec:
-    byzantine = None if attack is None else {"nodes": [*nodes], "attack": attack}
+def spec(rule: Any, attack: Any = None) -> RunSpec:
+    byzantine = attack and {"nodes": [5, 6], "attack": attack}
     strategy = {"name": "local_sgd", "aggregation": rule}
     run = {"strategy": strategy, "nodes": RANKS, "transport": "memory", "byzantine": byzantine}
     return RunSpec.model_validate(run)
@@ -39,17 +39,12 @@ def aggregator(comm: MemoryCommunicator, run: RunSpec) -> Aggregator:
     return Aggregator(comm, run, RngFactory(0), 10, comm.rank)
 
 
-def aggregated(
-    run: RunSpec, weights: Sequence[int], idle: Sequence[int] = ()
-) -> list[tuple[Tensor, Aggregator]]:
-    """For each rank its aggregated weights and its aggregator.
-
-    idle: ranks that have a weight, and have not trained.
-    """
+def aggregated(run: RunSpec, weights: Sequence[int], idle: int = -1) -> list[tuple[Tensor, Aggregator]]:
+    """For each rank its aggregated weights and its aggregator. idle: a rank that has not trained."""
 
     def body(comm: MemoryCommunicator) -> tuple[Tensor, Aggregator]:
         own, weight, rule = aggregator(comm, run), weights[comm.rank], run.aggregation or MeanAggregation()
-        trained = weight > 0 and comm.rank not in idle
+        trained = weight > 0 and comm.rank != idle
         return own.weights(own_weights(comm.rank), weight, trained, 0, rule), own
 
     return together(RANKS, body)
@@ -100,9 +95,8 @@ def test_only_ranks_that_have_trained_count() -> None:
         least = AGGREGATIONS.parse(name).least
         for counting in range(1, RANKS):
             weights = [2, 1, 3, 1, 1, 2][:counting]
-            found, own = aggregated(
-                spec(name), [*weights, *[0] * (RANKS - counting - 1), 5], idle=[RANKS - 1]
-            )[0]
+            others = [0] * (RANKS - counting - 1)
+            found, own = aggregated(spec(name), [*weights, *others, 5], idle=RANKS - 1)[0]
             expected = of_whole_vectors(name, weights) if counting >= least else own_weights(counting)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
             assert own.without_effect == (counting < least)

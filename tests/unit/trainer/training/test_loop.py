@@ -121,11 +121,3 @@ def test_a_loss_that_is_not_finite_ends_training(monkeypatch: pytest.MonkeyPatch
 def test_a_rank_counts_its_steps_and_samples() -> None:
     (result,) = train("serial", 1, batch_size=25).results
     assert (result.steps, result.samples, result.bytes_sent, result.local_accuracy) == (10, 240, 0, None)
-
-
-def test_a_rank_that_is_absent_in_an_epoch_has_no_loss_of_it() -> None:
-    """6 steps an epoch, and as many a round."""
-    rounds = {"name": "local_sgd", "local_steps": 6, "participation": {"schedule": [[0, 1], [0]]}}
-    done = train(rounds, 2)
-    lost = [[event.fields["loss"] is None for event in done.of("epoch", rank)] for rank in range(2)]
-    assert lost == [[False, False], [False, True]]

@@ -58,12 +58,9 @@ BY_STEPS, BY_EPOCHS = {"checkpoint_steps": 2}, {"checkpoint_epochs": 1}
 UNEVEN: dict[str, Any] = {"partitioner": {"name": "quantity", "imbalance": 0.4}}
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", **UNEVEN}
 SCHEDULE: dict[str, Any] = {**MOMENTUM, "lr_scaling": "linear", "warm_up_epochs": 2, **BY_EPOCHS}
-FEW = {"name": "synthetic", "samples": 40, "test_samples": 9}
-PIXELS = {**FEW, "height": 8, "width": 8}
-STATISTICS: dict[str, Any] = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": PIXELS, **UNEVEN}
 AUGMENTED: dict[str, Any] = {
     "model": {"name": "lenet", "dropout": 0.3},
-    "dataset": FEW,
+    "dataset": {"name": "synthetic", "samples": 40, "test_samples": 9},
     "batch_size": 10,
     "augmentation": {"name": "standard", "saturation": 0},
     "optimizer": "adam",
@@ -72,16 +69,11 @@ LOCAL: dict[str, Any] = {"name": "local_sgd", "local_steps": 4}
 # All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
 PARTLY = {**LOCAL, "participation": {"schedule": [[0, 2], [1], [0, 1, 2]]}}
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
-TOKENS: dict[str, Any] = {
-    "dataset": {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20},
-    "model": GPT,
-    "optimizer": "adam",
-    "lr": 0.01,
-    "epochs": 2,
-}
+INDUCTION = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "epochs": 2}
+TOKENS: dict[str, Any] = {"dataset": INDUCTION, "model": GPT, **ADAM}
 EXPERTS: dict[str, Any] = {**TOKENS, "model": {**GPT, "experts": 3}, **UNEVEN}
 ZERO_BUBBLE = {"name": "pipeline", "schedule": "zero_bubble"}
-INTERLEAVED = {"name": "pipeline", "schedule": "interleaved", "chunks": 2}
 MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
 
 
@@ -90,14 +82,12 @@ MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
     [
         pytest.param("all_gather", 2, {**AUGMENTED, **BY_STEPS}, id="dropout and augmentation"),
         pytest.param("all_reduce", 3, SCHEDULE, id="schedule"),
-        pytest.param({"name": "all_reduce", "uneven": "pad"}, 2, {**STATISTICS, **BY_STEPS}, id="pad"),
         pytest.param(LOCAL, 2, {**MOMENTUM, "batch_size": 10, **BY_STEPS}, id="in a round"),
         pytest.param("one_shot", 2, {**MOMENTUM, **BY_EPOCHS}, id="own weights"),
         pytest.param(PARTLY, 3, {"batch_size": 5, **BY_STEPS}, id="participation"),
         pytest.param({"name": "tensor_parallel"}, 2, {**TOKENS, **BY_STEPS}, id="tensor"),
         pytest.param("expert_parallel", 2, {**EXPERTS, **BY_STEPS}, id="experts"),
         pytest.param(ZERO_BUBBLE, 2, {**TOKENS, "clip_norm": 0.1, **BY_EPOCHS}, id="pipeline"),
-        pytest.param(INTERLEAVED, 2, {**TOKENS, **BY_STEPS}, id="interleaved"),
         pytest.param(MESH, 4, {**TOKENS, "epochs": 3, **BY_STEPS}, id="hybrid"),
     ],
 )
