@@ -1,4 +1,4 @@
-"""Mistakes in what strategies share: flat views, evaluation by parts, what a rank reports and when."""
+"""Mistakes in what strategies share: evaluation by parts, losses that are not finite, counts."""
 
 from __future__ import annotations
 
@@ -25,28 +25,12 @@ from trainer.data.base import Split
 from trainer.losses.nll import Nll
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
-from trainer.training.session import Replica, Session
+from trainer.training.session import Session
 from trainer.training.task import Task
-
-
-def task(test_samples: int = 37, **fields: Any) -> Task:
-    dataset = {"name": "synthetic", "samples": 60, "test_samples": test_samples, "noise": 1.0}
-    run = {"strategy": "all_reduce", "dataset": dataset, "optimizer": "sgd", "lr": 0.1}
-    run["model"] = {"name": "lenet", "dropout": 0.0}
-    return Task(RunSpec.model_validate({**run, **fields}), Path())
-
-
-def replica(of: Task) -> Replica:
-    return Replica(of.build_model(0), of, Clock())
 
 
 def alone() -> Communicator:
     return MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
-
-
-def session(of: Task, comm: Communicator) -> Session:
-    context = NodeContext(comm.rank, comm.size, "memory", Path())
-    return Session(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
 
 
 @pytest.mark.parametrize(("size", "test_samples"), [(1, 37), (2, 37), (3, 2)])
@@ -55,15 +39,18 @@ def test_evaluation_counts_every_test_sample_once(
 ) -> None:
     """In batches, alone and together."""
     monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
-    of = task(test_samples, model="lenet", nodes=size)  # its dropout is off in evaluation
+    dataset = {"name": "synthetic", "samples": 60, "test_samples": test_samples, "noise": 1.0}
+    run = {"strategy": "all_reduce", "dataset": dataset, "nodes": size, "model": "lenet"}
+    of = Task(RunSpec.model_validate(run), Path())
     test = of.data.test  # loaded before the ranks are started
     labels = torch.from_numpy(test.labels)
-    with torch.no_grad():
+    with torch.no_grad():  # dropout is off in evaluation
         output = of.build_model(0).eval()(torch.from_numpy(test.inputs))
     accuracy = (output.argmax(1) == labels).double().mean().item()
 
     def body(comm: Communicator) -> list[tuple[float, float]]:
-        own = session(of, comm)
+        context = NodeContext(comm.rank, comm.size, "memory", Path())
+        own = Session(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
         mine = own.replica()
         reported = [own.evaluate(mine, alone=alone) for alone in (False, True)]
         assert mine.model.training
@@ -80,13 +67,12 @@ def test_ranks_without_test_samples_call_neither_model_nor_loss(
 ) -> None:
     """On gpt, which takes no batch of none; only part of the ranks have the one test sample."""
     seen = list[int]()
+
+    def noting(real: Any) -> Any:
+        return lambda own, output, *more: (seen.append(len(output)), real(own, output, *more))[1]
+
     for name in ("of", "right"):
-        real = getattr(Nll, name)
-        monkeypatch.setattr(
-            Nll,
-            name,
-            lambda own, output, *more, real=real: (seen.append(len(output)), real(own, output, *more))[1],
-        )
+        monkeypatch.setattr(Nll, name, noting(getattr(Nll, name)))
     fields = {**ON_TOKENS, **fields_for(strategy), "loss": "nll", "epochs": 1}
     fields["dataset"] = {**ON_TOKENS["dataset"], "samples": 24, "test_samples": 1}
     assert train(strategy, 2, **fields).results[0].accuracy is not None
@@ -94,28 +80,23 @@ def test_ranks_without_test_samples_call_neither_model_nor_loss(
 
 
 def test_chance_is_the_share_of_the_most_frequent_class() -> None:
-    def chance(
-        labels: list[int], other_targets: Any = None, accuracy_is: str | None = None
-    ) -> float | None:
-        test = Split(np.zeros((len(labels), 3), np.float32), np.array(labels), other_targets)
-        return Evaluation(test, SimpleNamespace(accuracy_is=accuracy_is), alone()).chance  # type: ignore[arg-type]
+    def chance(labels: list[int], others: Any = None, accuracy_is: str | None = None) -> float | None:
+        test, loss = (
+            Split(np.zeros((9, 3)), np.array(labels), others),
+            SimpleNamespace(accuracy_is=accuracy_is),
+        )
+        return Evaluation(test, loss, alone()).chance  # type: ignore[arg-type]
 
     assert chance([0, 1, 1, 1, 2]) == 0.6
-    assert chance([0, 1], np.ones((2, 1), np.float32)) is chance([0, 1], None, "R²") is None
+    assert chance([0, 1], np.ones((2, 1))) is chance([0, 1], None, "R²") is None
 
 
 def test_a_loss_that_is_not_finite_ends_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = task()
-    one = replica(of)
-    one.set_weights(one.weights() * float("nan"))
-    with pytest.raises(Diverged, match="the loss is nan on the test split"):
-        session(of, alone()).evaluate(one, alone=True)
-    monkeypatch.setattr(nn.LogSoftmax, "forward", lambda _, x: x * float("nan"))
-    with pytest.raises(Diverged, match="the loss is nan in epoch 1"):
-        train("serial", 1)
-
-
-# What a rank reports
+    for training, where in ((True, "in epoch 1"), (False, "on the test split")):
+        factor = {training: float("nan"), not training: 1.0}
+        monkeypatch.setattr(nn.LogSoftmax, "forward", lambda own, x, by=factor: x * by[own.training])
+        with pytest.raises(Diverged, match=f"the loss is nan {where}"):
+            train("serial", 1)
 
 
 def test_a_rank_counts_its_steps_and_samples() -> None:
