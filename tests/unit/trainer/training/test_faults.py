@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
 from orchestrator.execution.faults import contradicts, repeated_steps
 from orchestrator.sweeps.validation import dotted, error_lines
-from tests.unit.conftest import FakeTime, event
+from tests.unit.conftest import PROJECT, FakeTime, event
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import Event
@@ -206,6 +210,19 @@ def test_slices_are_lost_if_the_number_drawn_is_below_the_share(monkeypatch: pyt
         loss.start(share)
         loss.stop()
         assert done == loses
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_the_helper_ends_with_the_process_that_it_has_stopped() -> None:
+    command = [sys.executable, "-c", "from trainer.training.pause import pause; pause(300)"]
+    with subprocess.Popen(command, cwd=PROJECT) as process:
+        found, deadline = psutil.Process(process.pid), time.monotonic() + 20
+        while found.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (helper,) = found.children()
+        process.kill()
+    psutil.wait_procs([helper], timeout=10)
+    assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
 
 
 # What events say

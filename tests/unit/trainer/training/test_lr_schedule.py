@@ -14,8 +14,6 @@ from tests.unit.training import Training, train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.lr_schedule import Target, learning_rate
 
-HYBRID = {"name": "hybrid", "mesh": {"data": 4, "pipeline": 2}}
-
 
 def spec(**fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "all_reduce", "lr": 0.1, **fields})
@@ -26,28 +24,26 @@ def rates(**fields: Any) -> list[float]:
     return [learning_rate(run, epoch) for epoch in range(1, run.epochs + 1)]
 
 
+FOUR: list[dict[str, Any]] = [
+    {"nodes": 2, "processes_per_node": 2},
+    {"nodes": 5, "strategy": "parameter_server"},
+]
+FOUR += [{"nodes": 8, "strategy": {"name": "hybrid", "mesh": {"data": 4, "pipeline": 2}}}]
+
+
 def test_rate_scales_with_the_global_batch() -> None:
-    four: list[dict[str, Any]] = [
-        {"nodes": 2, "processes_per_node": 2},
-        {"nodes": 5, "strategy": "parameter_server"},
-        {"nodes": 8, "strategy": HYBRID},
-    ]
-    for fields in four:
+    for fields in FOUR:
         found = [rates(**fields, lr_scaling=each, epochs=1)[0] for each in ("none", "linear", "sqrt")]
         assert found == pytest.approx([0.1, 0.4, 0.2])
 
 
-@pytest.mark.parametrize(
-    "one",
-    [{"batch_per": "run", "nodes": 4}, {"nodes": 1}, {"strategy": "pipeline", "nodes": 3}],
-    ids=["batch of a run", "one node", "pipeline"],
-)
-def test_one_batch_per_step_has_no_scaling_and_a_warm_up_of_its_own(one: dict[str, Any]) -> None:
-    assert rates(**one, lr_scaling="linear") == [0.1] * 3
-    assert spec(**one, lr_scaling="linear").key == spec(**one).key
-    for scaling in ("none", "linear"):
-        fields = {**one, "lr_scaling": scaling, "warm_up_epochs": 3, "epochs": 5}
-        assert rates(**fields) == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+def test_one_batch_per_step_has_no_scaling_and_a_warm_up_of_its_own() -> None:
+    for one in ({"batch_per": "run", "nodes": 4}, {"nodes": 1}, {"strategy": "pipeline", "nodes": 3}):
+        assert rates(**one, lr_scaling="linear") == [0.1] * 3
+        assert spec(**one, lr_scaling="linear").key == spec(**one).key
+        for scaling in ("none", "linear"):
+            fields = {**one, "lr_scaling": scaling, "warm_up_epochs": 3, "epochs": 5}
+            assert rates(**fields) == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
 
 
 def test_warm_up_equals_torch_linear_lr() -> None:
