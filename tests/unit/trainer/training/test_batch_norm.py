@@ -1,7 +1,4 @@
-"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics, and what is sent.
-
-That all ranks of every strategy end with the same statistics is a law of `check`.
-"""
+"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics, and who may share them."""
 
 from __future__ import annotations
 

@@ -24,15 +24,10 @@ def rates(**fields: Any) -> list[float]:
     return [learning_rate(run, epoch) for epoch in range(1, run.epochs + 1)]
 
 
-FOUR: list[dict[str, Any]] = [
-    {"nodes": 2, "processes_per_node": 2},
-    {"nodes": 5, "strategy": "parameter_server"},
-]
-FOUR += [{"nodes": 8, "strategy": {"name": "hybrid", "mesh": {"data": 4, "pipeline": 2}}}]
-
-
 def test_rate_scales_with_the_global_batch() -> None:
-    for fields in FOUR:
+    mesh = {"name": "hybrid", "mesh": {"data": 4, "pipeline": 2}}
+    for strategy, nodes, processes in (("ddp", 2, 2), ("parameter_server", 5, 1), (mesh, 8, 1)):
+        fields: dict[str, Any] = {"strategy": strategy, "nodes": nodes, "processes_per_node": processes}
         found = [rates(**fields, lr_scaling=each, epochs=1)[0] for each in ("none", "linear", "sqrt")]
         assert found == pytest.approx([0.1, 0.4, 0.2])
 
