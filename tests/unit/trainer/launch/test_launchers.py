@@ -123,6 +123,7 @@ def test_what_shardyard_says() -> None:
     [
         ({}, {}, "RANK is not set; .*SLURM_PROCID.*JOB_COMPLETION_INDEX"),
         ({**TORCHRUN, "RANK": "x"}, {}, "RANK is 'x', not a whole number"),
+        ({**TORCHRUN, "RANK": "4"}, {}, "RANK is 4; allowed: 0 to 3"),
         ({**TORCHRUN, "WORLD_SIZE": "3"}, {}, "WORLD_SIZE is 3, but the run has 4 nodes"),
         # Assigned round-robin to the nodes:
         ({**TORCHRUN, "RANK": "1"}, TWO_BY_TWO, "LOCAL_RANK is 0.* rank 1 .*local rank 1"),
@@ -134,7 +135,7 @@ def test_what_shardyard_says() -> None:
         (TORCHRUN, {"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
         (TORCHRUN, {"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
         # No rendezvous is assumed.
-        ({**SLURM, "SLURM_JOB_ID": ""}, {}, "MASTER_PORT or SLURM_JOB_ID is not set"),
+        ({**OPENMPI, "MASTER_ADDR": "a"}, {}, "MASTER_PORT is not set; rank 0 listens there"),
         ({**TORCHRUN, "MASTER_ADDR": "a b"}, {}, "MASTER_ADDR is 'a b'"),
         ({**TORCHRUN, "MASTER_PORT": "0"}, {}, "MASTER_PORT is 0; allowed: 1 to 65535"),
         (OPENMPI, {}, "MASTER_ADDR is not set; it says where rank 0 is"),

@@ -1,4 +1,4 @@
-"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics, and who may share them."""
+"""Mistakes in BatchNorm across ranks: which samples and ranks count in statistics."""
 
 from __future__ import annotations
 

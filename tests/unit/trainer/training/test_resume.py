@@ -140,7 +140,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
 def test_checkpoints_are_written_at_their_interval_but_not_after_the_last_step(whole: Training) -> None:
     places = [(0, 3), (0, 6), (1, 3), (1, 6), (2, 3)]
     assert steps_of(whole, "checkpoint") == [(rank, *at) for rank in range(2) for at in places]
-    assert all(each.fields["seconds"] > 0 for each in whole.of("checkpoint"))
 
 
 def damage(path: Path) -> None:
