@@ -16,7 +16,7 @@ from trainer.training.memory import Activations
 from trainer.training.recompute import recompute_in_backward
 
 GPT = {"name": "gpt", "layers": 4, "width": 32, "heads": 4, "dropout": 0.2}
-TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 20, "test_samples": 8}
+TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 21, "test_samples": 8}
 ADAM: dict[str, Any] = {"batch_size": 9, "optimizer": "adam", "lr": 0.002, "epochs": 1}
 ON_TOKENS: dict[str, Any] = {"model": GPT, "dataset": TOKENS, **ADAM}
 EXPERTS: dict[str, Any] = {**ON_TOKENS, "model": {**GPT, "experts": 3}}
