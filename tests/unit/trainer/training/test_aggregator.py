@@ -148,7 +148,8 @@ def trained(strategy: Any, nodes: int = 5, scale: float | None = 1e3, **fields: 
 @pytest.mark.parametrize("strategy", ["local_sgd", "parameter_server", "fedopt", "one_shot", "all_gather"])
 def test_every_strategy_is_attacked_and_withstands(strategy: str) -> None:
     """Ranks with too few others for Krum keep their weights, which is counted."""
-    own = {"server": "momentum", "beta1": 0.0} if strategy == "fedopt" else {}
+    every = {"fedopt": {"server": "momentum", "beta1": 0.0}, "local_sgd": {"local_steps": 2}}
+    own = every.get(strategy, {})
     nodes = 6 if strategy == "parameter_server" else 5
     mean, median = (
         trained({"name": strategy, "aggregation": rule, **own}, nodes) for rule in ("mean", "median")
@@ -156,7 +157,7 @@ def test_every_strategy_is_attacked_and_withstands(strategy: str) -> None:
     assert np.abs(mean.weights).max() > 10 > 1 > np.abs(median.weights).max()
     assert median.results[0].aggregations_without_effect is None
     if strategy in ("local_sgd", "all_gather", "parameter_server"):
-        few = trained({"name": strategy, "aggregation": "krum"}, nodes, None, partitioner="quantity")
+        few = trained({"name": strategy, "aggregation": "krum", **own}, nodes, None, partitioner="quantity")
         assert few.same_weights
         assert few.results[0].aggregations_without_effect is not None
 

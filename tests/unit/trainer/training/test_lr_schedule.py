@@ -55,9 +55,6 @@ def test_warm_up_equals_torch_linear_lr() -> None:
         assert rates(**fields, warm_up_epochs=warm_up, epochs=10) == pytest.approx(theirs)
 
 
-# The target
-
-
 def test_target_must_be_reached_in_consecutive_epochs() -> None:
     for target, patience, accuracies, ends in (
         (0.9, 1, [0.8, 0.9, 0.7], [False, True, False]),
