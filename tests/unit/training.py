@@ -24,13 +24,12 @@ ON_TOKENS: dict[str, Any] = {
     "dataset": {"name": "induction", "length": 23, "tokens": 30, "samples": 121, "test_samples": 40},
     "model": {"name": "gpt", "layers": 1, "width": 16, "heads": 8},
 }
-# What strategies need whose ranks divide experts.
-ON_EXPERTS: dict[str, Any] = {**ON_TOKENS, "model": {**ON_TOKENS["model"], "experts": 8}}
 
 
 def fields_for(strategy: str) -> dict[str, Any]:
     """The fields without which a run of a strategy is refused."""
-    return {"context_parallel": ON_TOKENS, "expert_parallel": ON_EXPERTS}.get(strategy, {})
+    experts = {**ON_TOKENS, "model": {**ON_TOKENS["model"], "experts": 8}}
+    return {"context_parallel": ON_TOKENS, "expert_parallel": experts}.get(strategy, {})
 
 
 def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fields: Any) -> Training:

@@ -11,14 +11,7 @@ import pytest
 from trainer.core.context import NodeContext
 from trainer.launch import interface
 from trainer.launch.environment import read_context
-from trainer.launch.interface import (
-    Route,
-    choose,
-    interface_to,
-    interface_variables,
-    ipv4_routes,
-    ipv6_routes,
-)
+from trainer.launch.interface import choose, interface_to, interface_variables, ipv4_routes, ipv6_routes
 from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist
 from trainer.spec.run_spec import RunSpec
 
@@ -27,30 +20,14 @@ Env = dict[str, str]
 MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", **MASTER}
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-SLURM = {
-    "SLURM_JOB_ID": "1234567",
-    "SLURM_JOB_NODELIST": "login,node[1-3,7],x01",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_PROCID": "2",
-    "SLURM_NTASKS": "9",  # of the job
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_LOCALID": "0",
-}
+SLURM = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+SLURM |= {"SLURM_JOB_NODELIST": "login,node[1-3,7],x01", "SLURM_STEP_NODELIST": "node[1-2]"}
+SLURM |= {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "4"}  # of the job, and of the step
 PMIX = {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.7.0"}
-KUBEFLOW = {
-    "PET_NODE_RANK": "2",
-    "PET_NNODES": "4",
-    "PET_NPROC_PER_NODE": "1",
-    "PET_MASTER_ADDR": "run-node-0-0.run",
-    "PET_MASTER_PORT": "29400",
-    "JOB_COMPLETION_INDEX": "2",
-}
-SKYPILOT = {
-    "SKYPILOT_NODE_RANK": "2",
-    "SKYPILOT_NUM_NODES": "4",
-    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4\n",
-    "SKYPILOT_NUM_GPUS_PER_NODE": "0",
-}
+KUBEFLOW = {"PET_NODE_RANK": "2", "PET_NNODES": "4", "PET_NPROC_PER_NODE": "1"}
+KUBEFLOW |= {"PET_MASTER_ADDR": "run-node-0-0.run", "PET_MASTER_PORT": "29400", "JOB_COMPLETION_INDEX": "2"}
+SKYPILOT = {"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "4", "SKYPILOT_NUM_GPUS_PER_NODE": "0"}
+SKYPILOT["SKYPILOT_NODE_IPS"] = "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4\n"
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2", "NNODES": "4", "MASTER_ADDR": "run-0.run"}
 AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
 TWO_BY_TWO: dict[str, Any] = {"nodes": 2, "processes_per_node": 2}
@@ -61,10 +38,6 @@ def run(nodes: int = 4, processes_per_node: int = 1, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({**values, "nodes": nodes, "processes_per_node": processes_per_node})
 
 
-def without(name: str, environment: Env) -> Env:
-    return {each: value for each, value in environment.items() if each != name}
-
-
 def read(environment: Env, **fields: Any) -> NodeContext:
     return read_context(run(**fields), environment)
 
@@ -72,33 +45,26 @@ def read(environment: Env, **fields: Any) -> NodeContext:
 @pytest.mark.parametrize(
     ("environment", "rendezvous"),
     [
-        pytest.param(TORCHRUN, "tcp://node1:4000", id="torchrun"),
-        pytest.param({**OPENMPI, **MASTER}, "tcp://node1:4000", id="openmpi"),
-        pytest.param(SLURM, "tcp://node1:24567", id="slurm"),
-        pytest.param({**SLURM, **MASTER}, "tcp://node1:4000", id="slurm and an address"),
-        pytest.param({**SLURM, **PMIX}, "tcp://node1:24567", id="pmix"),
-        pytest.param(KUBEFLOW, "tcp://run-node-0-0.run:29400", id="kubeflow"),
-        pytest.param(SKYPILOT, "tcp://10.0.0.1:29500", id="skypilot"),
-        pytest.param(KUBERNETES, "tcp://run-0.run:29500", id="kubernetes"),
-        pytest.param({**KUBERNETES, "MASTER_ADDR": "fd00::1"}, "tcp://[fd00::1]:29500", id="ipv6"),
-        pytest.param({**SLURM, **TORCHRUN}, "tcp://node1:4000", id="torchrun in slurm"),
-        pytest.param({**OPENMPI, **SLURM}, "tcp://node1:24567", id="openmpi does not know, slurm does"),
-        pytest.param(AGENT, "store://node1:4000/2", id="agent of torchrun"),
-        pytest.param(
-            {**AGENT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "tcp://node1:4000", id="without its agent"
-        ),
-        pytest.param({**TORCHRUN, "MASTER_PORT": "65535"}, "tcp://node1:65535", id="last port"),
-        pytest.param(
-            {**SLURM, **TORCHRUN, "RANK": "1", LAUNCHER: "slurm"}, "tcp://node1:4000", id="named launcher"
-        ),
-        pytest.param({**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, "/live/meet", id="shardyard"),
+        (TORCHRUN, "tcp://node1:4000"),
+        ({**OPENMPI, **MASTER}, "tcp://node1:4000"),
+        (SLURM, "tcp://node1:24567"),
+        (KUBEFLOW, "tcp://run-node-0-0.run:29400"),
+        (SKYPILOT, "tcp://10.0.0.1:29500"),
+        (KUBERNETES, "tcp://run-0.run:29500"),
+        ({**KUBERNETES, "MASTER_ADDR": "fd00::1"}, "tcp://[fd00::1]:29500"),
+        ({**SLURM, **TORCHRUN}, "tcp://node1:4000"),
+        ({**OPENMPI, **SLURM}, "tcp://node1:24567"),  # the first does not know
+        (AGENT, "store://node1:4000/2"),
+        ({**AGENT, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "tcp://node1:4000"),
+        ({**TORCHRUN, "MASTER_PORT": "65535"}, "tcp://node1:65535"),
+        ({**SLURM, **TORCHRUN, "RANK": "1", LAUNCHER: "slurm"}, "tcp://node1:4000"),
+        ({**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, "/live/meet"),
     ],
 )
 def test_rank_and_rendezvous_of_each_launcher(environment: Env, rendezvous: str) -> None:
-    for transport in ("gloo", "rpc"):
-        context = read(environment, transport=transport)
-        assert (context.rank, context.size, context.local_rank) == (2, 4, 0)
-        assert context.rendezvous == rendezvous
+    context = read(environment)
+    assert (context.rank, context.size, context.local_rank) == (2, 4, 0)
+    assert context.rendezvous == rendezvous
 
 
 def test_ranks_of_mpi() -> None:
@@ -108,16 +74,9 @@ def test_ranks_of_mpi() -> None:
     for environment in (OPENMPI, in_slurm, counted):
         context = read({**environment, "RANK": "9", "WORLD_SIZE": "9"}, transport="mpi")
         assert (context.rank, context.size, context.rendezvous) == (2, 4, "")
-
-
-def test_ranks_of_a_node() -> None:
-    """Open MPI numbers the ranks of all nodes that are one host across them."""
-    for rank in range(6):
-        for reported in (rank % 3, rank):
-            environment = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "6"}
-            environment["OMPI_COMM_WORLD_LOCAL_RANK"] = str(reported)
-            context = read(environment, transport="mpi", nodes=2, processes_per_node=3)
-            assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
+    for local in ("0", "2"):  # Open MPI numbers the ranks of nodes that are one host across them
+        context = read({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": local}, transport="mpi", **TWO_BY_TWO)
+        assert (context.rank, context.local_rank) == (2, 0)
 
 
 def test_torchrun_on_the_nodes_of_another_launcher() -> None:
@@ -143,13 +102,8 @@ def test_one_process_has_all_ranks_of_topology_single() -> None:
 
 def test_what_shardyard_says() -> None:
     """Also that a rank of a slower node waits for the throttle of its node, and others for its quota."""
-    said = {
-        "SHARDYARD_CPU_QUOTA": "1.5",
-        "SHARDYARD_THROTTLED": "/live",
-        "SHARDYARD_REQUEUES": "3",
-        "SHARDYARD_INCARNATION": "2",
-        "SHARDYARD_LINKED": "node-1,node-2",
-    }
+    said = {"SHARDYARD_CPU_QUOTA": "1.5", "SHARDYARD_THROTTLED": "/live", "SHARDYARD_REQUEUES": "3"}
+    said |= {"SHARDYARD_INCARNATION": "2", "SHARDYARD_LINKED": "node-1,node-2"}
     fields = {**TWO_BY_TWO, "node_speed": [1, 0.5], "timeout_s": 7}
     spec = run(**fields)
     slow = read({**TORCHRUN, **said}, **fields)
@@ -158,9 +112,8 @@ def test_what_shardyard_says() -> None:
     assert slow.throttle_mark is not None
     assert (fast.cpu_quota, fast.throttle_mark) == (1.5, None)
     assert (fast.requeues, fast.incarnation, fast.timeout_s) == (3, 2, 7)
-    assert (fast.linked, fast.data_dir) == (("node-1", "node-2"), Path("data"))
-    gpus = {**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "1"}  # one for each rank
-    assert read(gpus, transport="nccl").rank == 2
+    assert fast.linked == ("node-1", "node-2")
+    assert read({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "1"}, transport="nccl").rank == 2
     with pytest.raises(LaunchError, match="SHARDYARD_CPU_QUOTA is 'all', not a number"):
         read({**TORCHRUN, "SHARDYARD_CPU_QUOTA": "all"})
 
@@ -169,38 +122,24 @@ def test_what_shardyard_says() -> None:
     ("environment", "fields", "message"),
     [
         ({}, {}, "RANK is not set; .*SLURM_PROCID.*JOB_COMPLETION_INDEX"),
-        ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),
         ({**TORCHRUN, "RANK": "x"}, {}, "RANK is 'x', not a whole number"),
-        ({**TORCHRUN, "RANK": "-1"}, {}, "RANK is -1; allowed: 0 to 3"),
         ({**TORCHRUN, "RANK": "4"}, {}, "RANK is 4; allowed: 0 to 3"),
-        ({**TORCHRUN, "LOCAL_RANK": ""}, {}, "LOCAL_RANK is '', not a whole number"),
         ({**TORCHRUN, "WORLD_SIZE": "3"}, {}, "WORLD_SIZE is 3, but the run has 4 nodes"),
         # Assigned round-robin to the nodes:
         ({**TORCHRUN, "RANK": "1"}, TWO_BY_TWO, "LOCAL_RANK is 0.* rank 1 .*local rank 1"),
-        ({LAUNCHER: "slurm", **TORCHRUN}, {}, "SLURM_PROCID is not set"),
         ({LAUNCHER: "slrm"}, {}, "SHARDYARD_LAUNCHER is 'slrm'; allowed: torchrun, .*kubernetes, none"),
-        ({LAUNCHER: ALONE, **SLURM}, {}, "RANK is not set"),
-        ({"SLURM_PROCID": "2"}, {}, "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
         (PMIX, {}, "OMPI_COMM_WORLD_SIZE or SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
-        ({"JOB_COMPLETION_INDEX": "2"}, {}, "NNODES is not set"),
         ({**SLURM, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0"}, {}, "openmpi.*SLURM_PROCID is 2"),
         ({**KUBEFLOW, "PET_NPROC_PER_NODE": "2"}, {}, "PET_NPROC_PER_NODE is 2, but the run has 4 nodes"),
-        ({**KUBEFLOW, "PET_NNODES": "1:4"}, {}, "PET_NNODES is '1:4', not a whole number"),
         (SKYPILOT, {"transport": "nccl"}, "SKYPILOT_NUM_GPUS_PER_NODE is 0"),
         (TORCHRUN, {"strategy": "local_sgd", "on_loss": "continue"}, "SHARDYARD_MEMBERSHIP is not set"),
         (TORCHRUN, {"restarts": 1}, "SHARDYARD_ATTEMPT is not set"),
         # No rendezvous is assumed.
-        ({**TORCHRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
-        (without("MASTER_PORT", TORCHRUN), {}, "MASTER_PORT is not set"),
-        (without("SLURM_JOB_ID", SLURM), {}, "MASTER_PORT or SLURM_JOB_ID is not set"),
+        ({**OPENMPI, "MASTER_ADDR": "a"}, {}, "MASTER_PORT is not set; rank 0 listens there"),
         ({**TORCHRUN, "MASTER_ADDR": "a b"}, {}, "MASTER_ADDR is 'a b'"),
         ({**TORCHRUN, "MASTER_PORT": "0"}, {}, "MASTER_PORT is 0; allowed: 1 to 65535"),
-        ({**TORCHRUN, "MASTER_PORT": "65536"}, {}, "MASTER_PORT is 65536"),
-        ({**TORCHRUN, "MASTER_PORT": "http"}, {}, "MASTER_PORT is 'http'"),
         (OPENMPI, {}, "MASTER_ADDR is not set; it says where rank 0 is"),
         ({**SLURM, "SLURM_STEP_NODELIST": "node[1-"}, {}, r"SLURM_STEP_NODELIST is 'node\[1-'"),
-        ({**KUBEFLOW, "PET_MASTER_ADDR": ""}, {}, "PET_MASTER_ADDR is not set"),
-        ({**SKYPILOT, "SKYPILOT_NODE_IPS": ""}, {}, "SKYPILOT_NODE_IPS is not set"),
     ],
 )
 def test_what_is_refused(environment: Env, fields: dict[str, Any], message: str) -> None:
@@ -244,7 +183,7 @@ fd000000000000010000000000000005 80 {ANY} 00 {ANY} 00000000 00000002 00000000 80
 """
 
 
-def routes() -> list[Route]:
+def routes() -> list[interface.Route]:
     return [*ipv4_routes(IPV4), *ipv6_routes(IPV6)]
 
 
@@ -252,11 +191,9 @@ def routes() -> list[Route]:
     ("address", "expected"),
     [
         ("192.168.0.7", "eth0"),  # the machine's own network
-        ("10.1.2.3", "ib0"),
         ("10.0.5.9", "ib1"),  # the longer prefix
         ("10.0.6.9", "ib0"),  # the longer prefix is down
         ("8.8.8.8", "eth0"),  # the default route of the lower metric
-        ("127.0.0.1", "lo"),
         ("fd00:0:0:1::9", "ib0"),
         ("fd00:0:0:1::5", "ib0"),  # this machine: others reach it over ib0
         ("2001:db8::1", "eth0"),  # of the lower metric, in hexadecimal digits
@@ -282,9 +219,7 @@ def test_no_route_no_address_and_no_table(tmp_path: Path) -> None:
 def test_a_name_that_is_loopback_on_the_first_node_itself() -> None:
     own, other = ip_address("127.0.1.1"), ip_address("10.0.0.1")
     assert choose("node1", [own, other], one_machine=False) == other
-    assert choose("node1", [own], one_machine=True) == own
-    for host in ("localhost", "127.0.1.1"):
-        assert choose(host, [own], one_machine=False) == own
+    assert choose("node1", [own], one_machine=True) == choose("localhost", [own], one_machine=False) == own
     with pytest.raises(LaunchError, match=r"node1, is 127\.0\.1\.1 on this machine.*MASTER_ADDR"):
         choose("node1", [own], one_machine=False)
 
@@ -293,13 +228,11 @@ def test_a_name_that_is_loopback_on_the_first_node_itself() -> None:
     ("transport", "environment", "names"),
     [
         ("gloo", SLURM, ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
-        ("gloo", {**SLURM, "GLOO_SOCKET_IFNAME": "eth9"}, ("NCCL_SOCKET_IFNAME",)),
         ("rpc", SLURM, ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")),
         ("mpi", {**PMIX, **SLURM}, ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")),
         ("mpi", {**PMIX, **SLURM, "OMPI_MCA_btl_tcp_if_exclude": "eth0"}, ()),
         ("mpi", OPENMPI, ()),  # does not say where rank 0 is
         ("gloo", {**SLURM, "SHARDYARD_RENDEZVOUS": "/live/meet"}, ()),  # the runtime sets the interface
-        ("memory", {}, ()),
     ],
 )
 def test_libraries_use_the_interface(

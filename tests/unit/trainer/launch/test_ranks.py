@@ -19,132 +19,91 @@ from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.data.base import DataError
 from trainer.launch import ranks as module
-from trainer.launch.ranks import attempt_fields, run_forked, run_rank, run_threads
+from trainer.launch.ranks import run_forked, run_rank, run_threads
 from trainer.training.stopping import Stopped
 
 RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
-
-
-class Rank:
-    """Runs `train` as a rank's strategy and records calls and events in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.attempt: int | None = None  # set if torchrun restarts ranks
-        self.calls: list[str] = []
-        self.events: dict[str, dict[str, Any]] = {}
-        self._patch = monkeypatch
-
-    def run(self, train: Callable[[], TrainResult], closing: Exception | None = None) -> bool:
-        """closing: what the communicator raises when it is closed."""
-
-        def recorder(what: str, error: Exception | None = None) -> Callable[..., None]:
-            def record(*_: Any) -> None:
-                self.calls.append(what)
-                if error:
-                    raise error
-
-            return record
-
-        def write(kind: str, **fields: Any) -> None:
-            Event(0.0, "run", 0, "host", kind, fields).to_line().encode()  # raises if it is too large
-            self.calls.append(kind)
-            self.events[kind] = fields
-
-        self._patch.setattr(module, "exit_barrier", recorder("exit barrier"))
-        self._patch.setattr(module, "train", lambda *_: train())
-        comm: Any = SimpleNamespace(close=recorder("close", closing), abort=recorder("abort"))
-        spec = SimpleNamespace(strategy=SimpleNamespace(trains=True), debug=False)
-        task: Any = SimpleNamespace(spec=spec)
-        watchdog: Any = SimpleNamespace(exit_within=recorder("alarm"), follow=lambda _: None)
-        writer = EventWriter("run", 0)
-        self._patch.setattr(writer, "write", write)
-        context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
-        return run_rank(context, task, writer, watchdog, lambda: comm)
-
-    def fail(self, error: Exception) -> dict[str, Any]:
-        """Raise `error` during training; return the fields of the `failed` event."""
-
-        def train() -> TrainResult:
-            raise error
-
-        assert not self.run(train)
-        assert self.calls == ["failed", "abort"]
-        return self.events["failed"]
+LOST = CommunicationError("barrier failed")
+Run = Callable[..., tuple[bool, list[str], dict[str, dict[str, Any]]]]
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    return Rank(monkeypatch)
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run(outcome, closing, attempt)`: whether a rank succeeds, its calls and events, in order.
 
+    outcome: of its training. closing: what the communicator raises when it is closed. attempt: set if
+    torchrun restarts ranks.
+    """
 
-LOST = CommunicationError("barrier failed")
+    def run(outcome: Any, closing: Exception | None = None, attempt: int | None = None) -> Any:
+        calls, events = list[str](), dict[str, dict[str, Any]]()
+
+        def step(name: str, outcome: Any = None) -> Callable[..., Any]:
+            def act(*_: Any) -> Any:
+                calls.append(name)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
+
+            return act
+
+        def write(kind: str, **fields: Any) -> None:
+            Event(0.0, "run", 0, "host", kind, fields).to_line().encode()  # raises if it is too large
+            calls.append(kind)
+            events[kind] = fields
+
+        monkeypatch.setattr(module, "exit_barrier", step("exit barrier"))
+        monkeypatch.setattr(module, "train", step("train", outcome))
+        comm: Any = SimpleNamespace(close=step("close", closing), abort=step("abort"))
+        spec = SimpleNamespace(strategy=SimpleNamespace(trains=True), debug=False)
+        watchdog: Any = SimpleNamespace(exit_within=step("alarm"), follow=lambda _: None)
+        context, writer = NodeContext(0, 1, "gloo", Path(), attempt=attempt), SimpleNamespace(write=write)
+        task: Any = SimpleNamespace(spec=spec)
+        return run_rank(context, task, writer, watchdog, lambda: comm), calls, events  # type: ignore[arg-type]
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("attempt", "closing", "calls"),
+    ("outcome", "closing", "attempt", "calls"),
     [
-        (None, None, ["result", "alarm", "close", "done"]),
-        (None, LOST, ["result", "alarm", "close", "failed", "abort"]),
+        (RESULT, None, None, ["train", "result", "alarm", "close", "done"]),
+        (RESULT, LOST, None, ["train", "result", "alarm", "close", "failed", "abort"]),
+        (Stopped("SIGTERM"), LOST, None, ["train", "terminated", "alarm", "close"]),
         # After the exit barrier every result counts.
-        (0, None, ["result", "exit barrier", "done", "alarm", "close"]),
-        (0, LOST, ["result", "exit barrier", "done", "alarm", "close"]),
+        (RESULT, LOST, 0, ["train", "result", "exit barrier", "done", "alarm", "close"]),
     ],
-    ids=["done", "cannot close", "restarted", "restarted, cannot close"],
+    ids=["done", "cannot close", "stopped at a checkpoint", "restarted, cannot close"],
 )
-def test_order_of_events(
-    rank: Rank, attempt: int | None, closing: Exception | None, calls: list[str]
-) -> None:
-    rank.attempt = attempt
-    assert rank.run(lambda: RESULT, closing) == ("failed" not in calls)
-    assert rank.calls == calls
-    assert rank.events["result"] == RESULT.model_dump()
+def test_order_of_events(run: Run, outcome: Any, closing: Any, attempt: Any, calls: list[str]) -> None:
+    succeeded, found, events = run(outcome, closing, attempt)
+    assert (found, succeeded) == (calls, "failed" not in calls)
+    assert events.get("result", RESULT.model_dump()) == RESULT.model_dump()
+    assert "terminated" not in calls or events["terminated"]["cause"] == "stopped at a checkpoint: SIGTERM"
 
 
-def test_a_run_that_stops_at_a_checkpoint_has_not_failed(rank: Rank) -> None:
-    def stop() -> TrainResult:
-        raise Stopped("SIGTERM")
-
-    assert rank.run(stop, LOST)
-    assert rank.calls == ["terminated", "alarm", "close"]
-    assert rank.events["terminated"]["cause"] == "stopped at a checkpoint: SIGTERM"
-
-
-@pytest.mark.parametrize(
-    ("error", "cause", "peer"),
-    [
+def test_failed_event_has_cause_and_traceback(run: Run) -> None:
+    for error, cause, peer in (
         (KeyError("odd"), "KeyError: 'odd'", False),
         (DataError("mnist is not in data"), "mnist is not in data", False),
         (CommunicationError("all-reduce failed"), "all-reduce failed", True),
-    ],
-    ids=str,
-)
-def test_failed_event_has_cause_and_traceback(rank: Rank, error: Exception, cause: str, peer: bool) -> None:
-    reported = rank.fail(error)
-    assert (reported["cause"], reported["peer"]) == (cause, peer)
-    assert reported["traceback"].rstrip().endswith(str(error))
-    assert "in train" in reported["traceback"]
+    ):
+        succeeded, calls, events = run(error)
+        assert (succeeded, calls) == (False, ["train", "failed", "abort"])
+        reported = events["failed"]
+        assert (reported["cause"], reported["peer"]) == (cause, peer)
+        assert reported["traceback"].rstrip().endswith(str(error))
+        assert "in act" in reported["traceback"]
 
 
-@pytest.mark.parametrize("text", ["/data/", "/用户/数据/", "🙂", "line\n", '"', "C:\\", "\udcf6"], ids=repr)
-def test_long_failure_keeps_its_ends(rank: Rank, text: str) -> None:
+def test_long_failure_keeps_its_ends(run: Run) -> None:
     """Without the event, ranks waiting for this one would block until the timeout."""
-    reported = rank.fail(ValueError(f"{text * 4000}, last words"))
-    assert reported["cause"].startswith("ValueError: ")
-    assert reported["cause"].endswith("last words")
-    assert reported["traceback"].rstrip().endswith("last words")
-    assert min(len(reported["cause"]), len(reported["traceback"])) > 100
-
-
-def test_which_earlier_starts_are_reported() -> None:
-    """A rank that has returned counts its own, one that torchrun restarts those of all ranks."""
-    cases: list[tuple[dict[str, int], dict[str, int]]] = [
-        ({"incarnation": 2, "requeues": 3}, {"incarnation": 2}),
-        ({"attempt": 0, "requeues": 3}, {"attempt": 0}),
-        ({"requeues": 3}, {"attempt": 3}),
-        ({}, {}),
-    ]
-    for given, expected in cases:
-        assert attempt_fields(NodeContext(0, 1, "gloo", Path(), **given)) == expected
+    for text in ("/data/", "/用户/数据/", "🙂", "line\n", '"', "\udcf6"):
+        reported = run(ValueError(f"{text * 4000}, last words"))[2]["failed"]
+        assert reported["cause"].startswith("ValueError: ")
+        for field in ("cause", "traceback"):
+            assert reported[field].rstrip().endswith("last words")
+            assert len(reported[field]) > 100
 
 
 def test_threads_leave_the_time_limit_of_a_run_to_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +122,6 @@ def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.Monk
     """It terminates the others, which may be waiting for it."""
     written = []
 
-    def as_rank(rank: int) -> Any:
-        return SimpleNamespace(write=lambda kind, **fields: written.append((rank, kind, fields["signal"])))
-
     def forked(context: NodeContext, *_: Any) -> None:
         if context.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -175,6 +131,10 @@ def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "Watchdog", lambda *_: nullcontext())
     strategy = SimpleNamespace(shared_state=lambda _: None)
     task: Any = SimpleNamespace(spec=SimpleNamespace(strategy=strategy))
-    events: Any = SimpleNamespace(as_rank=as_rank)
+    events: Any = SimpleNamespace(
+        as_rank=lambda rank: SimpleNamespace(
+            write=lambda kind, **fields: written.append((rank, kind, fields))
+        )
+    )
     assert not run_forked(NodeContext(0, 3, "shared_memory", Path()), task, events, None)
-    assert written == [(1, "died", "SIGKILL")]
+    assert written == [(1, "died", {"cause": "killed by SIGKILL", "signal": "SIGKILL"})]

@@ -7,22 +7,17 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.core.clock import Clock
 from trainer.launch import watchdog as module
-from trainer.launch.position import _exchange
 from trainer.launch.watchdog import Watchdog
 from trainer.training.stopping import REQUEST
-
-Written = list[tuple[int, str, dict[str, Any]]]
 
 
 class Exit(BaseException):
@@ -30,23 +25,22 @@ class Exit(BaseException):
 
 
 class Watched:
-    """A watchdog of two ranks, whose loop runs in fake time until it would exit, or for 100 s."""
+    """A watchdog of two ranks, whose loop runs in fake time until it would exit, or for 100 s.
 
-    def __init__(self, patch: pytest.MonkeyPatch, orchestrator: int | None = None, **options: Any) -> None:
-        self.now, self.written, self.signals = 0.0, Written(), b""
+    signals: those that the process has received.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, *signals: int, **options: Any) -> None:
+        self.now, self.written, self.signals = 0.0, list[Any](), bytes(signals)
         self.code: int | None = None
         patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         polling = SimpleNamespace(register=lambda *_: None, poll=self._poll)
         patch.setattr(module, "select", SimpleNamespace(poll=lambda: polling, POLLIN=select.POLLIN))
         patch.setattr(os, "_exit", self._exit)
-        writers: Any = [
-            SimpleNamespace(rank=rank, write=self._writer(rank), write_text=lambda _: None)
-            for rank in range(2)
-        ]
-        self.watchdog = Watchdog(writers, orchestrator, **options)
-
-    def _writer(self, rank: int) -> Any:
-        return lambda kind, **fields: self.written.append((rank, kind, fields))
+        writers: Any = [SimpleNamespace(rank=rank, write_text=lambda _: None) for rank in range(2)]
+        for each in writers:
+            each.write = lambda kind, rank=each.rank, **fields: self.written.append((rank, kind, fields))
+        self.watchdog = Watchdog(writers, **{"orchestrator": None, **options})
 
     def _exit(self, code: int) -> None:
         self.code = code
@@ -68,78 +62,41 @@ class Watched:
         return self.code
 
 
-def test_the_last_timeout_of_all_ranks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Watched(monkeypatch)
-    one.watchdog.exit_within(0, 5)
-    assert one.run() is None  # the other rank still works
-    both = Watched(monkeypatch)
-    both.watchdog.exit_within(0, 5)
-    both.watchdog.exit_within(1, 20)
-    assert both.run() == 0
-    assert 20 < both.now <= 21
-    assert both.written == [(0, "done", {"forced": True}), (1, "done", {"forced": True})]
-    waiting = Watched(monkeypatch)
-    waiting.watchdog.exit_within(0, 5)
-    waiting.watchdog.exit_within(1, 5)
-    waiting.watchdog.has_closed(0)
-    assert waiting.run() is None
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    return partial(Watched, monkeypatch)
 
 
-def test_it_ends_with_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Watched(monkeypatch, os.getpid()).run() is None
+def test_the_last_timeout_of_all_ranks_counts(watched: Callable[..., Watched]) -> None:
+    for timeouts, closed, code in (({0: 5}, None, None), ({0: 5, 1: 20}, None, 0), ({0: 5, 1: 5}, 0, None)):
+        one = watched()
+        for rank, seconds in timeouts.items():
+            one.watchdog.exit_within(rank, seconds)
+        if closed is not None:
+            one.watchdog.has_closed(closed)
+        assert one.run() == code  # without both, a rank still works
+        assert one.written == [(rank, "done", {"forced": True}) for rank in range(2) if code == 0]
+        assert code is None or 20 < one.now <= 21
+
+
+def test_it_ends_with_the_orchestrator(watched: Callable[..., Watched]) -> None:
+    assert watched(orchestrator=os.getpid()).run() is None
     gone = subprocess.Popen(["true"])
     os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)  # leaves a zombie
-    watched = Watched(monkeypatch, gone.pid, loss="nobody is left")
-    assert watched.run() == 1
-    assert watched.written == [(rank, "terminated", {"cause": "nobody is left"}) for rank in range(2)]
+    one = watched(orchestrator=gone.pid, loss="nobody is left")
+    assert one.run() == 1
+    assert one.written == [(rank, "terminated", {"cause": "nobody is left"}) for rank in range(2)]
     gone.wait()
-    assert Watched(monkeypatch, gone.pid).run() == 1
+    assert watched(orchestrator=gone.pid).run() == 1
 
 
-def test_sigterm_stops_at_a_checkpoint_or_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    training = Watched(monkeypatch, stop_dir=tmp_path)
-    training.signals = bytes([signal.SIGTERM])
-    assert training.run() is None
+def test_sigterm_stops_at_a_checkpoint_or_at_once(watched: Callable[..., Watched], tmp_path: Path) -> None:
+    assert watched(signal.SIGTERM, stop_dir=tmp_path).run() is None
     assert (tmp_path / REQUEST).read_text() == "SIGTERM"
-    other = Watched(monkeypatch)
-    other.signals = bytes([signal.SIGCHLD])
-    assert other.run() is None
-    preparing = Watched(monkeypatch, stop_dir=tmp_path / "not yet")
-    preparing.signals = bytes([signal.SIGCHLD, signal.SIGTERM])
+    assert watched(signal.SIGCHLD).run() is None
+    preparing = watched(signal.SIGCHLD, signal.SIGTERM, stop_dir=tmp_path / "not yet")
     assert preparing.run() == 128 + signal.SIGTERM
     assert [each[:2] for each in preparing.written] == [(0, "terminated"), (1, "terminated")]
-
-
-def test_a_thread_that_ranks_share_has_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ranks, shown in (((0,), [True, False]), ((0, 1), [False, False])):
-        watched = Watched(monkeypatch)
-        watched.watchdog._threads[1] = -1  # a thread that has ended
-        for rank in ranks:
-            watched.watchdog.follow(rank)
-        watched.signals = bytes([signal.SIGTERM])
-        watched.run()
-        assert ["position" in fields for *_, fields in watched.written] == shown
-        assert {fields["cause"] for *_, fields in watched.written} == {"stopped by SIGTERM"}
-        if shown[0]:  # the innermost frame of the trainer
-            assert watched.written[0][2]["position"]["function"] == "_report_stop"
-
-
-def test_a_position_has_ranks_of_the_run_and_the_distance_of_a_shift() -> None:
-    found: list[Any] = []
-
-    class Noting(MemoryCommunicator):
-        def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
-            found.append(_exchange(sys._getframe(1)))
-            return buffer
-
-        def _broadcast(self, buffer: Tensor, root: int) -> None:
-            found.append(_exchange(sys._getframe(1)))
-
-    comm = Noting(0, 2, Clock(), ThreadGroup(2))
-    comm.run_ranks = [3, 5]
-    comm.shift(torch.zeros(3), 1)
-    comm.broadcast(torch.zeros(3), root=1)
-    assert [exchange.peer for exchange, _ in found] == [1, 5]
 
 
 def test_it_acts_in_a_process_with_more_than_1024_files() -> None:

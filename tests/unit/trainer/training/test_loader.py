@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
 from trainer.training.partition import Partition
 
 SAMPLES = 103  # prime: no batch size and no number of nodes divides it
+METHODS = ["batches", "synchronous_batches"]
 
 
 def split(samples: int = SAMPLES) -> Split:
@@ -42,9 +42,6 @@ def loader(
 
 def batches(one: BatchLoader, method: str, epoch: int = 1) -> list[tuple[Batch, np.ndarray]]:
     return [*getattr(one, method)(epoch)]
-
-
-METHODS = ["batches", "synchronous_batches"]
 
 
 class Parts(PartitionedSplit):
@@ -81,10 +78,9 @@ def test_synchronous_batches_of_any_parts(
     orders = [[*one.order(2)] for one in ranks]
     if length is not None:
         orders = [(order * length)[:length] for order in orders]
-    expected = [
-        [order[at : at + batch] for at in range(0, max(map(len, orders)), batch)] for order in orders
-    ]
-    skip = data.draw(st.integers(0, len(expected[0])))
+    steps = range(0, max(map(len, orders)), batch)
+    expected = [[order[at : at + batch] for at in steps] for order in orders]
+    skip = data.draw(st.integers(0, len(steps)))
     assert [sorted(part) for part in ranks[0].samples_by_part(2, uneven)] == [*map(sorted, orders)]
     for rank, one in enumerate(ranks):
         found = [*one.synchronous_batches(2, uneven, skip)]
@@ -92,7 +88,7 @@ def test_synchronous_batches_of_any_parts(
         for number, (each, indices) in enumerate(found, start=skip):
             in_step = [part[number] for part in expected]
             assert each.in_step == tuple(map(len, in_step)) == one.in_step(2, number + 1, uneven)
-            assert (each.step, each.steps, each.samples) == (number + 1, len(expected[0]), len(indices))
+            assert (each.step, each.steps, each.samples) == (number + 1, len(steps), len(indices))
             assert len(each.targets) == max(1, len(indices))  # one that does not count
             counted = [len(part) if weights is None else weights[part].sum() for part in in_step]
             share = counted[rank] / sum(counted) if sum(counted) else np.nan
@@ -100,15 +96,26 @@ def test_synchronous_batches_of_any_parts(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nodes_together_load_each_sample_once_per_epoch(method: str) -> None:
-    """With the image and the label of each, in the memory of the batch alone."""
+@pytest.mark.parametrize(
+    "partitioner",
+    ["stratified", {"name": "feature", "reshuffle": True}, {"name": "feature", "distortion": "rotation"}],
+)
+def test_nodes_together_load_each_sample_once_per_epoch(method: str, partitioner: Any) -> None:
+    """With image and label of each as the partitioner changes it, in the memory of the batch alone."""
     train = split()
+    ranks = [loader(rank, train=train, partitioner=partitioner) for rank in range(3)]
     for epoch in (1, 2):
         loaded: list[int] = []
-        for rank in range(5):
-            for batch, indices in batches(loader(rank, 5, train=train), method, epoch):
+        for rank, one in enumerate(ranks):
+            own, each = one.parts(epoch)[rank], one._spec.partitioner
+            rng = RngFactory(0).generator("distort", rank, epoch if each.reshuffle else 0)
+            images = np.zeros_like(train.inputs)
+            images[own] = each.transform_images(train.inputs[own], rank, 3, rng)
+            if partitioner != "stratified":
+                assert np.array_equal(images[own], train.inputs[own]) is (rank == 0)
+            for batch, indices in batches(one, method, epoch):
                 count = len(indices)  # or 0, with a sample that does not count
-                np.testing.assert_array_equal(batch.inputs[:count].numpy(), train.inputs[indices])
+                np.testing.assert_array_equal(batch.inputs[:count].numpy(), images[indices])
                 np.testing.assert_array_equal(batch.targets[:count].numpy(), train.labels[indices])
                 assert (batch.inputs.dtype, batch.targets.dtype) == (torch.float32, torch.int64)
                 assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
@@ -116,17 +123,6 @@ def test_nodes_together_load_each_sample_once_per_epoch(method: str) -> None:
                 batch.inputs.zero_()
         assert sorted(loaded) == list(range(SAMPLES))
     np.testing.assert_array_equal(train.inputs, split().inputs)
-
-
-def test_own_batches_hold_the_remaining_samples() -> None:
-    one = loader(0, 2)  # 52 samples
-    found = batches(one, "batches")
-    assert [len(batch.targets) for batch, _ in found] == [10, 10, 10, 10, 10, 2]
-    assert found[-1][0].share == pytest.approx(2 / 3)  # the other node has 51
-    assert np.isnan(replace(found[0][0], weights=[0.0, 0.0]).share)
-    assert [(batch.step, batch.steps) for batch, _ in found] == [(step, 6) for step in range(1, 7)]
-    resumed = [indices.tolist() for _, indices in one.batches(1, skip=2)]
-    assert resumed == [indices.tolist() for _, indices in found[2:]]
 
 
 def test_order_depends_on_rank_epoch_and_seed() -> None:
@@ -140,37 +136,14 @@ def test_order_depends_on_rank_epoch_and_seed() -> None:
     assert len({tuple(np.argsort(order)) for order in orders}) == 5  # different permutations
 
 
-@pytest.mark.parametrize("reshuffle", [False, True])
-def test_split_is_equal_on_all_ranks_and_changes_if_it_is_reshuffled(reshuffle: bool) -> None:
-    fields = {"partitioner": {"name": "random_partition", "reshuffle": reshuffle}}
-    one, other = loader(0, **fields), loader(2, **fields)
-    first, second = ([part.tolist() for part in one.parts(epoch)] for epoch in (1, 2))
-    assert (first != second) is reshuffle
-    assert [part.tolist() for part in other.parts(2)] == second
-    assert [part.tolist() for part in one.parts(1)] == first  # repeatable
-    assert sorted(one.order(2)) == sorted(second[0])
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("distortion", "reshuffle"), [("noise", True), ("rotation", False)])
-def test_images_are_distorted_by_the_partitioner(method: str, distortion: str, reshuffle: bool) -> None:
-    train = split()
-    fields = {"partitioner": {"name": "feature", "distortion": distortion, "reshuffle": reshuffle}}
-    for rank in range(3):
-        one = loader(rank, train=train, **fields)
-        for epoch in (1, 2):
-            own = one.parts(epoch)[rank]
-            rng = RngFactory(0).generator("distort", rank, epoch if reshuffle else 0)
-            seen = one._spec.partitioner.transform_images(train.inputs[own], rank, 3, rng)
-            assert np.array_equal(seen, train.inputs[own]) is (rank == 0)
-            for batch, indices in batches(one, method, epoch):
-                positions = [own.tolist().index(i) for i in indices]
-                np.testing.assert_array_equal(batch.inputs[: len(indices)].numpy(), seen[positions])
-                assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
-    np.testing.assert_array_equal(train.inputs, split().inputs)
-    plain = loader(2, train=train, partitioner="feature", strategy="fault_injection")  # no partition
-    for batch, indices in plain.batches(1):
-        np.testing.assert_array_equal(batch.inputs.numpy(), train.inputs[indices])
+def test_split_is_equal_on_all_ranks_and_changes_if_it_is_reshuffled() -> None:
+    for reshuffle in (False, True):
+        fields = {"partitioner": {"name": "random_partition", "reshuffle": reshuffle}}
+        one, other = ([loader(rank, **fields).parts(epoch) for epoch in (1, 2, 1)] for rank in (0, 2))
+        first, second, again = ([part.tolist() for part in parts] for parts in one)
+        assert (first != second) is reshuffle
+        assert again == first  # repeatable
+        assert [part.tolist() for part in other[1]] == second
 
 
 def test_augmentation_draws_depend_on_seed_rank_epoch_and_step() -> None:

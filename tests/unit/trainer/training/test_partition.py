@@ -1,7 +1,8 @@
-"""Mistakes in the partition of a run: what the preview shows, and defects that pass."""
+"""Mistakes in what a run draws: its partition, what the preview shows, and what the seed varies."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from tests.unit.training import train
+from trainer.core.rng import SOURCES
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.certificate import CoverageTracker, partition_record
+from trainer.models.layers.dropout import Dropout
 from trainer.spec.registries import PARTITIONERS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import BatchLoader
@@ -47,7 +50,7 @@ def preview(of: Task, epoch: int = 1) -> PartitionSummary:
         ([np.arange(60), np.arange(60, 121)], False, "part 1 has 120; expected: integers from 0 to 119"),
         ([np.arange(60), np.array([3, 3, 4])], False, "part 1 has sample 3 2 times"),
     ],
-    ids=["overlap", "gap", "outside", "repeated"],
+    ids=range(4),
 )
 def test_run_fails_with_a_cause_that_names_the_partitioner(
     monkeypatch: pytest.MonkeyPatch, split: list[Indices], declares: bool, cause: str
@@ -59,17 +62,16 @@ def test_run_fails_with_a_cause_that_names_the_partitioner(
         train("all_reduce", 2, partitioner="broken")
 
 
-@pytest.mark.parametrize("name", PARTITIONERS.entries)
-def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on(name: str) -> None:
-    for reshuffle in (False, True) if PARTITIONERS.load(name).random else (False,):
-        of = task(partitioner={"name": name, "reshuffle": reshuffle})
-        data, size = of.data, of.spec.world_size
-        loaders = [BatchLoader(data.train, of.spec, of.rngs, rank, size) for rank in range(size)]
-        for epoch in (1, 2):
-            parts = [np.concatenate([i for _, i in loader.batches(epoch)]) for loader in loaders]
-            records = [partition_record(epoch, part, data.train.labels, data.classes) for part in parts]
-            spread = CoverageTracker(len(data.train.labels), size).epoch(epoch, parts)
-            found = preview(of, epoch)
+def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on() -> None:
+    for name in PARTITIONERS.entries:
+        for reshuffle in (False, True) if PARTITIONERS.load(name).random else (False,):
+            of = task(partitioner={"name": name, "reshuffle": reshuffle})
+            data, size = of.data, of.spec.world_size
+            loaders = [BatchLoader(data.train, of.spec, of.rngs, rank, size) for rank in range(size)]
+            parts = [np.concatenate([i for _, i in loader.batches(2)]) for loader in loaders]
+            records = [partition_record(2, part, data.train.labels, data.classes) for part in parts]
+            spread = CoverageTracker(len(data.train.labels), size).epoch(2, parts)
+            found = preview(of, epoch=2)
             assert found.labels.tolist() == [[*record.labels] for record in records]
             assert found.sizes.tolist() == [len(part) for part in parts]
             assert (found.coverage, found.overlap) == (spread.coverage, spread.overlap)
@@ -78,15 +80,35 @@ def test_the_preview_equals_the_certificate_of_the_data_that_ranks_train_on(name
             assert found.earth_movers_distance == distances
 
 
-def test_what_a_partition_depends_on() -> None:
-    """Seed and number of ranks, and not the strategy, unless it trains on the whole set."""
-    usual = preview(task()).labels.tolist()
-    assert preview(task(seed=8)).labels.tolist() != usual
-    for strategy in ("one_shot", "hogwild"):
-        assert preview(task(strategy=strategy)).labels.tolist() == usual
-    nodes = preview(task(4)).labels.tolist()
-    assert nodes == preview(task(2, processes_per_node=2)).labels.tolist()
-    whole = preview(task(1, strategy="serial"))
-    assert (whole.sizes.tolist(), whole.coverage, whole.overlap) == ([301], 1.0, 0.0)
-    seen = PartitionSummary(np.array([[3, 0, 1], [0, 0, 2]]), 1.0, 0.0, (0.0, 0.0), (0.0, 0.0))
-    assert seen.classes_held.tolist() == [2, 1]
+# What the seed of a run varies
+
+SUBSETS = [[*vary] for count in range(4) for vary in combinations(SOURCES, count)]
+
+
+def drawn(seed: int, vary: list[str], rank: int = 1) -> dict[str, Any]:
+    """What a rank draws from each source: values of which each depends on the seed."""
+    of = task(2, seed=seed, vary=vary, model="lenet", partitioner="random_partition")
+    loader = BatchLoader(of.data.train, of.spec, of.rngs, rank, size=2)
+    parts, model = loader.parts(1), of.build_model(rank)
+    dropout = next(module.generator for module in model.modules() if isinstance(module, Dropout))
+    return {
+        "init": [[parameter.tolist() for parameter in model.parameters()]],
+        "split": [parts[1].tolist(), preview(of).labels.tolist()],
+        "order": [np.searchsorted(parts[rank], loader.order(1)).tolist(), dropout.initial_seed()],
+    }
+
+
+def test_seed_changes_only_what_it_varies() -> None:
+    fixed = drawn(0, [*SOURCES])
+    for vary in SUBSETS:
+        first, second = drawn(1, vary), drawn(2, vary)
+        for source in SOURCES:
+            for one, other, of_seed_0 in zip(first[source], second[source], fixed[source], strict=True):
+                assert (one != other) is (source in vary)
+                assert (one == of_seed_0) is (source not in vary)
+
+
+def test_ranks_start_alike_and_draw_apart() -> None:
+    first, second = (drawn(1, [*SOURCES], rank) for rank in range(2))
+    assert (first["init"], first["split"]) == (second["init"], second["split"])
+    assert all(one != other for one, other in zip(first["order"], second["order"], strict=True))

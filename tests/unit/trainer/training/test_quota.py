@@ -2,80 +2,45 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainer.core.cgroup import throttle_mark
 from trainer.core.context import NodeContext
-from trainer.core.events import EventReader, EventWriter
-from trainer.launch.environment import LaunchError, read_context
-from trainer.spec.run_spec import RunSpec
 from trainer.training import limits
 from trainer.training.bare_session import BareSession
-from trainer.training.limits import QuotaError, wait_for_limits
-
-RUN: dict[str, Any] = {"strategy": "ddp", "nodes": 2, "cpus": 1, "node_speed": [1, 0.25]}
+from trainer.training.limits import QuotaError
 
 
-def context(rank: int, **environment: str) -> NodeContext:
-    """The rank's context. It reads its quota from the environment."""
-    ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "SHARDYARD_RENDEZVOUS": "/store"}
-    return read_context(RunSpec.model_validate(RUN), {**ranks, **environment})
-
-
-def kinds(directory: Path) -> list[str]:
-    return [event.kind for event in EventReader(directory).new()]
-
-
-@pytest.fixture
-def events(tmp_path: Path) -> Iterator[EventWriter]:
-    writer = EventWriter("run", 1, tmp_path, console=io.StringIO())
-    yield writer
-    writer.close()
+def start(done: list[Any], **fields: Any) -> None:
+    """Start a rank, whose events are added to `done`."""
+    writer: Any = SimpleNamespace(write=lambda kind, **_: done.append(kind))
+    BareSession(NodeContext(1, 2, "gloo", Path(), **fields), writer).start()
 
 
 @pytest.mark.parametrize("in_force", [True, False])
 def test_a_rank_in_a_container_waits_for_the_control_group(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, events: EventWriter, in_force: bool
+    monkeypatch: pytest.MonkeyPatch, in_force: bool
 ) -> None:
-    waits: list[tuple[float, list[str]]] = []
-
-    def wait_for_quota(cpus: float, timeout_s: float) -> bool:
-        waits.append((cpus, kinds(tmp_path)))
-        return in_force
-
-    monkeypatch.setattr(limits, "wait_for_quota", wait_for_quota)
-    session = BareSession(context(1, SHARDYARD_CPU_QUOTA="0.25"), events)
-    if in_force:
-        session.start()
-    else:
-        with pytest.raises(QuotaError, match=r"0\.25"):
-            session.start()
-    assert waits == [(0.25, ["ready"])]  # the orchestrator waits for this event
-    assert kinds(tmp_path) == ["ready", "train_start"] if in_force else ["ready"]
+    """The orchestrator sets it once the rank is ready."""
+    done: list[Any] = []
+    monkeypatch.setattr(limits, "wait_for_quota", lambda cpus, _: done.append(cpus) or in_force)
+    with nullcontext() if in_force else pytest.raises(QuotaError, match=r"0\.25"):
+        start(done, cpu_quota=0.25)
+    assert done == ["ready", 0.25, *(["train_start"] if in_force else [])]
 
 
-def test_a_rank_of_the_slower_local_node_waits_for_the_throttle(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, events: EventWriter
+def test_a_rank_of_a_slower_local_node_waits_for_the_throttle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(limits, "QUOTA_S", 0.05)
-    first, last = (context(rank, SHARDYARD_THROTTLED=str(tmp_path)) for rank in (0, 1))
-    wait_for_limits(first, events)
-    assert kinds(tmp_path) == []  # only the last node is throttled
+    done: list[Any] = []
+    start(done)
     with pytest.raises(QuotaError, match=r"0\.25"):
-        wait_for_limits(last, events)
-    throttle_mark(tmp_path, 1).touch()
-    wait_for_limits(last, events)
-    assert kinds(tmp_path) == ["ready", "ready"]
-
-
-def test_a_rank_without_a_quota_does_not_wait(tmp_path: Path, events: EventWriter) -> None:
-    for environment in ({}, {"SHARDYARD_CPU_QUOTA": ""}):  # empty after a bare `docker compose up`
-        wait_for_limits(context(1, **environment), events)
-    assert kinds(tmp_path) == []
-    with pytest.raises(LaunchError, match="SHARDYARD_CPU_QUOTA"):
-        context(1, SHARDYARD_CPU_QUOTA="much")
+        start(done, cpu_quota=0.25, throttle_mark=tmp_path / "mark")
+    (tmp_path / "mark").touch()
+    start(done, cpu_quota=0.25, throttle_mark=tmp_path / "mark")
+    assert done == ["train_start", "ready", "ready", "train_start"]

@@ -10,32 +10,27 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from tests.unit.training import SMALL, train
+from tests.unit.training import train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.memory import Activations
 from trainer.training.recompute import recompute_in_backward
 
-TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 39, "test_samples": 8}
 GPT = {"name": "gpt", "layers": 4, "width": 32, "heads": 4, "dropout": 0.2}
+TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 21, "test_samples": 8}
 ADAM: dict[str, Any] = {"batch_size": 9, "optimizer": "adam", "lr": 0.002, "epochs": 1}
 ON_TOKENS: dict[str, Any] = {"model": GPT, "dataset": TOKENS, **ADAM}
 EXPERTS: dict[str, Any] = {**ON_TOKENS, "model": {**GPT, "experts": 3}}
 ROTATED: dict[str, Any] = {**ON_TOKENS, "model": {**GPT, "positions": "rope"}}
-IMAGES = {"name": "synthetic", "samples": 65, "test_samples": 8, "height": 12, "width": 12}
-ON_IMAGES: dict[str, Any] = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": IMAGES, "epochs": 1}
-PIPELINE = {"name": "pipeline", "split_points": ["block3"], "schedule": "1f1b"}
-INTERLEAVED = {**PIPELINE, "split_points": ["block2", "block3", "block4"], "schedule": "interleaved"}
+CUTS = ["block2", "block3", "block4"]
+INTERLEAVED = {"name": "pipeline", "split_points": CUTS, "schedule": "interleaved"}
 
 
 @pytest.mark.parametrize(
     ("which", "strategy", "ranks", "fields", "largest"),
     [
         pytest.param("full", "serial", 1, ON_TOKENS, 0.4, id="dropout"),
-        pytest.param("full", "local_sgd", 2, ON_IMAGES, 0.5, id="running statistics"),
-        pytest.param("full", PIPELINE, 2, EXPERTS, 0.55, id="unequal micro-batches"),
-        pytest.param("full", INTERLEAVED, 2, ON_TOKENS, 0.5, id="interleaved"),
+        pytest.param("full", INTERLEAVED, 2, EXPERTS, 0.55, id="unequal micro-batches of chunks"),
         # Without the rotated queries and keys:
-        pytest.param("selective", "serial", 1, ROTATED, 0.93, id="selective"),
         pytest.param("selective", "tensor_parallel", 2, ROTATED, 0.93, id="selective on a split"),
     ],
 )
@@ -57,10 +52,9 @@ def test_running_statistics_are_updated_once() -> None:
         return model
 
     plain, again = trained("none"), trained("full")
-    assert again[0][1].num_batches_tracked == 1
     assert again[0][1].momentum == plain[0][1].momentum
     for mine, other in zip(again.state_dict().values(), plain.state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+        assert torch.equal(mine, other)
 
 
 def test_the_repeated_pass_counts_among_the_activations() -> None:
@@ -71,10 +65,12 @@ def test_the_repeated_pass_counts_among_the_activations() -> None:
     blocks = [nn.Sequential(nn.Linear(8, 100), nn.Tanh(), nn.Linear(100, 8)) for _ in range(5)]
     model = nn.Sequential(nn.Flatten(), *blocks)
     recompute_in_backward(model, "full")
-    assert "forward" not in vars(model[0])
     with Activations() as activations:
         model(torch.randn(10, 8)).sum().backward()
     assert activations.peak_bytes == 4 * 10 * (5 * 8 + 100)
+
+
+SYNCHRONISED = {"name": "wide_resnet", "norm": "sync_batch"}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +82,11 @@ def test_the_repeated_pass_counts_among_the_activations() -> None:
         ("full", {"strategy": "rpc_split"}, ["rpc_split", "threads"]),
         ("full", {"strategy": {"name": "pipeline", "schedule": "zero_bubble"}}, ["zero_bubble", ": none"]),
         ("selective", {"model": "lenet", "dataset": "digits"}, ["lenet has no attention", "none, full"]),
-        (
-            "full",
-            {"model": {"name": "wide_resnet", "norm": "sync_batch"}, "dataset": "digits"},
-            ["wide_resnet", "sync_batch", "allowed: none"],
-        ),
+        ("full", {"model": SYNCHRONISED, "dataset": "digits"}, ["wide_resnet", "sync_batch", ": none"]),
     ],
-    ids=["tensor", "context", "expert", "rpc", "zero_bubble", "no attention", "sync_batch"],
 )
 def test_what_cannot_run_again_is_refused(which: str, fields: dict[str, Any], facts: list[str]) -> None:
-    run = {**SMALL, **ON_TOKENS, "nodes": 2, "strategy": "all_reduce", "recompute": which, **fields}
+    run = {**ON_TOKENS, "nodes": 2, "strategy": "all_reduce", "recompute": which, **fields}
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate(run)
     (error,) = caught.value.errors()

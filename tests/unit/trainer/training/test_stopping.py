@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,63 +13,30 @@ from trainer.training.stopping import MARGIN, REQUEST, SAVED, StopAgreement, req
 POLL_S = 0.01
 
 
-@pytest.mark.parametrize("first", [(0,), (5, 5), (0, 3, 40)], ids=str)
-def test_ranks_stop_at_the_same_point(tmp_path: Path, first: Sequence[int]) -> None:
-    """They begin at `first`, and steps take a while, as those of a rank that computes."""
-    ranks, requested = len(first), threading.Event()
-    found: list[int | None] = [None] * ranks
+class Passing(threading.Event):
+    """Lets a rank pass five points within one poll, and asks it to stop."""
 
-    def run(rank: int) -> None:
-        agreement = StopAgreement(tmp_path, rank, ranks, POLL_S)
-        agreement.watch(first[rank])
-        requested.wait()
-        for point in range(first[rank] + 1, 100_000):
-            if agreement.bounds(point):
-                agreement.wait(20)
-                if agreement.stops(point):
-                    found[rank] = point
-                    break
-            threading.Event().wait(POLL_S / 2)
-        agreement.close()
+    def __init__(self, agreement: StopAgreement, directory: Path) -> None:
+        super().__init__()
+        self.agreement, self.directory = agreement, directory
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    def wait(self, timeout: float | None = None) -> bool:
+        self.agreement.bounds(5)
+        (self.directory / REQUEST).touch()
+        return False
+
+
+def test_a_fast_rank_proposes_a_point_further_ahead_and_the_latest_point_counts(tmp_path: Path) -> None:
+    slow, fast = (StopAgreement(tmp_path, rank, 2, POLL_S) for rank in range(2))
+    slow._passed = 3
+    fast._closed = Passing(fast, tmp_path)
+    threads = [threading.Thread(target=each._run, daemon=True) for each in (fast, slow)]
     for thread in threads:
         thread.start()
-    assert request_stop(tmp_path, "a test")
-    requested.set()
-    for thread in threads:
-        thread.join(30)
-    assert len({*found}) == 1
-    assert (found[0] or 0) > max(first)
-
-
-def test_the_latest_point_of_all_ranks_counts(tmp_path: Path) -> None:
-    """Each rank proposes a point ahead of it, further ahead the faster it is."""
-    agreements = [StopAgreement(tmp_path, rank, 2, POLL_S) for rank in range(2)]
-    for agreement, passed in zip(agreements, (3, 9), strict=True):
-        agreement._passed = passed
-    (tmp_path / REQUEST).write_text("a test")
-    for agreement in agreements:
-        threading.Thread(target=agreement._run, daemon=True).start()
-    for agreement, passed in zip(agreements, (3, 9), strict=True):
+    for agreement, bound in ((slow, 4), (fast, 6 + 5 * MARGIN)):
         agreement.wait(10)
-        assert agreement.agreed
-        assert [agreement.bounds(point) for point in (passed, passed + 1)] == [False, True]
-        assert [agreement.stops(point) for point in (9, 10, 11)] == [False, True, True]
-
-
-def test_a_fast_rank_proposes_a_point_further_ahead(tmp_path: Path) -> None:
-    agreement = StopAgreement(tmp_path, 0, 1, 60.0)
-
-    class Waited(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            agreement.bounds(5)  # passed within one poll
-            (tmp_path / REQUEST).write_text("a test")
-            return False
-
-    agreement._closed = Waited()
-    agreement._run()
-    assert [agreement.stops(point) for point in (5 + 5 * MARGIN, 6 + 5 * MARGIN)] == [False, True]
+        assert [agreement.stops(point) for point in (5 + 5 * MARGIN, 6 + 5 * MARGIN)] == [False, True]
+        assert [agreement.bounds(point) for point in (bound - 1, bound)] == [False, True]
 
 
 def test_nothing_happens_without_a_request(tmp_path: Path) -> None:
@@ -87,7 +53,6 @@ def test_nothing_happens_without_a_request(tmp_path: Path) -> None:
 def test_first_reason_counts(tmp_path: Path) -> None:
     assert request_stop(tmp_path, "the time limit")
     assert request_stop(tmp_path, "SIGTERM")
-    assert StopAgreement(tmp_path, 1, 2).saved() == "the time limit"
-    assert not (tmp_path / SAVED).exists()
-    StopAgreement(tmp_path, 0, 2).saved()
-    assert (tmp_path / SAVED).exists()
+    for rank in (1, 0):
+        assert StopAgreement(tmp_path, rank, 2).saved() == "the time limit"
+        assert (tmp_path / SAVED).exists() is (rank == 0)
