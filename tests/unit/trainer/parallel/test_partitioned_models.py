@@ -104,12 +104,7 @@ CASES: dict[str, tuple[Any, int, Any, dict[str, Any]]] = {
     "mesh-pad": (hybrid({"data": 3}, uneven="pad", micro_batches=2), 3, VGG, IMAGES),
     "mesh-replicated-dropout": (hybrid({"data": 2, "tensor": 2}, micro_batches=1), 4, LLAMA, CLIPPED),
     "mesh-images": (hybrid({"pipeline": 2, "tensor": 2}), 4, VGG, {**IMAGES, **CLIPPED}),
-    "mesh-statistics": (
-        hybrid(EIGHT, micro_batches=1, split_points=["flatten"]),
-        8,
-        {**VGG, "norm": "batch"},
-        IMAGES,
-    ),
+    "mesh-statistics": (hybrid(EIGHT, micro_batches=1), 8, {**VGG, "norm": "batch"}, IMAGES),
     "mesh-interleaved": (hybrid(EIGHT, schedule="interleaved", split_points=POINTS), 8, GPT, CLIPPED),
     "mesh-zero_bubble": (hybrid(EIGHT, schedule="zero_bubble", split_points=["block2"]), 8, GPT, {}),
 }
