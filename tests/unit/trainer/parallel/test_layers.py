@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,15 @@ def test_attention_and_its_gradients_are_those_of_one_rank(
 def test_tokens_come_back_in_their_places_and_so_do_gradients() -> None:
     """Rank 0 sends none to the last rank's experts, and rank 1 all."""
 
-    def experts() -> Experts:
-        torch.manual_seed(0)
-        return Experts(Mlp(WIDTH, 8, "gelu") for _ in range(5)).double()
-
-    whole, loads = experts(), [[2, 0, 3, 1, 0], [0, 0, 0, 0, 4], [1, 1, 1, 1, 1]]
+    torch.manual_seed(0)
+    loads = [[2, 0, 3, 1, 0], [0, 0, 0, 0, 4], [1, 1, 1, 1, 1]]
+    whole = Experts(Mlp(WIDTH, 8, "gelu") for _ in range(5)).double()
+    copies = [deepcopy(whole) for _ in loads]
     inputs = [torch.randn(sum(load), WIDTH, dtype=torch.float64).requires_grad_() for load in loads]
 
     def on_rank(comm: Communicator) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-        layer, x = (
-            DividedExperts(experts(), comm, through_ranks),
-            inputs[comm.rank].detach().requires_grad_(),
-        )
-        y = layer(x, loads[comm.rank])
+        layer, x = DividedExperts(copies[comm.rank], comm, through_ranks), inputs[comm.rank].detach()
+        y = layer(x.requires_grad_(), loads[comm.rank])
         ((y**2).sum() * (comm.rank + 1)).backward()
         return y.detach(), x.grad, [each.grad for each in layer.own.parameters()]
 

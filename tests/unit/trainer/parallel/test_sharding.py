@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,16 +17,9 @@ def test_the_broadcasts_of_zero1_are_a_collective_whose_first_record_has_the_tim
     from trainer.parallel.sharding import BroadcastSpan
 
     wall, cpu = FakeTime(0.0), FakeTime(0.0)
-    comm: Any = MemoryCommunicator(1, 3, Clock(wall, cpu), ThreadGroup(3))
+    comm = MemoryCommunicator(1, 3, Clock(wall, cpu), ThreadGroup(3))
     comm.clock.start()
-    records: list[tuple[Any, ...]] = []
-    comm.clock.tracer = SimpleNamespace(
-        full=False,
-        on_own_thread=False,
-        group=lambda _: 0,
-        begin_work=lambda *_: None,
-        exchange=lambda *record: records.append(record),
-    )
+    comm.clock.tracer = tracer = MagicMock(full=False, on_own_thread=False, group=lambda _: 0)
     span = BroadcastSpan(comm, [(0, 100), (1, 40), (1, 2), (2, 7)])
     with comm.clock.phase("compute"):
         wall.pass_(1.0)
@@ -39,7 +31,7 @@ def test_the_broadcasts_of_zero1_are_a_collective_whose_first_record_has_the_tim
     assert comm.traffic.collectives == [(1.0, 6.0)]
     assert (comm.clock.seconds["compute"], comm.clock.seconds["communicate"]) == (1.0, 5.0)
     assert comm.clock.cpu_seconds["communicate"] == 0.5
-    assert records == [
+    assert [each.args for each in tracer.exchange.call_args_list] == [
         (Kind.BROADCAST, 0, 1.0, 6.0, 100, 0, 0.5),
         (Kind.BROADCAST, 0, 6.0, 6.0, 40, 1, 0.0),
         (Kind.BROADCAST, 0, 6.0, 6.0, 2, 1, 0.0),

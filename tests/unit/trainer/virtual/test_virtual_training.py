@@ -19,7 +19,7 @@ from trainer.core.events import Event, format_event
 from trainer.core.trace import WORK_PHASES
 from trainer.data.cache import DatasetCache
 from trainer.launch import threads
-from trainer.spec.registries import OPTIMIZERS, PARTITIONERS, STRATEGIES
+from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.described import cluster_of_run
 from trainer.time_model.simulate import simulate
@@ -52,8 +52,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Every strategy, with partitioners and optimizers in turn, and what ranks share or divide."""
-    partitioners, optimizers = cycle(PARTITIONERS.entries), cycle(OPTIMIZERS.entries)
+    """Every strategy, and what ranks share or divide."""
     absent = {"participation": {"fraction": 0.4}}
     special: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
         "pipeline": ({"split_points": ["conv2", "fc1"]}, 3, {}),
@@ -67,13 +66,9 @@ def cases() -> Iterator[tuple[str, Case]]:
     }
     for strategy in VIRTUAL:
         parameters, nodes, fields = special.get(strategy, ({}, 3, {}))
-        fields = {**fields_for(strategy), **fields, "lr": 0.01}
-        kind = STRATEGIES.load(strategy)
-        if not kind.partitions_model:
-            fields["partitioner"] = next(partitioners)
-        fields["optimizer"] = next(optimizers)
-        if OPTIMIZERS.load(fields["optimizer"]).layerwise and not kind.full_gradients:
-            fields["optimizer"] = next(optimizers)
+        fields = {"optimizer": "adam", "lr": 0.01, **fields_for(strategy), **fields}
+        if not STRATEGIES.load(strategy).partitions_model:
+            fields["partitioner"] = "quantity"
         yield strategy, Case({"name": strategy, **parameters}, nodes, fields)
     for compression, uneven in (("top_k", "drop"), ("power_sgd", "pad")):
         compressed = {"name": "all_reduce", "compression": compression, "uneven": uneven}
