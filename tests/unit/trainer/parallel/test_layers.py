@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,23 +13,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.unit.threads import running_clock, together
-from tests.unit.trainer.conformance.test_conformance_models import UNSCALED
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.data.base import Data, Split
-from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import ChannelDropout
 from trainer.models.layers.experts import Experts
 from trainer.models.layers.transformer import Mlp
-from trainer.models.lenet import LeNet
 from trainer.parallel.expert_replica import DividedExperts
 from trainer.parallel.split_backward import SplitLayers
-from trainer.parallel.tensor_layers import ModelSharder, ParallelLayer, ShardedDropout, Sharding
-from trainer.spec.run_spec import RunSpec
+from trainer.parallel.tensor_layers import ParallelLayer, ShardedDropout, Sharding
 from trainer.strategies.context_parallel import ring_attention, ulysses_attention
 from trainer.strategies.expert_parallel import through_ranks
 from trainer.strategies.tensor_parallel import column_parallel, row_parallel
-from trainer.training.task import Task
 
 WINDOW, WIDTH = 12, 16
 
@@ -41,11 +31,6 @@ WINDOW, WIDTH = 12, 16
 def rank_of(rank: int, size: int) -> MemoryCommunicator:
     """A communicator for code that reads only its rank and size."""
     return MemoryCommunicator(rank, size, running_clock(), ThreadGroup(size))
-
-
-def sharder(pairs: list[ParallelPair]) -> ModelSharder:
-    """Of rank 1 of 2."""
-    return ModelSharder(pairs, rank_of(1, 2), column_parallel, row_parallel)
 
 
 # Exchanges of attention and experts
@@ -169,28 +154,3 @@ def test_sharded_channel_dropout_draws_the_mask_of_the_whole_model() -> None:
         drawing = ChannelDropout(0.5, torch.Generator().manual_seed(3))
         mine = ShardedDropout(drawing, sharding)(torch.ones(6, sharding.sizes[rank], 4, 5))
         assert torch.equal(mine, sharding.shard(expected, dim=1))
-
-
-def test_a_layer_with_weights_inside_a_pair_is_refused() -> None:
-    shard = sharder([ParallelPair("first", "second", 4)])
-    shard("first", nn.Linear(3, 4))
-    with pytest.raises(TypeError, match="Linear"):
-        shard("between", nn.Linear(4, 4))
-
-
-def test_at_most_one_full_block_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task(RunSpec(strategy="tensor_parallel", nodes=2), Path())
-    split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, 10, UNSCALED)
-    built: list[weakref.ref[nn.Parameter]] = []
-    blocks = LeNet.blocks
-
-    def checked_blocks(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
-        for name, block in blocks(*arguments):
-            assert all(weight() is None for weight in built), f"when {name} is built"
-            built.extend(weakref.ref(weight) for weight in block.parameters() if weight.dim() > 1)
-            yield name, block
-
-    monkeypatch.setattr(LeNet, "blocks", checked_blocks)
-    task.build_model(0, take=sharder(task.spec.model.tensor_parallel_pairs))
-    assert len(built) == 4

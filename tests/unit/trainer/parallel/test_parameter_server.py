@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.unit.conftest import FakeTime
 from trainer.comm.base import CommunicationError
@@ -20,36 +18,6 @@ from trainer.comm.rpc_requests import RpcRequests
 from trainer.core.clock import Clock
 from trainer.parallel import parameter_server as module
 from trainer.parallel.parameter_server import BoundedStaleness, Server, Worker
-
-
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=4),
-    st.sampled_from([None, 0, 1, 3]),
-    st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30),
-)
-def test_a_worker_is_at_most_as_far_ahead_of_the_slowest_unfinished_one_as_allowed(
-    steps: list[int], bound: int | None, events: list[tuple[int, bool]]
-) -> None:
-    """Whatever workers complete steps in which order, and some are lost."""
-    progress = BoundedStaleness(dict(enumerate(steps, start=1)), bound)
-    left, done = dict(enumerate(steps, start=1)), dict.fromkeys(range(1, len(steps) + 1), 0)
-    for number, lost in events:
-        rank = number % len(steps) + 1
-        if lost and number == 3:
-            progress.drop(rank)
-            left[rank] = 0
-        elif left[rank]:
-            progress.complete_step(rank)
-            left[rank] -= 1
-            done[rank] += 1
-        unfinished = [each for each in left if left[each]]
-        assert progress.unfinished == unfinished
-        for each in unfinished:
-            ahead = done[each] - min(done[other] for other in unfinished)
-            assert progress.may_start_step(each) == (bound is None or ahead <= bound)
-
-
-# The server
 
 
 class ServerOfTwo(Requests):
@@ -81,15 +49,11 @@ class ServerOfTwo(Requests):
         for rank in self.dead.intersection(ranks):
             raise CommunicationError(f"node {rank} is gone")
 
-    def pull(self, *ranks: int) -> None:
-        self.waiting += [Request(rank, None) for rank in ranks]
-
-    def push(self, *ranks: int) -> None:
-        self.waiting += [Request(rank, torch.ones(5)) for rank in ranks]
-
-    def step(self) -> list[tuple[int, Any]]:
-        """Apply the next push. Returns the answers since the last step."""
+    def step(self, pulls: tuple[int, ...], pushes: tuple[int, ...]) -> list[tuple[int, Any]]:
+        """Apply the first push. Returns the answers since the last step."""
         before = len(self.answers)
+        self.waiting += [Request(rank, None) for rank in pulls]
+        self.waiting += [Request(rank, torch.ones(5)) for rank in pushes]
         with self.server.next_push() as gradient:
             assert gradient is not None
             self.weights += gradient
@@ -98,34 +62,20 @@ class ServerOfTwo(Requests):
 
 def test_staleness_counts_updates_of_other_workers_between_pull_and_push() -> None:
     endpoint = ServerOfTwo()
-    endpoint.pull(2)
-    for number in range(4):
-        endpoint.pull(1)
-        endpoint.push(1)
-        of_slow = [(2, [0.0])] if number == 0 else []  # the weights at the time of the pull
-        assert endpoint.step() == [*of_slow, (1, [float(number)]), (1, 0)]
-    endpoint.push(2)
-    assert endpoint.step() == [(2, 4)]
+    assert endpoint.step((2, 1), (1,)) == [(2, [0.0]), (1, [0.0]), (1, 0)]
+    for number in range(1, 4):
+        assert endpoint.step((1,), (1,)) == [(1, [float(number)]), (1, 0)]
+    assert endpoint.step((), (2,)) == [(2, 4)]
     assert endpoint.comm.traffic.bytes_sent == 5 * 5 * 4  # five pulls of five float32 values
 
 
-def test_a_push_is_answered_after_its_step() -> None:
-    endpoint = ServerOfTwo()
-    endpoint.pull(1)
-    endpoint.push(1)
-    with endpoint.server.next_push():
-        assert endpoint.answers == [(1, [0.0])]
-    assert endpoint.answers == [(1, [0.0]), (1, 0)]
-
-
-def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker() -> None:
+def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker_and_a_push_for_its_step() -> None:
     endpoint = ServerOfTwo(bound=0)
-    endpoint.pull(1, 2)
-    endpoint.push(1)
-    assert endpoint.step() == [(1, [0.0]), (2, [0.0]), (1, 0)]
-    endpoint.pull(1)
-    endpoint.push(2)
-    assert endpoint.step() == [(2, 1), (1, [2.0])]
+    assert endpoint.step((1, 2), (1,)) == [(1, [0.0]), (2, [0.0]), (1, 0)]
+    endpoint.waiting += [Request(1, None), Request(2, torch.ones(5))]
+    with endpoint.server.next_push():
+        assert endpoint.answers[3:] == []
+    assert endpoint.answers[3:] == [(2, 1), (1, [1.0])]
 
 
 def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +83,9 @@ def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pyt
     monkeypatch.setattr(module, "CHECK_S", 0.0)
     endpoint, lost = ServerOfTwo(bound=0), set[int]()
     monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: lost)
-    endpoint.pull(1)
-    endpoint.push(1)
-    endpoint.step()
-    endpoint.pull(1)
+    endpoint.step((1,), (1,))
     lost.add(2)
-    endpoint.push(2, 1)
-    assert endpoint.step() == [(1, [1.0]), (1, 0)]
+    assert endpoint.step((1,), (2, 1)) == [(1, [1.0]), (1, 0)]
     lost.add(1)
     with endpoint.server.next_push() as gradient:
         assert gradient is None
@@ -147,16 +93,12 @@ def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pyt
 
 def test_missing_and_dead_workers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommunicationError, match=r"node 1, 2\b.*\b0\.1 s"):
-        ServerOfTwo(timeout_s=0.1).step()
+        ServerOfTwo(timeout_s=0.1).step((), ())
     monkeypatch.setattr(module, "CHECK_S", 0.0)
     endpoint = ServerOfTwo()
     endpoint.dead.add(2)
-    endpoint.push(1)  # others go on
     with pytest.raises(CommunicationError, match="node 2 is gone"):
-        endpoint.step()
-
-
-# Workers
+        endpoint.step((), (1,))  # others go on
 
 
 def test_time_in_the_server_is_waiting_and_the_rest_communication() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from math import ceil
 from statistics import fmean
@@ -13,11 +12,9 @@ import pytest
 from torch import Tensor
 
 from tests.support.step_bytes import mean_step_bytes
-from tests.unit.training import SMALL, Training, train
+from tests.unit.training import SMALL, train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.profile import BlockProfile, profile_blocks
-from trainer.training.replica import Replica
-from trainer.training.session import Session
 
 LENET = {"name": "lenet", "dropout": 0.0}
 WINDOW, WIDTH = 12, 16
@@ -36,26 +33,6 @@ RESNET = {"name": "wide_resnet", "widen": 1}
 EIGHT = {"data": 2, "pipeline": 2, "tensor": 2}
 POINTS = ["block1", "block2", "head"]  # of four stages of GPT
 ADAM, CLIPPED = {"optimizer": "adam", "lr": 0.002}, {"clip_norm": 0.3}
-Losses = dict[int, list[float]]  # of all steps, by the ranks that know them
-
-
-def with_losses(strategy: Any, ranks: int, **fields: Any) -> tuple[Training, Losses]:
-    losses: Losses = defaultdict(list)
-    start, step, rank_of = Session.start, Replica.step, {}
-
-    def starting(self: Session, replica: Replica, *arguments: Any) -> None:
-        rank_of[replica] = self.rank
-        start(self, replica, *arguments)
-
-    def recording(self: Replica) -> None:
-        step(self)
-        if self.loss is not None:
-            losses[rank_of[self]].append(self.loss.item())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "start", starting)
-        patch.setattr(Replica, "step", recording)
-        return train(strategy, ranks, **fields), losses
 
 
 def pipeline(schedule: str, micro_batches: int, *split_points: str, **fields: Any) -> dict[str, Any]:
@@ -125,31 +102,22 @@ def test_a_divided_model_equals_whole_replicas_in_every_step(name: str) -> None:
     whole: Any = "serial"
     if spec.num_replicas > 1:
         whole = {"name": "all_reduce", "uneven": getattr(spec.strategy, "uneven", "join")}
-    expected, losses = with_losses(whole, spec.num_replicas, **run)
-    found, losses_found = with_losses(strategy, ranks, **run)
-    assert losses_found
-    for rank, of_rank in losses_found.items():
-        replica = spec.strategy.replica_of(rank, ranks)
-        np.testing.assert_allclose(of_rank, losses[replica], rtol=0, atol=1e-12)
+    expected, found = train(whole, spec.num_replicas, **run), train(strategy, ranks, **run)
     np.testing.assert_allclose(found.weights, expected.weights, rtol=0, atol=1e-12)
     assert found.same_weights
-    for mine, other in zip(found.of("epoch"), expected.of("epoch"), strict=True):
-        assert mine.fields["accuracy"] == other.fields["accuracy"]
-        assert mine.fields["test_loss"] == pytest.approx(other.fields["test_loss"], rel=1e-12)
+    known = 0
+    for rank in range(ranks):
+        both = (found, rank), (expected, spec.strategy.replica_of(rank, ranks))
+        mine, other = (each.of("epoch", at)[0].fields for each, at in both)
+        assert mine["accuracy"] == other["accuracy"]
+        for loss in ("loss", "test_loss"):
+            assert mine[loss] is None or mine[loss] == pytest.approx(other[loss], rel=1e-12)
+        known += mine["loss"] is not None
+    assert known
     reported = [rank for rank in range(ranks) if spec.strategy.reports_samples(rank, ranks)]
     samples = [result.samples for result in found.results]
     assert [samples[rank] for rank in reported] == [result.samples for result in expected.results]
     assert sum(samples) == sum(samples[rank] for rank in reported)
-
-
-def test_weights_and_statistics_of_chunks_are_joined_in_model_order() -> None:
-    points = ["block1", "block2", "block3"]
-    two, four = (
-        train(pipeline(schedule, 2, *points), ranks, **run_of(RESNET, IMAGES))
-        for schedule, ranks in (("interleaved", 2), ("1f1b", 4))
-    )
-    assert two.results[0].weights_digest == four.results[0].weights_digest
-    assert two.results[0].blocks == ["stem", "block2"]
 
 
 @pytest.mark.usefixtures("double")
@@ -197,7 +165,7 @@ def test_default_split_points_weigh_bytes_of_a_micro_batch(
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [
-        (hybrid(EIGHT, split_points=["block2"]), 8),
+        (hybrid(EIGHT, schedule="interleaved", split_points=POINTS), 8),
         (pipeline("interleaved", 4, *POINTS), 2),
         (SEQUENCE, 2),
         (TENSOR, 3),
@@ -218,16 +186,10 @@ def test_the_bytes_of_a_step_are_those_of_the_formula(strategy: Any, ranks: int)
     assert expected is not None
     if strategy in (SEQUENCE, RING, ULYSSES):
         expected += 2 * 4 * 2 * (ranks - 1) / ranks  # the loss and the accuracy
+    if ranks == 8:
+        assert parameters == spec.strategy.parameters_by_rank(spec, POINTS)  # type: ignore[attr-defined]
     assert {result.steps for result in results} == {2}
     assert fmean(result.bytes_sent for result in results) == pytest.approx(2 * expected)
-
-
-def test_parameters_of_chunks_are_known_in_advance() -> None:
-    strategy = hybrid({"pipeline": 2, "tensor": 2}, schedule="interleaved", split_points=POINTS)
-    training = train(strategy, 4, **run_of(GPT, {}))
-    spec = RunSpec.model_validate({**run_of(GPT, {}), "strategy": strategy, "nodes": 4})
-    found = spec.strategy.parameters_by_rank(spec, POINTS)  # type: ignore[attr-defined]
-    assert found == [result.parameters for result in training.results]
 
 
 def test_the_bytes_of_experts_are_those_of_the_formula() -> None:

@@ -43,26 +43,24 @@ def link(clock: Clock, rank: int = 2, size: int = 4) -> Any:
 # Split points
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, ["flatten"]),  # the convolutions and the classifier of lenet
-        ({"model": "mlp"}, [3, 2, None, 1]),
-        ({"nodes": 4}, [4, 3, None, 1]),
-        ({"strategy": {"name": "rpc_split", "split_points": ["conv2"]}}, [3, 2, ["conv2"], 1]),
-    ],
-)
 def test_other_split_points_than_that_of_the_classifier_are_balanced_for_whole_batches(
-    fields: dict[str, Any], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def balanced(_: Task, comm: Any, *chosen: Any, micro_batches: int) -> list[Any]:
         return [comm.size, *chosen, micro_batches]
 
     monkeypatch.setattr("trainer.parallel.pipeline_stage.choose_split_points", balanced)
-    run: Any = spec(**fields)
-    comm = link(Clock(), size=run.nodes)
-    session = SimpleNamespace(task=Task(run, Path()), spec=run, comm=comm, size=comm.size)
-    assert run.strategy._choose_split_points(session) == expected
+    given = {"name": "rpc_split", "split_points": ["conv2"]}
+    for run, expected in (
+        (spec(), ["flatten"]),  # the convolutions and the classifier of lenet
+        (spec(model="mlp"), [3, 2, None, 1]),
+        (spec(nodes=4), [4, 3, None, 1]),
+        (spec(strategy=given), [3, 2, ["conv2"], 1]),
+    ):
+        strategy: Any = run.strategy
+        comm = link(Clock(), size=run.nodes)
+        session = SimpleNamespace(task=Task(run, Path()), spec=run, comm=comm, size=comm.size)
+        assert strategy._choose_split_points(session) == expected
 
 
 @pytest.mark.parametrize(("threads", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
@@ -83,71 +81,54 @@ def test_blocks_are_measured_in_cpu_time_if_one_thread_computes(
 
 # Time and traffic of a stage
 
+WALL, CPU = FakeTime(0.0), FakeTime(0.0)
 
-class Times:
-    """Wall and CPU clocks that advance only when a test advances them."""
 
-    def __init__(self) -> None:
-        self.wall, self.cpu = FakeTime(0.0), FakeTime(0.0)
-
-    def advance(self, wall: float, cpu: float) -> None:
-        self.wall.pass_(wall)
-        self.cpu.pass_(cpu)
+def advance(wall: float, cpu: float) -> None:
+    WALL.pass_(wall)
+    CPU.pass_(cpu)
 
 
 class SlowLayer(nn.Module):
     """1 s forward (0.9 s of CPU), 2 s backward (1.5 s of CPU)."""
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self._times = times
 
     def forward(self, x: Tensor) -> Tensor:
-        self._times.advance(1.0, 0.9)
+        advance(1.0, 0.9)
         y = (x * 1.0) * self.weight
-        y.register_hook(lambda _: self._times.advance(2.0, 1.5))
+        y.register_hook(lambda _: advance(2.0, 1.5))
         return y * 1.0
 
 
 @pytest.fixture
-def times() -> Times:
-    return Times()
-
-
-@pytest.fixture
-def stage(times: Times, monkeypatch: pytest.MonkeyPatch) -> RpcStage:
+def stage(monkeypatch: pytest.MonkeyPatch) -> RpcStage:
     monkeypatch.setattr(rpc_stages, "_stages", {})
-    monkeypatch.setattr(Task, "build_model", lambda *_, **__: nn.Sequential(SlowLayer(times)))
-    clock = Clock(times.wall, times.cpu)
+    monkeypatch.setattr(Task, "build_model", lambda *_, **__: nn.Sequential(SlowLayer()))
+    WALL.now = CPU.now = 0.0
+    clock = Clock(WALL, CPU)
     made = RpcStage(Task(spec(nodes=4), Path()), link(clock), ["conv2", "flatten"], timeout_s=10.0)
     assert made.blocks[0] == "conv2"
     clock.start()
     return made
 
 
-def test_clock_includes_work_in_rpc_threads(
-    stage: RpcStage, times: Times, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = stage._optimizer.step
-
-    def slow_step() -> None:
-        times.advance(0.5, 0.4)
-        step()
-
-    monkeypatch.setattr(stage._optimizer, "step", slow_step)
+def test_clock_includes_work_in_rpc_threads(stage: RpcStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage._optimizer, "step", lambda: advance(0.5, 0.4))
     steps: list[int] = []
     thread = threading.Thread(target=lambda: steps.append(stage.run_epoch()))
     thread.start()
     assert stage._in_epoch.wait(5)
     for _ in range(2):
-        times.advance(5.0, 0.2)
+        advance(5.0, 0.2)
         y = stage.forward(torch.ones(3, 4, requires_grad=True))
-        times.advance(3.0, 0.1)
+        advance(3.0, 0.1)
         y.sum().backward()
-        times.advance(4.0, 0.0)
+        advance(4.0, 0.0)
         stage.step()
-    times.advance(7.0, 0.0)
+    advance(7.0, 0.0)
     stage.end_epoch(2)
     thread.join(5)
     stage._clock.stop()
@@ -158,7 +139,7 @@ def test_clock_includes_work_in_rpc_threads(
     assert seconds["compute"] == pytest.approx(2 * (1 + 2 + 0.5))
     assert cpu["compute"] == pytest.approx(2 * (0.9 + 1.5 + 0.4))
     assert seconds["wait"] == pytest.approx(2 * 4 + 7)
-    assert stage._clock.train_s == times.wall()
+    assert stage._clock.train_s == WALL()
     traffic = stage._comm.traffic
     assert traffic.receives == [(0, 5, 1), (6, 9, 3), (15.5, 20.5, 1), (21.5, 24.5, 3)]
     assert traffic.sends == [(6, 3), (11, 1), (21.5, 3), (26.5, 1)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.time_model import collectives
-from trainer.time_model.algorithms import TRANSPORTS, Network
+from trainer.time_model.algorithms import Network
 from trainer.time_model.cluster import Choice, Cluster, DirectedLink, Link, Links
 from trainer.time_model.collectives import ALGORITHMS, Costs
 from trainer.time_model.errors import ClusterError
@@ -157,24 +157,6 @@ def test_equal_links_and_others_many_ranks_and_few_have_the_same_costs(
 
 def network(transport: str, size: int = 2, **fields: object) -> Network:
     return Network(Cluster.model_validate({"node_speed": [1.0] * size, "link": LINK, **fields}), transport)
-
-
-def test_every_transport_has_an_algorithm_for_every_collective_and_size() -> None:
-    for transport in TRANSPORTS:
-        for kind in ALGORITHMS:
-            for size in (1, 2, 3, 4, 9):
-                for nbytes in (0, 4, 10_000, 10_000_000):
-                    assert network(transport).algorithm(kind, size, nbytes) in ALGORITHMS[kind]
-            assert network(transport, 3).costs(kind, range(3), 4, 1).array.shape == (3, 3)
-
-
-def test_open_mpi_chooses_by_ranks_and_bytes() -> None:
-    small = [(4095, "recursive_doubling"), (4096, "ring"), (8192, "recursive_doubling"), (16384, "ring")]
-    few = [*small, (262143, "ring"), (262144, "rabenseifner")]
-    many = [(8191, "recursive_doubling"), (8192, "rabenseifner")]
-    for size, expected in ((2, few), (3, few), (4, many), (9, many)):
-        for nbytes, name in expected:
-            assert network("mpi").algorithm("all_reduce", size, nbytes) == name
 
 
 def test_a_description_can_choose_algorithms_and_overheads() -> None:
