@@ -1,88 +1,26 @@
-"""Mistakes in layers that ranks divide: attention, experts, shards, masks of dropout, delayed gradients."""
+"""Mistakes in layers that ranks divide: sizes of shards, masks of dropout, delayed gradients.
+
+test_partitioned_models.py trains with them, and with attention and experts that ranks divide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch import nn
 
-from tests.unit.threads import running_clock, together
-from trainer.comm.base import Communicator
+from tests.unit.threads import running_clock
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.models.layers.dropout import ChannelDropout
-from trainer.models.layers.experts import Experts
-from trainer.models.layers.transformer import Mlp
-from trainer.parallel.expert_replica import DividedExperts
 from trainer.parallel.split_backward import SplitLayers
 from trainer.parallel.tensor_layers import ParallelLayer, ShardedDropout, Sharding
-from trainer.strategies.context_parallel import ring_attention, ulysses_attention
-from trainer.strategies.expert_parallel import through_ranks
 from trainer.strategies.tensor_parallel import column_parallel, row_parallel
-
-WINDOW, WIDTH = 12, 16
 
 
 def rank_of(rank: int, size: int) -> MemoryCommunicator:
     """A communicator for code that reads only its rank and size."""
     return MemoryCommunicator(rank, size, running_clock(), ThreadGroup(size))
-
-
-# Exchanges of attention and experts
-
-
-@pytest.mark.parametrize("attention", [ring_attention, ulysses_attention], ids=["ring", "ulysses"])
-def test_attention_and_its_gradients_are_those_of_one_rank(
-    attention: Callable[[Tensor, Tensor, Tensor, Communicator], Tensor],
-) -> None:
-    draw = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
-    whole = [torch.randn(2, 12, WINDOW, 3, **draw).requires_grad_() for _ in range(3)]
-    weight = torch.randn(2, 12, WINDOW, 3, **draw)
-    expected = scaled_dot_product_attention(*whole, is_causal=True)
-    (expected * weight).sum().backward()
-
-    def part(comm: Communicator) -> tuple[Tensor, list[Tensor]]:
-        own = slice(comm.rank * WINDOW // comm.size, (comm.rank + 1) * WINDOW // comm.size)
-        mine = [each.detach()[:, :, own].clone().requires_grad_() for each in whole]
-        mixed = attention(*mine, comm)
-        (mixed * weight[:, :, own]).sum().backward()
-        return mixed.detach(), [each.grad for each in mine if each.grad is not None]
-
-    for ranks in (2, 3, 4):
-        found = together(ranks, part)
-        torch.testing.assert_close(torch.cat([mixed for mixed, _ in found], dim=2), expected.detach())
-        for at, each in enumerate(whole):
-            gradient = torch.cat([gradients[at] for _, gradients in found], dim=2)
-            torch.testing.assert_close(gradient, each.grad)
-
-
-def test_tokens_come_back_in_their_places_and_so_do_gradients() -> None:
-    """Rank 0 sends none to the last rank's experts, and rank 1 all."""
-
-    torch.manual_seed(0)
-    loads = [[2, 0, 3, 1, 0], [0, 0, 0, 0, 4], [1, 1, 1, 1, 1]]
-    whole = Experts(Mlp(WIDTH, 8, "gelu") for _ in range(5)).double()
-    copies = [deepcopy(whole) for _ in loads]
-    inputs = [torch.randn(sum(load), WIDTH, dtype=torch.float64).requires_grad_() for load in loads]
-
-    def on_rank(comm: Communicator) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-        layer, x = DividedExperts(copies[comm.rank], comm, through_ranks), inputs[comm.rank].detach()
-        y = layer(x.requires_grad_(), loads[comm.rank])
-        ((y**2).sum() * (comm.rank + 1)).backward()
-        return y.detach(), x.grad, [each.grad for each in layer.own.parameters()]
-
-    expected = [whole(x, load) for x, load in zip(inputs, loads, strict=True)]
-    torch.stack([(y**2).sum() * (rank + 1) for rank, y in enumerate(expected)]).sum().backward()
-    outcomes = together(3, on_rank)
-    torch.testing.assert_close([y for y, _, _ in outcomes], [y.detach() for y in expected])
-    torch.testing.assert_close([gradient for _, gradient, _ in outcomes], [x.grad for x in inputs])
-    of_experts = [each for _, _, own in outcomes for each in own]
-    torch.testing.assert_close(of_experts, [each.grad for each in whole.parameters()])
 
 
 # Delayed gradients of weights

@@ -68,7 +68,8 @@ CASES: dict[str, tuple[Any, int, Any, dict[str, Any]]] = {
     "ring-gpt": (RING, 3, {**GPT, "dropout": 0.1}, {}),
     "ring-llama": (RING, 4, LLAMA, ADAM),
     "ring-alone": (RING, 1, GPT, {}),
-    "ulysses-llama": (ULYSSES, 4, LLAMA, {}),
+    "ulysses-gpt": (ULYSSES, 4, {**GPT, "dropout": 0.1}, {}),
+    "ulysses-llama": (ULYSSES, 2, LLAMA, {}),
     "experts-alone": (EXPERT, 1, MOE, {}),
     "experts-without-limits": (EXPERT, 3, {**MOE, "capacity_factor": None, "balance": 0.0}, {}),
     "experts-in-balance": (EXPERT, 2, {**MOE, "balance": 0.5}, CLIPPED),
@@ -132,15 +133,9 @@ def test_every_strategy_weighs_the_balance_loss_as_the_loss(monkeypatch: pytest.
     step = {"dataset": {**TOKENS, "samples": 22}, "optimizer": "sgd", "lr": 1.0, "batch_size": 22}
     run = run_of(model, {**step, "batch_per": "run"})
     serial = train("serial", 1, **run)
-    strategies = [
-        (EXPERT, 2),
-        ("all_reduce", 2),
-        (pipeline("1f1b", 4, "block2"), 2),
-        (hybrid({"data": 2, "pipeline": 2}, split_points=["block2"], micro_batches=4), 4),
-        (SEQUENCE, 2),
-        (RING, 2),
-        (TENSOR, 2),
-    ]
+    mesh = hybrid({"data": 2, "pipeline": 2}, split_points=["block2"], micro_batches=4)
+    stages = pipeline("1f1b", 4, "block2")
+    strategies = (EXPERT, 2), ("all_reduce", 2), (stages, 2), (mesh, 4), (SEQUENCE, 2), (RING, 2)
     for strategy, ranks in strategies:
         split = train(strategy, ranks, **run)
         np.testing.assert_allclose(split.weights, serial.weights, rtol=0, atol=1e-12, err_msg=str(strategy))
@@ -209,21 +204,16 @@ def test_the_bytes_of_experts_are_those_of_the_formula() -> None:
 
 def test_ranks_report_their_blocks_state_and_traffic() -> None:
     """lenet split at flatten sends 30×2×2 activations per sample forward, and their gradients back."""
-    gpipe = train(pipeline("gpipe", 4, "flatten"), 2, **run_of(LENET, {"epochs": 2}))
-    first, last = gpipe.results
-    payload = 2 * 25 * 120 * 4  # epochs, samples, activations, bytes
-    assert (first.bytes_to, last.bytes_to) == ([0, payload], [payload, 0])
-    assert (first.blocks[-1], last.blocks[0]) == ("pool3", "flatten")  # type: ignore[index]
-    assert (first.weights_digest is None, last.weights_digest is None) == (False, True)
-    # Only the last stage knows the loss. All stages know the accuracy of the whole model.
-    losses = [[event.fields["loss"] is None for event in gpipe.of("epoch", rank)] for rank in range(2)]
-    assert losses == [[True] * 2, [False] * 2]
-    tensor = train(TENSOR, 4, **run_of(LENET, {}))
+    run = run_of(LENET, {})
+    gpipe, tensor = train(pipeline("gpipe", 4, "flatten"), 2, **run), train(TENSOR, 4, **run)
+    payload = 25 * 120 * 4  # samples, activations, bytes
+    assert [each.bytes_to for each in gpipe.results] == [[0, payload], [payload, 0]]
+    assert [(each.blocks or [])[0] for each in gpipe.results] == ["conv1", "flatten"]
+    assert [each.weights_digest is None for each in gpipe.results] == [False, True]
     shards = [26 * each + (30 * 25 * each + 30) + 15 * 121 + (10 * 15 + 10) for each in (3, 3, 2, 2)]
     for training, parameters in ((gpipe, [7790, 7870]), (tensor, shards)):
         assert [result.parameters for result in training.results] == parameters
-        assert [len(training.of("partition", rank)) > 0 for rank in (0, 1)] == [True, False]
-        assert len({result.accuracy for result in training.results}) == 1
+        assert [len(training.of("partition", rank)) for rank in (0, 1)] == [1, 0]
         for result in training.results:
             held = dict.fromkeys(("weights", "gradient", "optimizer"), 4 * result.parameters)
             assert result.state_bytes == held
@@ -232,9 +222,9 @@ def test_ranks_report_their_blocks_state_and_traffic() -> None:
     expert = 2 * (WIDTH * 64 + 64 + 64 * WIDTH + WIDTH)  # in both layers
     assert (most - least, len(experts.weights)) == (expert, least + 4 * expert)
     for result in experts.results:
-        assert result.state_bytes is not None
-        assert result.state_bytes["gradient"] == 4 * result.parameters
-        assert result.state_bytes["weights"] == 4 * result.parameters + 2 * 16  # each layer counts choices
+        state = result.state_bytes or {}
+        assert state["gradient"] == 4 * result.parameters
+        assert state["weights"] == 4 * result.parameters + 2 * 16  # each layer counts choices
 
 
 def test_ranks_store_the_activations_of_the_micro_batches_in_flight() -> None:

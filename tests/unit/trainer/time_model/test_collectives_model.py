@@ -75,12 +75,7 @@ def test_ranks_that_enter_together_take_the_time_of_the_formula() -> None:
             )
 
 
-def test_other_numbers_of_ranks_need_at_most_a_round_before_and_after() -> None:
-    for name in ("recursive_doubling", "rabenseifner"):
-        for size in (3, 5, 6, 7):
-            core = duration("all_reduce", name, 1 << (size.bit_length() - 1), 1200.0)
-            message = A + 1200 / B
-            assert core + message < duration("all_reduce", name, size, 1200.0) <= core + 2 * message + 1e-12
+def test_other_numbers_of_ranks_need_a_round_before_and_after() -> None:
     # Rank 0 sends to 1 (2 ms), which has rank 2's buffer by then and sends its own (1 ms), then the sum to
     # rank 0 (2 ms). Rank 2 has the buffer of rank 1 a latency after it was sent.
     exits, origins = costs("all_reduce", "recursive_doubling", 3, 1000.0).exits([0.0] * 3)
