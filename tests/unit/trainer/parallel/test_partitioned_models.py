@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from statistics import fmean
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 from tests.support.step_bytes import mean_step_bytes
 from tests.unit.training import SMALL, train
 from trainer.spec.run_spec import RunSpec
-from trainer.training.profile import BlockProfile, profile_blocks
 
 LENET = {"name": "lenet", "dropout": 0.0}
 WINDOW, WIDTH = 12, 16
@@ -139,19 +137,6 @@ def test_every_strategy_weighs_the_balance_loss_as_the_loss(monkeypatch: pytest.
     for strategy, ranks in strategies:
         split = train(strategy, ranks, **run)
         np.testing.assert_allclose(split.weights, serial.weights, rtol=0, atol=1e-12, err_msg=str(strategy))
-
-
-def test_default_split_points_weigh_bytes_of_a_micro_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def equally_fast(*arguments: Any, **options: Any) -> list[BlockProfile]:
-        blocks = profile_blocks(*arguments, **options)
-        return [replace(block, forward_s=1e-5, backward_s=1e-5) for block in blocks]
-
-    monkeypatch.setattr("trainer.parallel.pipeline_stage.profile_blocks", equally_fast)
-    training = train("pipeline", 2, model=LENET, batch_size=32, epochs=1)
-    # relu2 | dropout would be 6 : 7 blocks, but sends 15 kB per micro-batch; after pool3 there are 4 kB.
-    assert [(result.blocks or [])[0] for result in training.results] == ["conv1", "flatten"]
 
 
 # Bytes and memory

@@ -57,10 +57,6 @@ def replayed(ranks: Sequence[TraceBuilder], link: Link = LINK, **fields: object)
     return replay
 
 
-def ends(replay: Replay) -> list[float]:
-    return [rank.end_s for rank in replay.ranks]
-
-
 def waits(rank: RankReplay) -> dict[int, float]:
     return {cause: seconds for cause, seconds in rank.wait_s.items() if seconds}
 
@@ -178,13 +174,13 @@ def test_work_takes_cpu_time_over_speed_and_epochs_end_where_the_next_one_begins
     assert [rank.step_ends_s for rank in replay.ranks] == [[3.0, 6.0], [2.5, 5.5]]
 
 
-@pytest.mark.parametrize("hidden_s", [1.0, 5.0], ids=["a part", "all"])
-def test_a_started_all_reduce_runs_beside_the_computation(hidden_s: float) -> None:
-    ranks = [rank.work(1.0).add(START, 1000).work(hidden_s).add(WAIT_STARTED) for rank in builders(2)]
-    replay = replayed(ranks)
-    assert ends(replay) == pytest.approx([1 + max(hidden_s, RING_S)] * 2)
-    assert [rank.communicate_s for rank in replay.ranks] == pytest.approx([max(RING_S - hidden_s, 0)] * 2)
-    assert [rank.overlapped_s for rank in replay.ranks] == pytest.approx([min(hidden_s, RING_S)] * 2)
+def test_a_started_all_reduce_runs_beside_the_computation() -> None:
+    for hidden_s in (1.0, 5.0):  # a part of it, all of it
+        ranks = [rank.work(1.0).add(START, 1000).work(hidden_s).add(WAIT_STARTED) for rank in builders(2)]
+        for rank in replayed(ranks).ranks:
+            assert rank.end_s == pytest.approx(1 + max(hidden_s, RING_S))
+            assert rank.communicate_s == pytest.approx(max(RING_S - hidden_s, 0))
+            assert rank.overlapped_s == pytest.approx(min(hidden_s, RING_S))
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,7 +202,7 @@ def test_collectives_take_what_their_algorithms_cost_from_the_entries_of_the_ran
         entries = [(cpu_s + sleeps * call_s) / of for cpu_s, of in zip(work, speed, strict=True)]
         network = Network(cluster_of(size), transport)
         exits, origins = network.costs(kind.name.lower(), range(size), nbytes, 1).exits(entries)
-        assert ends(replay) == pytest.approx(exits)
+        assert [rank.end_s for rank in replay.ranks] == pytest.approx(exits)
         for rank, origin in enumerate(origins):
             waited = min(max(entries[origin] - entries[rank], 0), exits[rank] - entries[rank])
             assert replay.ranks[rank].wait_s[origin] == pytest.approx(waited * (origin != rank))
@@ -238,10 +234,10 @@ def test_each_message_of_a_request_takes_its_time_and_its_software() -> None:
 
 
 def test_a_server_and_its_workers_wait_for_each_other() -> None:
-    alternating = replayed(served([2.0], [3]), FREE)
-    assert [waits(rank) for rank in alternating.ranks] == [pytest.approx({1: 6.0}), pytest.approx({0: 1.5})]
-    busy = replayed(served([1.0, 1.0], [1, 1]), FREE)
-    assert [rank.wait_s[0] for rank in busy.ranks[1:]] == pytest.approx([0.5 + 0.5, 1.0])
+    server, worker = replayed(served([2.0], [3]), FREE).ranks
+    assert (waits(server), waits(worker)) == (pytest.approx({1: 6.0}), pytest.approx({0: 1.5}))
+    _, *busy = replayed(served([1.0, 1.0], [1, 1]), FREE).ranks
+    assert [rank.wait_s[0] for rank in busy] == pytest.approx([0.5 + 0.5, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,3 @@ def test_ranks_that_have_trained_keep_their_gradient() -> None:
     rounds_of_two = spec.strategy.model_copy(update={"local_steps": 2})
     of_three_steps = {"epochs": 3, "strategy": rounds_of_two}  # two rounds, the last one of one step
     assert shares_of_ranks(spec.model_copy(update=of_three_steps)) == (0.5, 1 - 0.5**2)
-
-
-def test_ranks_with_parts_of_a_model_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    check_memory(Task(RunSpec.model_validate({**RUN, "strategy": "tensor_parallel", "nodes": 2}), Path()))

@@ -159,10 +159,10 @@ def test_the_time_is_that_of_a_replay_of_the_traces(name: str) -> None:
     assert_times_of_the_traces(of_cluster(name), trained(name))
 
 
-@pytest.mark.parametrize("measured", ["all_reduce", "parameter_server"])
-def test_measured_work_takes_the_time_of_a_replay_too(measured: str) -> None:
-    training = train_virtually(of_cluster(measured), MEASURED, DATASETS)
-    assert_times_of_the_traces(of_cluster(measured), training)
+def test_measured_work_takes_the_time_of_a_replay_too() -> None:
+    for name in ("all_reduce", "parameter_server"):
+        training = train_virtually(of_cluster(name), MEASURED, DATASETS)
+        assert_times_of_the_traces(of_cluster(name), training)
 
 
 def facts(training: VirtualTraining) -> list[Any]:
@@ -204,22 +204,6 @@ def test_asynchronous_updates_come_in_the_order_of_the_cluster(staleness: int | 
     spec = case.spec(link={"latency_ms": 5}, transport="rpc", node_speed={-1: 0.1}, trace="full")
     found = train_virtually(spec, PRICED, DATASETS)
     assert_times_of_the_traces(spec, found)
-    for result in found.results[1:]:
-        # Each step pulls and pushes, there and back, beside the time in the server.
-        assert result.seconds["communicate"] >= result.steps * 4 * 0.005
     largest = max(result.staleness_max or 0 for result in found.results)
     # In lock step each of the two other workers pushes at most once between a pull and its push.
     assert largest <= 2 if staleness == 0 else largest > 2
-
-
-def test_a_sample_costs_what_is_given_and_exchanges_what_the_link_needs() -> None:
-    link = {"latency_ms": 10, "bandwidth_mbit": 1000}
-    spec = Case("all_reduce", 2).spec(transport="gloo", link=link, node_speed={0: 0.5}, epochs=1)
-    training = train_virtually(spec, VirtualOptions(seconds_per_sample=0.01), DATASETS)
-    first, second = training.times
-    assert [sum(rank.work_s) for rank in training.times] == pytest.approx([38 * 0.01 / 0.5, 37 * 0.01])
-    # In each of 5 steps, the ring of two ranks sends two messages of each segment, one after the other, and
-    # each waits until its receiver has asked for it.
-    assert 5 * 4 * 0.010 < first.communicate_s < 5 * 4 * 0.010 + 0.05
-    assert first.end_s == pytest.approx(38 * 0.01 / 0.5 + first.communicate_s)
-    assert second.wait_s[0] > 37 * 0.01  # rank 0 works twice as long

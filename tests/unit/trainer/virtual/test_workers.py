@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ def fails(comm: VirtualCommunicator) -> None:
     comm.barrier()
 
 
-def waits_for_a_message(comm: VirtualCommunicator) -> None:
+def receives(comm: VirtualCommunicator) -> None:
     if comm.rank == 3:
         comm.recv(torch.zeros(1), source=0)
     comm.barrier()
@@ -89,7 +90,7 @@ def splits(comm: VirtualCommunicator) -> None:
 def test_failures_end_the_ranks_of_all_processes_and_name_their_cause(tmp_path: Path) -> None:
     cases: list[tuple[Body, str, str]] = [
         (fails, "^mine$", "^another virtual rank failed$"),
-        (waits_for_a_message, r"rank 3 \(receive of 4 bytes, peer 0\)", ""),
+        (receives, r"rank 3 \(receive of 4 bytes, peer 0\)", ""),
         (differs, "calls all_reduce of 12 bytes, where others call|another virtual rank", ""),
         (splits, r"virtual\.workers", ""),
     ]
@@ -100,20 +101,16 @@ def test_failures_end_the_ranks_of_all_processes_and_name_their_cause(tmp_path: 
         assert all(re.search(of_others, each) for each in errors.values()), errors
 
 
-def killing(doomed: int) -> Body:
-    """Let a rank kill its process between two barriers."""
-
-    def body(comm: VirtualCommunicator) -> None:
-        comm.barrier()
-        if comm.rank == doomed:
-            os.kill(os.getpid(), signal.SIGKILL)
-        comm.barrier()
-
-    return body
+def dies(doomed: int, comm: VirtualCommunicator) -> None:
+    """A rank kills its process between two barriers."""
+    comm.barrier()
+    if comm.rank == doomed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
 
 
 def test_a_killed_process_is_named_by_the_others_and_by_its_ranks(tmp_path: Path) -> None:
-    errors, succeeded, events = errors_of(killing(3), tmp_path)
+    errors, succeeded, events = errors_of(partial(dies, 3), tmp_path)
     assert not succeeded
     assert errors == dict.fromkeys((0, 1), "worker process 1 of the virtual nodes has ended")
     found = [[(event.kind, event.fields) for event in own.events] for own in events]
@@ -125,7 +122,7 @@ def test_the_others_end_with_the_first_process(tmp_path: Path) -> None:
     read, write = os.pipe()
     if not os.fork():
         os.close(read)
-        errors_of(killing(0), tmp_path)
+        errors_of(partial(dies, 0), tmp_path)
     os.close(write)
     assert os.read(read, 1) == b""  # no process has the other end
     os.wait()
