@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -105,12 +106,9 @@ def test_time_in_the_server_is_waiting_and_the_rest_communication() -> None:
     now = FakeTime()
     comm = MemoryCommunicator(1, 2, Clock(now, now), ThreadGroup(2))
     comm.clock.start()
-
-    def ask(server: int, *_: object) -> tuple[int, float]:
-        now.pass_(5.0)
-        return server, 3.0
-
-    worker = Worker(comm, SimpleNamespace(ask=ask))  # type: ignore[arg-type]
+    requests = MagicMock()
+    requests.ask.side_effect = lambda server, *_: now.pass_(5.0) or (server, 3.0)
+    worker = Worker(comm, requests)
     worker.pull()
     assert worker.push(torch.ones(5)) == module.SERVER
     assert (comm.clock.seconds["communicate"], comm.clock.seconds["wait"]) == (4.0, 6.0)

@@ -63,17 +63,6 @@ def simulate(case: Case) -> float:
     return max(free)
 
 
-def test_every_micro_batch_has_its_passes_in_order() -> None:
-    for case in [*CASES, *SMALL]:
-        schedule, _, micro_batches, chunks = case
-        kinds = ["forward", "input", "weight"] if schedule == "zero_bubble" else ["forward", "backward"]
-        for order in orders_of(case):
-            found = defaultdict(list)
-            for each in order:
-                found[each.micro_batch, each.chunk].append(each.kind)
-            assert found == dict.fromkeys(product(range(micro_batches), range(chunks)), kinds), case
-
-
 def test_a_step_ends_and_its_bubble_is_that_of_the_formula() -> None:
     for case in SMALL:
         simulate(case)
@@ -85,13 +74,16 @@ def test_a_step_ends_and_its_bubble_is_that_of_the_formula() -> None:
     assert (chunks_of("interleaved", None), chunks_of("1f1b", None)) == (2, 1)
 
 
-def test_micro_batches_in_flight() -> None:
-    for case in CASES:
+def test_micro_batches_have_their_passes_in_order_and_few_are_in_flight() -> None:
+    for case in [*CASES, *SMALL]:
         schedule, ranks, micro_batches, chunks = case
+        kinds = ["forward", "input", "weight"] if schedule == "zero_bubble" else ["forward", "backward"]
         for rank, order in enumerate(orders_of(case)):
-            in_flight = [0]
+            found, in_flight = defaultdict(list), [0]
             for each in order:
+                found[each.micro_batch, each.chunk].append(each.kind)
                 in_flight.append(in_flight[-1] + {"forward": 1, "input": 0}.get(each.kind, -1))
+            assert found == dict.fromkeys(product(range(micro_batches), range(chunks)), kinds), case
             most = {
                 "gpipe": micro_batches,
                 "1f1b": ranks - rank,
@@ -99,4 +91,4 @@ def test_micro_batches_in_flight() -> None:
                 # Korthikanti et al. 2022, Sec. 4.2.3: on the first, 1 + (P - 1)/(P·v) times that of 1f1b.
                 "interleaved": (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1,
             }[schedule]
-            assert max(in_flight) == min(most, micro_batches * chunks), case
+            assert case in SMALL or max(in_flight) == min(most, micro_batches * chunks), case

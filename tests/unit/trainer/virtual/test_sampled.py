@@ -28,8 +28,8 @@ SAMPLED = VirtualOptions(compute="sampled")
 
 
 def spec_of(**fields: Any) -> RunSpec:
-    run = {**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, "batch_size": 8}
-    return RunSpec.model_validate({**run, **fields})
+    run = {**SMALL, "strategy": "all_reduce", "nodes": 2, "epochs": 1, "batch_size": 8, **fields}
+    return RunSpec.model_validate({"transport": "gloo", **run})
 
 
 def test_ranks_pay_for_their_batches_and_for_each_update(monkeypatch: pytest.MonkeyPatch) -> None:

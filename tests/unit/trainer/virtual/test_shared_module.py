@@ -22,19 +22,14 @@ from trainer.virtual.shared_module import SharedModule, TurnReplica
 SPEC = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 3})
 
 
-@pytest.fixture
-def replicas() -> list[TurnReplica]:
-    task = Task(SPEC, Path())
-    shared = SharedModule(task)
-    return [TurnReplica(shared, task, Clock(), number, weights_seed=0) for number in range(2)]
-
-
 def in_turn(replica: TurnReplica) -> TurnReplica:
     replica._shared.give_to(replica)
     return replica
 
 
-def test_weights_are_shared_until_one_rank_steps(replicas: list[TurnReplica]) -> None:
+def test_weights_are_shared_until_one_rank_steps() -> None:
+    shared = SharedModule(task := Task(SPEC, Path()))
+    replicas = [TurnReplica(shared, task, Clock(), number, weights_seed=0) for number in range(2)]
     one, other = replicas
     assert have_same_memory(in_turn(one).weights(), in_turn(other).weights())  # both are initial
     for _ in range(2):

@@ -6,6 +6,7 @@ import re
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,7 @@ Body = Callable[[VirtualCommunicator], object]
 
 
 def spec_of(nodes: int) -> RunSpec:
-    run = {**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": nodes}
-    return RunSpec.model_validate(run)
+    return RunSpec(**SMALL, strategy="all_reduce", transport="gloo", nodes=nodes)
 
 
 def errors_in_turns(body: Body, nodes: int = 2, options: VirtualOptions = MEASURED) -> dict[int, str]:
@@ -54,15 +54,14 @@ def test_ranks_pause_with_a_state_of_autograd_of_their_own() -> None:
     found: dict[int, list[bool]] = {}
     saved: list[tuple[int, str]] = []
 
-    def hooks(comm: VirtualCommunicator, name: str) -> saved_tensors_hooks:
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.append((comm.rank, name))
-            return tensor
-
-        return saved_tensors_hooks(pack, lambda tensor: tensor)
+    def pack(rank: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        saved.append((rank, name))
+        return tensor
 
     def body(comm: VirtualCommunicator) -> None:
-        with torch.set_grad_enabled(comm.rank == 1), hooks(comm, "outer"), hooks(comm, "inner"):
+        packs = (partial(pack, comm.rank, name) for name in ("outer", "inner"))
+        outer, inner = (saved_tensors_hooks(each, lambda tensor: tensor) for each in packs)
+        with torch.set_grad_enabled(comm.rank == 1), outer, inner:
             comm.barrier()
             product = torch.ones(1, requires_grad=True) * torch.ones(1)
             found[comm.rank] = [torch.is_grad_enabled(), product.requires_grad]
@@ -162,10 +161,9 @@ def test_failures_end_all_ranks_and_name_their_cause() -> None:
 
 def test_a_price_that_nobody_pays_is_an_error() -> None:
     """As with a strategy that computes gradients itself."""
-    assert errors_in_turns(lambda comm: (comm.barrier(), comm.close())) == {}
-    priced = VirtualOptions(seconds_per_sample=0.01)
-    errors = errors_in_turns(lambda comm: (comm.barrier(), comm.close()), options=priced)
-    assert errors.keys() == {0, 1}
+    for options in (MEASURED, VirtualOptions(seconds_per_sample=0.01)):
+        errors = errors_in_turns(lambda comm: (comm.barrier(), comm.close()), options=options)
+        assert errors.keys() == (set() if options == MEASURED else {0, 1})
     assert any("virtual.seconds_per_sample" in error for error in errors.values())
 
 
