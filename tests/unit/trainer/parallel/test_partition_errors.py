@@ -26,7 +26,6 @@ TENSOR = {"mesh": {"tensor": 2}}
 
 # Strategy, its parameters, nodes, other fields, and what the error says.
 REFUSED: list[tuple[str, dict[str, Any], int, dict[str, Any], list[str]]] = [
-    # Stages and micro-batches
     ("pipeline", {}, 14, {}, ["lenet", "14 nodes", "13 blocks: conv1, pool1"]),
     ("pipeline", {"split_points": ["fc9"]}, 2, {}, ["'fc9'", "allowed: pool1, relu1"]),
     ("pipeline", {"split_points": ["flatten"]}, 3, {}, ["stages: 3", "split points: 1", "pool1, relu1"]),
@@ -48,7 +47,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, dict[str, Any], list[str]]] = [
     ("rpc_split", {}, 1, {}, ["1 node", "2 or more"]),
     ("rpc_split", {}, 15, {}, ["14 stages", "13 blocks"]),
     ("rpc_split", {}, 3, {"transport": "gloo"}, ["gloo", "allowed: rpc"]),
-    # Meshes
     ("hybrid", {"mesh": EIGHT}, 4, {}, ["{data: 2, pipeline: 2, tensor: 2} has 8 ranks", "4 nodes"]),
     ("hybrid", {"mesh": {"data": 2}}, 6, MLP, ["allowed: {data: 6}, {data: 3, pipeline: 2}"]),
     ("hybrid", {}, 5, {}, ["mesh {data: 2, pipeline: 2}", "{data: 5}, {pipeline: 5}, {tensor: 5}"]),
@@ -64,7 +62,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, dict[str, Any], list[str]]] = [
     ("hybrid", {"mesh": {"pipeline": 2}}, 2, TIED, ["tied: true"]),
     ("hybrid", TENSOR, 2, {"precision": "bf16"}, ["exchange activations", "float32"]),
     ("hybrid", TENSOR, 2, {"recompute": "full"}, ["allowed: none, selective"]),
-    # Layers, tokens and experts
     ("tensor_parallel", {}, 11, {}, ["conv1", "conv2", "1 to 10"]),
     ("tensor_parallel", {}, 4, {"model": {"name": "mlp", "hidden": [64, 8, 3]}}, ["fc3", "1 to 3"]),
     ("context_parallel", {}, 5, ON_TOKENS, ["12", "5"]),
