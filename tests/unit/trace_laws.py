@@ -57,11 +57,7 @@ def assert_lawful(trace: Trace, sent: float, work_cpu_s: float, uncounted_cpu_s:
 
 
 def assert_matching(traces: list[Trace]) -> None:
-    """Check that the ranks' traces fit together.
-
-    The n-th receive has the bytes of the n-th send, each request is taken and answered, and the ranks of a
-    group have the same collectives in the same order.
-    """
+    """Check that receives, takes and collectives of the ranks of a group are those of the others, in order."""
     for send, receive in POINT_TO_POINT.items():
         sent, received = (_messages(traces, kind) for kind in (send, receive))
         if send == Kind.REQUEST:  # taken in the order of arrival

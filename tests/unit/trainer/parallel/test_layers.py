@@ -23,9 +23,6 @@ def rank_of(rank: int, size: int) -> MemoryCommunicator:
     return MemoryCommunicator(rank, size, running_clock(), ThreadGroup(size))
 
 
-# Delayed gradients of weights
-
-
 def test_a_split_backward_pass_computes_the_gradient_of_weights_last() -> None:
     def model() -> nn.Sequential:
         torch.manual_seed(0)
@@ -62,9 +59,6 @@ def test_sharded_layers_leave_the_gradient_of_their_weights_to_the_end() -> None
     split.run(split.take())
     assert all(layer.weight.grad is not None for layer in layers)
     assert torch.equal(layers[1].bias.grad, torch.full((2,), 5.0))
-
-
-# Shards
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))

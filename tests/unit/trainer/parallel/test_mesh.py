@@ -1,7 +1,4 @@
-"""Mistakes in the places of ranks in a mesh: the inner dimension, groups, which meshes there are.
-
-See test_strategy_claims.py for the mesh that a run has, and who has samples.
-"""
+"""Mistakes in the places of ranks in a mesh: the inner dimension, groups, which meshes there are."""
 
 from __future__ import annotations
 

@@ -169,6 +169,13 @@ def test_a_started_all_reduce_runs_beside_the_computation() -> None:
             assert rank.end_s == pytest.approx(1 + max(hidden_s, RING_S))
             assert rank.communicate_s == pytest.approx(max(RING_S - hidden_s, 0))
             assert rank.overlapped_s == pytest.approx(min(hidden_s, RING_S))
+    early, last = builders(2)
+    early.add(START, 1000).work(9.0).add(WAIT_STARTED)
+    last.work(4.0).add(START, 1000).add(WAIT_STARTED)
+    overlapped_s = (
+        replayed([early, last]).ranks[0].overlapped_s
+    )  # without the wait for rank 1, who was asked
+    assert overlapped_s == pytest.approx(RING_S - LATENCY_S)
 
 
 @settings(max_examples=40, deadline=None)
