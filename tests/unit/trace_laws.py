@@ -57,7 +57,7 @@ def assert_lawful(trace: Trace, sent: float, work_cpu_s: float, uncounted_cpu_s:
 
 
 def assert_matching(traces: list[Trace]) -> None:
-    """Check that receives, takes and collectives of the ranks of a group are those of the others, in order."""
+    """Check that each receive, take and collective of a rank is that of the others, in their order."""
     for send, receive in POINT_TO_POINT.items():
         sent, received = (_messages(traces, kind) for kind in (send, receive))
         if send == Kind.REQUEST:  # taken in the order of arrival

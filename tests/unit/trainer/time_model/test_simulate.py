@@ -172,9 +172,7 @@ def test_a_started_all_reduce_runs_beside_the_computation() -> None:
     early, last = builders(2)
     early.add(START, 1000).work(9.0).add(WAIT_STARTED)
     last.work(4.0).add(START, 1000).add(WAIT_STARTED)
-    overlapped_s = (
-        replayed([early, last]).ranks[0].overlapped_s
-    )  # without the wait for rank 1, who was asked
+    overlapped_s = replayed([early, last]).ranks[0].overlapped_s  # not the wait for rank 1
     assert overlapped_s == pytest.approx(RING_S - LATENCY_S)
 
 
