@@ -146,7 +146,6 @@ def assert_times_of_the_traces(spec: RunSpec, training: VirtualTraining) -> Repl
     replay = simulate(training.traces, cluster_of_run(spec), staleness)
     for replayed, result, times in zip(replay.ranks, training.results, training.times, strict=True):
         assert replayed.end_s == pytest.approx(times.end_s, rel=1e-9)
-        assert sum(replayed.wait_s.values()) == pytest.approx(sum(times.wait_s.values()), abs=1e-6)
         phases = {name: value for name, value in result.seconds.items() if name != "evaluate"}
         assert sum(phases.values()) == pytest.approx(result.train_s, abs=1e-5)
         worked = sum(phases[name] for name in WORK_PHASES)
