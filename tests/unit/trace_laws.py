@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
@@ -42,53 +44,41 @@ def bytes_sent(trace: Trace) -> float:
 def assert_lawful(trace: Trace, sent: float, work_cpu_s: float, uncounted_cpu_s: float = 0.0) -> None:
     """Check a trace against its rank's result.
 
-    Args:
-        sent: bytes. work_cpu_s: as in the result.
-        uncounted_cpu_s: CPU seconds that are work in the trace and may be communication in the result.
+    uncounted_cpu_s: CPU seconds that are work in the trace and may be communication in the result.
     """
-    records = trace.records
+    kinds = trace.records["kind"]
     assert trace.header.complete
     assert bytes_sent(trace) == pytest.approx(sent, rel=1e-9)
     work = cpu_s(trace, Kind.WORK)
     assert work_cpu_s * (1 - 1e-6) - 1e-6 <= work <= (work_cpu_s + uncounted_cpu_s) * (1 + 1e-6) + 1e-6
-    kinds, starts = records["kind"], records["kind"] == Kind.START_ALL_REDUCE
-    waits = np.flatnonzero(kinds == Kind.WAIT_STARTED)
-    assert not starts.any() or waits[-1] > np.flatnonzero(starts)[-1]
-    assert records["entered_s"].min() >= 0
+    starts, waits = (np.flatnonzero(kinds == of) for of in (Kind.START_ALL_REDUCE, Kind.WAIT_STARTED))
+    assert not len(starts) or waits[-1] > starts[-1]
+    assert trace.records["entered_s"].min() >= 0
 
 
 def assert_matching(traces: list[Trace]) -> None:
-    """Check that the ranks' traces fit together.
-
-    The n-th receive has the bytes of the n-th send, each request is taken and answered, and the ranks of a
-    group have the same collectives in the same order.
-    """
+    """Check that each receive, take and collective of a rank is that of the others, in their order."""
     for send, receive in POINT_TO_POINT.items():
         sent, received = (_messages(traces, kind) for kind in (send, receive))
         if send == Kind.REQUEST:  # taken in the order of arrival
-            sent, received = (
-                {pair: sorted(each) for pair, each in found.items()} for found in (sent, received)
-            )
-        turned = {(group, source, to): each for (group, to, source), each in received.items()}
-        assert turned == sent
-    collectives: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
+            sent, received = ({at: sorted(each) for at, each in of.items()} for of in (sent, received))
+        assert {(group, to, own): each for (group, own, to), each in received.items()} == sent
+    collectives: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = defaultdict(list)
     for trace in traces:
         for number in range(len(trace.header.groups)):
             of_group = trace.records[trace.records["group"] == number]
             found = of_group[(of_group["kind"] >= Kind.ALL_REDUCE) & (of_group["kind"] <= Kind.SHIFT)]
             listed = [tuple(each) for each in found[["kind", "peer", "bytes"]].tolist()]
-            collectives.setdefault(tuple(trace.header.members(number)), []).append(listed)
+            collectives[tuple(trace.header.members(number))].append(listed)
     for group, lists in collectives.items():
-        assert len(lists) == len(group)
-        assert all(each == lists[0] for each in lists)
+        assert lists == [lists[0]] * len(group)
 
 
 def _messages(traces: list[Trace], kind: Kind) -> dict[tuple[tuple[int, ...], int, int], list[int]]:
     """The bytes of the messages of a kind, in order, by group, this rank and its peer."""
-    found: dict[tuple[tuple[int, ...], int, int], list[int]] = {}
+    found: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
     for trace in traces:
         for record in trace.records[trace.records["kind"] == kind]:
             group = trace.header.members(record["group"])
-            key = (tuple(group), trace.header.rank, group[record["peer"]])
-            found.setdefault(key, []).append(int(record["bytes"]))
+            found[tuple(group), trace.header.rank, group[record["peer"]]].append(int(record["bytes"]))
     return found

@@ -1,110 +1,26 @@
-"""Mistakes in layers that ranks divide: attention, experts, shards, masks of dropout, delayed gradients."""
+"""Mistakes in layers that ranks divide: sizes of shards, masks of dropout, delayed gradients.
+
+test_partitioned_models.py trains with them, and with attention and experts that ranks divide.
+"""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch import nn
 
-from tests.unit.threads import running_clock, together
-from tests.unit.trainer.conformance.test_conformance_models import UNSCALED
-from trainer.comm.base import Communicator
+from tests.unit.threads import running_clock
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.data.base import Data, Split
-from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import ChannelDropout
-from trainer.models.layers.experts import Experts
-from trainer.models.layers.transformer import Mlp
-from trainer.models.lenet import LeNet
-from trainer.parallel.expert_replica import DividedExperts
 from trainer.parallel.split_backward import SplitLayers
-from trainer.parallel.tensor_layers import ModelSharder, ParallelLayer, ShardedDropout, Sharding
-from trainer.spec.registries import MODELS
-from trainer.spec.run_spec import RunSpec
-from trainer.strategies.context_parallel import ring_attention, ulysses_attention
-from trainer.strategies.expert_parallel import through_ranks
+from trainer.parallel.tensor_layers import ParallelLayer, ShardedDropout, Sharding
 from trainer.strategies.tensor_parallel import column_parallel, row_parallel
-from trainer.training.task import Task
-
-WINDOW, WIDTH = 12, 16
 
 
 def rank_of(rank: int, size: int) -> MemoryCommunicator:
     """A communicator for code that reads only its rank and size."""
     return MemoryCommunicator(rank, size, running_clock(), ThreadGroup(size))
-
-
-def sharder(pairs: list[ParallelPair]) -> ModelSharder:
-    return ModelSharder(pairs, rank_of(1, 2), column_parallel, row_parallel)
-
-
-# Exchanges of attention and experts
-
-
-@pytest.mark.parametrize("attention", [ring_attention, ulysses_attention], ids=["ring", "ulysses"])
-def test_attention_and_its_gradients_are_those_of_one_rank(
-    attention: Callable[[Tensor, Tensor, Tensor, Communicator], Tensor],
-) -> None:
-    draw = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
-    whole = [torch.randn(2, 12, WINDOW, 3, **draw).requires_grad_() for _ in range(3)]
-    weight = torch.randn(2, 12, WINDOW, 3, **draw)
-    expected = scaled_dot_product_attention(*whole, is_causal=True)
-    (expected * weight).sum().backward()
-
-    def part(comm: Communicator) -> tuple[Tensor, list[Tensor]]:
-        own = slice(comm.rank * WINDOW // comm.size, (comm.rank + 1) * WINDOW // comm.size)
-        mine = [each.detach()[:, :, own].clone().requires_grad_() for each in whole]
-        mixed = attention(*mine, comm)
-        (mixed * weight[:, :, own]).sum().backward()
-        return mixed.detach(), [each.grad for each in mine if each.grad is not None]
-
-    for ranks in (2, 3, 4):
-        found = together(ranks, part)
-        torch.testing.assert_close(torch.cat([mixed for mixed, _ in found], dim=2), expected.detach())
-        for at, each in enumerate(whole):
-            gradient = torch.cat([gradients[at] for _, gradients in found], dim=2)
-            torch.testing.assert_close(gradient, each.grad)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_tokens_come_back_in_their_places_and_so_do_gradients(ranks: int) -> None:
-    """Rank 0 sends none to the last rank's experts, and rank 1 all."""
-    torch.manual_seed(0)
-    whole = Experts(Mlp(WIDTH, 8, "gelu") for _ in range(5)).double()
-    loads = [[2, 0, 3, 1, 0], [0, 0, 0, 0, 4], [1, 1, 1, 1, 1]][:ranks]
-    inputs = [torch.randn(sum(load), WIDTH, dtype=torch.float64).requires_grad_() for load in loads]
-    expected = [whole(x, load) for x, load in zip(inputs, loads, strict=True)]
-    torch.stack([(y**2).sum() * (rank + 1) for rank, y in enumerate(expected)]).sum().backward()
-    of_experts = [[parameter.grad for parameter in expert.parameters()] for expert in whole]
-    state = whole.state_dict()
-
-    def on_rank(comm: Communicator) -> tuple[Tensor, Tensor | None, list[list[Tensor | None]]]:
-        copy = Experts(Mlp(WIDTH, 8, "gelu") for _ in range(5)).double()
-        copy.load_state_dict(state)
-        layer = DividedExperts(copy, comm, through_ranks)
-        x = inputs[comm.rank].detach().requires_grad_()
-        y = layer(x, loads[comm.rank])
-        ((y**2).sum() * (comm.rank + 1)).backward()
-        own = [[parameter.grad for parameter in expert.parameters()] for expert in layer.own]
-        return y.detach(), x.grad, own
-
-    outcomes = together(ranks, on_rank)
-    for (y, gradient, _), x, output in zip(outcomes, inputs, expected, strict=True):
-        torch.testing.assert_close(y, output.detach())
-        torch.testing.assert_close(gradient, x.grad)
-    torch.testing.assert_close([each for _, _, own in outcomes for each in own], of_experts)
-
-
-# Delayed gradients of weights
 
 
 def test_a_split_backward_pass_computes_the_gradient_of_weights_last() -> None:
@@ -145,9 +61,6 @@ def test_sharded_layers_leave_the_gradient_of_their_weights_to_the_end() -> None
     assert torch.equal(layers[1].bias.grad, torch.full((2,), 5.0))
 
 
-# Shards
-
-
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))
 def test_shards_have_whole_units_and_the_first_ones_the_remainder(
     units: int, unit_size: int, ranks: int
@@ -173,48 +86,3 @@ def test_sharded_channel_dropout_draws_the_mask_of_the_whole_model() -> None:
         drawing = ChannelDropout(0.5, torch.Generator().manual_seed(3))
         mine = ShardedDropout(drawing, sharding)(torch.ones(6, sharding.sizes[rank], 4, 5))
         assert torch.equal(mine, sharding.shard(expected, dim=1))
-
-
-def test_a_layer_with_weights_inside_a_pair_is_refused() -> None:
-    shard = sharder([ParallelPair("first", "second", 4)])
-    shard("first", nn.Linear(3, 4))
-    with pytest.raises(TypeError, match="Linear"):
-        shard("between", nn.Linear(4, 4))
-
-
-def test_pairs_of_every_model_are_layers_in_forward_order() -> None:
-    for name in MODELS.entries:
-        model, chain = MODELS.parse(name), nn.Sequential()
-        with torch.device("meta"):
-            shape = (7,) if model.takes_tokens else (1, 28, 28)
-            for block, module in model.blocks(shape, 10, torch.Generator("cpu")):
-                chain.add_module(block, module)
-        layers: dict[str, Any] = {
-            path: layer for path, layer in chain.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)
-        }
-        paths = [path for pair in model.tensor_parallel_pairs for path in (pair.column, pair.row)]
-        assert paths
-        assert paths == [path for path in layers if path in paths], name
-        for pair in model.tensor_parallel_pairs:
-            outputs, inputs = len(layers[pair.column].weight), layers[pair.row].weight.shape[1]
-            assert outputs % pair.units == inputs % pair.units == 0, name
-
-
-def test_at_most_one_full_block_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task(RunSpec(strategy="tensor_parallel", nodes=2), Path())
-    split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, 10, UNSCALED)
-    built: list[weakref.ref[nn.Parameter]] = []
-    blocks = LeNet.blocks
-
-    def checked_blocks(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
-        for name, block in blocks(*arguments):
-            assert all(weight() is None for weight in built), f"when {name} is built"
-            built.extend(weakref.ref(weight) for weight in block.parameters() if weight.dim() > 1)
-            yield name, block
-
-    monkeypatch.setattr(LeNet, "blocks", checked_blocks)
-    model = task.build_model(0, take=sharder(task.spec.model.tensor_parallel_pairs))
-    shapes = [tuple(weight.shape[:2]) for weight in model.parameters() if weight.dim() > 1]
-    assert shapes == [(5, 1), (30, 5), (30, 120), (10, 30)]
-    assert len(built) == 4

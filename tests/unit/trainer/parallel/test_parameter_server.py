@@ -2,156 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.futures import Future
 
 from tests.unit.conftest import FakeTime
-from trainer.comm import rpc_requests
 from trainer.comm.base import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.requests import Request, Requests
+from trainer.comm.rpc_requests import RpcRequests
 from trainer.core.clock import Clock
 from trainer.parallel import parameter_server as module
 from trainer.parallel.parameter_server import BoundedStaleness, Server, Worker
 
 
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=4),
-    st.sampled_from([None, 0, 1, 3]),
-    st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30),
-)
-def test_a_worker_is_at_most_as_far_ahead_of_the_slowest_unfinished_one_as_allowed(
-    steps: list[int], bound: int | None, events: list[tuple[int, bool]]
-) -> None:
-    """Whatever workers complete steps in which order, and some are lost."""
-    progress = BoundedStaleness(dict(enumerate(steps, start=1)), bound)
-    left, done = dict(enumerate(steps, start=1)), dict.fromkeys(range(1, len(steps) + 1), 0)
-    for number, lost in events:
-        rank = number % len(steps) + 1
-        if lost and number == 3:
-            progress.drop(rank)
-            left[rank] = 0
-        elif left[rank]:
-            progress.complete_step(rank)
-            left[rank] -= 1
-            done[rank] += 1
-        unfinished = [each for each in left if left[each]]
-        assert progress.unfinished == unfinished
-        for each in unfinished:
-            ahead = done[each] - min(done[other] for other in unfinished)
-            assert progress.may_start_step(each) == (bound is None or ahead <= bound)
+class ServerOfTwo(Requests):
+    """A server with two workers, whose requests the test makes. A step adds the gradient, of ones.
 
+    answers: the rank of a worker, with the staleness of its push or the weights of its pull.
+    """
 
-# Requests
-
-
-class Parameters:
-    """A replica with parameters only."""
-
-    def __init__(self) -> None:
-        self.flat = torch.zeros(5)
-
-    def flat_parameters(self) -> torch.Tensor:
-        return self.flat.clone()
-
-
-class ServerOfTwo:
-    """A server with two workers; the test makes their requests. A step adds the gradient."""
-
-    def __init__(self, bound: int | None, timeout_s: float = 5.0) -> None:
-        self.replica: Any = Parameters()
+    def __init__(self, bound: int | None = None, timeout_s: float = 5.0) -> None:
+        self.waiting: deque[Request] = deque()
+        self.answers: list[tuple[int, Any]] = []
+        self.dead: set[int] = set()
+        self.weights = torch.zeros(5)
         self.comm = MemoryCommunicator(0, 3, Clock(), ThreadGroup(3))
         self.comm.clock.start()
-        self.server = Server(
-            self.replica, self.comm, rpc_requests.RpcRequests(self.comm, timeout_s), timeout_s
-        )
+        replica: Any = SimpleNamespace(flat_parameters=lambda: self.weights.clone())
+        self.server = Server(replica, self.comm, self, timeout_s)
         self.server.start_epoch(BoundedStaleness({1: 100, 2: 100}, bound))
 
-    def pull(self, rank: int) -> Future[Any]:
-        return rpc_requests._arrive(rank, None)
+    def ask(self, *_: Any) -> Any: ...
 
-    def push(self, rank: int) -> Future[Any]:
-        return rpc_requests._arrive(rank, torch.ones(5))
+    def take(self, timeout_s: float) -> Request | None:
+        return self.waiting.popleft() if self.waiting else None
 
-    def step(self) -> None:
+    def answer(self, request: Request, value: torch.Tensor | int) -> None:
+        self.answers.append((request.rank, value if isinstance(value, int) else value.unique().tolist()))
+
+    def check(self, ranks: Iterable[int]) -> None:
+        for rank in self.dead.intersection(ranks):
+            raise CommunicationError(f"node {rank} is gone")
+
+    def step(self, pulls: tuple[int, ...], pushes: tuple[int, ...]) -> list[tuple[int, Any]]:
+        """Apply the first push. Returns the answers since the last step."""
+        before = len(self.answers)
+        self.waiting += [Request(rank, None) for rank in pulls]
+        self.waiting += [Request(rank, torch.ones(5)) for rank in pushes]
         with self.server.next_push() as gradient:
-            self.replica.flat += gradient
-
-
-@pytest.fixture(autouse=True)
-def empty_queue() -> Iterator[None]:
-    yield
-    while not rpc_requests._arrived.empty():
-        rpc_requests._arrived.get()
+            assert gradient is not None
+            self.weights += gradient
+        return self.answers[before:]
 
 
 def test_staleness_counts_updates_of_other_workers_between_pull_and_push() -> None:
-    endpoint = ServerOfTwo(None)
-    slow = endpoint.pull(2)
-    staleness = []
-    for number in range(4):
-        pulled, pushed = endpoint.pull(1), endpoint.push(1)
-        endpoint.step()
-        assert torch.equal(pulled.value()[0], torch.full((5,), float(number)))
-        staleness.append(pushed.value()[0])
-    assert torch.equal(slow.value()[0], torch.zeros(5))  # the weights at the time of the pull
-    late = endpoint.push(2)
-    endpoint.step()
-    assert staleness == [0, 0, 0, 0]
-    assert late.value()[0] == 4
+    endpoint = ServerOfTwo()
+    assert endpoint.step((2, 1), (1,)) == [(2, [0.0]), (1, [0.0]), (1, 0)]
+    for number in range(1, 4):
+        assert endpoint.step((1,), (1,)) == [(1, [float(number)]), (1, 0)]
+    assert endpoint.step((), (2,)) == [(2, 4)]
     assert endpoint.comm.traffic.bytes_sent == 5 * 5 * 4  # five pulls of five float32 values
 
 
-def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker() -> None:
-    endpoint = ServerOfTwo(0)
-    endpoint.pull(1), endpoint.pull(2), endpoint.push(1)
-    waiting = endpoint.pull(1)
-    endpoint.push(2)
-    endpoint.step()
-    assert not waiting.done()
-    endpoint.step()
-    weights, in_server_s = waiting.value()
-    assert torch.equal(weights, torch.full((5,), 2.0))
-    assert 0 <= in_server_s < 5
+def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker_and_a_push_for_its_step() -> None:
+    endpoint = ServerOfTwo(bound=0)
+    assert endpoint.step((1, 2), (1,)) == [(1, [0.0]), (2, [0.0]), (1, 0)]
+    endpoint.waiting += [Request(1, None), Request(2, torch.ones(5))]
+    with endpoint.server.next_push():
+        assert endpoint.answers[3:] == []
+    assert endpoint.answers[3:] == [(2, 1), (1, [1.0])]
 
 
 def test_lost_workers_are_dropped_and_those_ahead_of_them_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that a lost worker has made before is left out."""
     monkeypatch.setattr(module, "CHECK_S", 0.0)
-    endpoint, lost = ServerOfTwo(0), set[int]()
+    endpoint, lost = ServerOfTwo(bound=0), set[int]()
     monkeypatch.setattr(endpoint.comm, "leave_lost", lambda: lost)
-    endpoint.pull(1), endpoint.push(1)
-    endpoint.step()
-    waiting = endpoint.pull(1)
+    endpoint.step((1,), (1,))
     lost.add(2)
-    late, push = endpoint.push(2), endpoint.push(1)
-    endpoint.step()
-    assert torch.equal(waiting.value()[0], torch.ones(5))
-    assert (push.done(), late.done()) == (True, False)
+    assert endpoint.step((1,), (2, 1)) == [(1, [1.0]), (1, 0)]
     lost.add(1)
     with endpoint.server.next_push() as gradient:
         assert gradient is None
 
 
+def test_missing_and_dead_workers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CommunicationError, match=r"node 1, 2\b.*\b0\.1 s"):
+        ServerOfTwo(timeout_s=0.1).step((), ())
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    endpoint = ServerOfTwo()
+    endpoint.dead.add(2)
+    with pytest.raises(CommunicationError, match="node 2 is gone"):
+        endpoint.step((), (1,))  # others go on
+
+
 def test_time_in_the_server_is_waiting_and_the_rest_communication() -> None:
-    class Asked(Requests):
-        def ask(self, server: int, payload: torch.Tensor | None, doing: str) -> tuple[int, float]:
-            now.pass_(5.0)
-            return server, 3.0
-
-        def take(self, timeout_s: float) -> None: ...
-        def answer(self, request: Request, value: torch.Tensor | int) -> None: ...
-
     now = FakeTime()
     comm = MemoryCommunicator(1, 2, Clock(now, now), ThreadGroup(2))
     comm.clock.start()
-    worker = Worker(comm, Asked())
+    requests = MagicMock()
+    requests.ask.side_effect = lambda server, *_: now.pass_(5.0) or (server, 3.0)
+    worker = Worker(comm, requests)
     worker.pull()
     assert worker.push(torch.ones(5)) == module.SERVER
     assert (comm.clock.seconds["communicate"], comm.clock.seconds["wait"]) == (4.0, 6.0)
@@ -161,31 +118,4 @@ def test_time_in_the_server_is_waiting_and_the_rest_communication() -> None:
 def test_requests_name_the_rank_in_the_run_also_when_others_are_lost() -> None:
     comm = MemoryCommunicator(1, 2, Clock(), ThreadGroup(2))
     comm.parent_ranks = (0, 3)
-    assert rpc_requests.RpcRequests(comm, 5.0)._rank == 3
-
-
-def test_a_push_is_answered_after_its_step() -> None:
-    endpoint = ServerOfTwo(None)
-    endpoint.pull(1)
-    push = endpoint.push(1)
-    with endpoint.server.next_push():
-        assert not push.done()
-    assert push.done()
-
-
-def test_a_timeout_names_the_missing_workers() -> None:
-    with pytest.raises(CommunicationError, match=r"node 1, 2\b.*\b0\.2 s"):
-        ServerOfTwo(None, timeout_s=0.2).step()
-
-
-def test_a_dead_worker_is_noticed_while_others_send_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(heartbeat: Any) -> None:
-        if heartbeat._rank == 2:
-            raise CommunicationError("node 2 is gone")
-
-    monkeypatch.setattr(rpc_requests.Heartbeat, "check", check)
-    monkeypatch.setattr(module, "CHECK_S", 0.0)
-    endpoint = ServerOfTwo(None)
-    endpoint.push(1)
-    with pytest.raises(CommunicationError, match="node 2 is gone"):
-        endpoint.step()
+    assert RpcRequests(comm, 5.0)._rank == 3

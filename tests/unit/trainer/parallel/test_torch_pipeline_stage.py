@@ -10,34 +10,18 @@ import torch
 from torch import nn
 
 
-@pytest.mark.parametrize(("micro_batches", "name"), [(2, "gpipe"), (3, "1f1b"), (4, "1f1b")])
-def test_a_batch_of_fewer_micro_batches_than_stages_takes_gpipe(
-    micro_batches: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_fewer_micro_batches_than_stages_takes_gpipe(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainer.parallel import torch_pipeline_stage as module
 
-    shapes: list[tuple[int, ...]] = []
-    for kind, attribute in (("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")):
-        made = lambda stage, count, kind=kind, **_: (kind, count)  # noqa: E731
-        monkeypatch.setattr(module.pipelining, attribute, made)
-
-    def stage_of(_: object, exchanges: Any, index: int, stages: int, x: Any, y: Any) -> None:
-        shapes.extend((tuple(x.shape), tuple(y.shape)))
-
-    monkeypatch.setattr(module, "InstrumentedStage", stage_of)
+    monkeypatch.setattr(module.pipelining, "ScheduleGPipe", lambda stage, n, **_: ["gpipe", n, stage])
+    monkeypatch.setattr(module.pipelining, "Schedule1F1B", lambda stage, n, **_: ["1f1b", n, stage])
+    monkeypatch.setattr(module, "InstrumentedStage", lambda *given: [each.shape for each in given[4:]])
     stage: Any = SimpleNamespace(
-        _input_shape=(3,),
-        _output_shape=(2,),
-        _input_type=torch.float32,
-        _has_parameters=lambda stages: stages > 1,
-        _is_1f1b=True,
-        _comm=None,
-        stage_index=1,
-        num_stages=3,
-        model=nn.Identity(),
-        in_format=lambda x: x,
+        stage_index=1, num_stages=3, model=nn.Identity(), in_format=None, _comm=None, _is_1f1b=True
     )
-    schedule, exchanges = module.TorchPipelineStage._build_schedule(stage, 12, micro_batches)
-    assert schedule == (name, micro_batches)
-    assert exchanges._is_1f1b == (name == "1f1b")
-    assert shapes == [(12 // micro_batches, 3), (12 // micro_batches, 2)]
+    stage._input_shape, stage._output_shape, stage._input_type = (3,), (2,), torch.float32
+    stage._has_parameters = lambda stages: stages > 1
+    for count, name, size in ((2, "gpipe", 6), (3, "1f1b", 4)):
+        schedule, exchanges = module.TorchPipelineStage._build_schedule(stage, 12, count)
+        assert schedule == [name, count, [(size, 3), (size, 2)]]
+        assert exchanges._is_1f1b == (name == "1f1b")

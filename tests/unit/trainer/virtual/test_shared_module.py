@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,14 @@ from trainer.virtual.shared_module import SharedModule, TurnReplica
 SPEC = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 3})
 
 
-@pytest.fixture
-def replicas() -> list[TurnReplica]:
-    task = Task(SPEC, Path())
-    shared = SharedModule(task)
-    return [TurnReplica(shared, task, Clock(), number, weights_seed=0) for number in range(2)]
-
-
 def in_turn(replica: TurnReplica) -> TurnReplica:
     replica._shared.give_to(replica)
     return replica
 
 
-def test_weights_are_shared_until_one_rank_steps(replicas: list[TurnReplica]) -> None:
+def test_weights_are_shared_until_one_rank_steps() -> None:
+    shared = SharedModule(task := Task(SPEC, Path()))
+    replicas = [TurnReplica(shared, task, Clock(), number, weights_seed=0) for number in range(2)]
     one, other = replicas
     assert have_same_memory(in_turn(one).weights(), in_turn(other).weights())  # both are initial
     for _ in range(2):
@@ -53,48 +49,45 @@ def test_weights_are_shared_until_one_rank_steps(replicas: list[TurnReplica]) ->
     assert torch.equal(in_turn(other).weights(), in_turn(one).weights())
 
 
+def found_in_turns(body: Callable[[VirtualCommunicator], Tensor]) -> dict[int, Tensor]:
+    """What each of three ranks finds."""
+    found: dict[int, Tensor] = {}
+
+    def finding(comm: VirtualCommunicator) -> None:
+        found[comm.rank] = body(comm)
+
+    in_turns(finding, SPEC)
+    return found
+
+
 def test_absent_ranks_bring_nothing_to_a_mean_and_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    brought: dict[int, Tensor] = {}
-    means: dict[int, Tensor] = {}
+    brought: dict[int, int] = {}
     meet = VirtualCommunicator._meet
 
     def recorded(comm: VirtualCommunicator, kind: Any, nbytes: int, brings: Tensor, *rest: Any) -> Any:
-        brought[comm.rank] = brings
+        brought[comm.rank] = brings.untyped_storage().nbytes()
         return meet(comm, kind, nbytes, brings, *rest)
 
-    def average(comm: VirtualCommunicator) -> None:
-        means[comm.rank] = comm.weighted_mean(torch.full((1000,), float(comm.rank)), comm.rank % 2)
-
     monkeypatch.setattr(VirtualCommunicator, "_meet", recorded)
-    in_turns(average, SPEC)
-    assert {rank: each.untyped_storage().nbytes() for rank, each in brought.items()} == {
-        0: 4,
-        1: 4004,
-        2: 4,
-    }
+    means = found_in_turns(
+        lambda comm: comm.weighted_mean(torch.full((1000,), float(comm.rank)), comm.rank % 2)
+    )
+    assert brought == {0: 4, 1: 4004, 2: 4}
     assert have_same_memory(means[0], means[2])
     means[0].zero_()
     assert torch.equal(means[2], torch.ones(1000))
 
 
-def test_values_that_are_not_finite_reach_the_mean_as_in_memory() -> None:
+def test_values_that_are_not_finite_reach_the_mean_and_signs_of_zeros_all_ranks() -> None:
     """0 · inf is NaN. A sum without it would hide that a rank has diverged."""
-    means: dict[int, Tensor] = {}
 
-    def average(comm: VirtualCommunicator) -> None:
-        values = torch.tensor([torch.inf if comm.rank == 0 else 1.0, 1.0])
-        means[comm.rank] = comm.weighted_mean(values, 1 if comm.rank else 0)
+    def average(comm: VirtualCommunicator) -> Tensor:
+        return comm.weighted_mean(torch.tensor([1.0 if comm.rank else torch.inf, 1.0]), comm.rank and 1)
 
-    in_turns(average, SPEC)
-    assert [each.isnan().tolist() for each in means.values()] == 3 * [[True, False]]
+    def broadcast(comm: VirtualCommunicator) -> Tensor:
+        own = torch.tensor([0.0 if comm.rank else -0.0])
+        comm.broadcast(own, root=0)
+        return own
 
-
-def test_a_broadcast_replaces_the_sign_of_a_zero() -> None:
-    found: dict[int, Tensor] = {}
-
-    def broadcast(comm: VirtualCommunicator) -> None:
-        found[comm.rank] = torch.tensor([0.0 if comm.rank else -0.0])
-        comm.broadcast(found[comm.rank], root=0)
-
-    in_turns(broadcast, SPEC)
-    assert all(each.signbit().all() for each in found.values())
+    assert [each.isnan().tolist() for each in found_in_turns(average).values()] == 3 * [[True, False]]
+    assert all(each.signbit().all() for each in found_in_turns(broadcast).values())
