@@ -62,39 +62,26 @@ def test_numbers_have_limits() -> None:
             assert error_line(**{**ENOUGH, field: wrong}).startswith(f"{field}: ")
 
 
-def test_a_value_of_another_type_is_an_error_of_its_field() -> None:
-    for field in ("strategy", "dataset", "model", "transport", "save_weights", "no_field"):
-        for bad in ("", 1, None, ["lenet"], {}, {"name": 1}):
-            assert error_line(**{field: bad}).startswith(f"{field}: ")
-
-
 # Checks across fields: fields that fit, what does not, and the field and the words of the error.
 
 SMALL = {"dataset": {"name": "synthetic", "samples": 4}}
 SERVER = {"strategy": "parameter_server", **SMALL}
-TWELVE = {
-    "partitioner": {"name": "classes", "per_node": 3},
-    "dataset": {"name": "synthetic", "classes": 12},
-}
+THREE = {"partitioner": {"name": "classes", "per_node": 3}}  # of the 10 classes of digits
 ALL_REDUCE = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
 GOSSIP = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue", "nodes": 2}
 TARGET = {"strategy": "serial", "target_accuracy": 0.9, "patience": 3}
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"strategy": "serial"}, {"processes_per_node": 2},
-     "processes_per_node: .*2 ranks .1 × 2.; allowed: 1"),
-    ({"nodes": 2, "transport": "rpc"}, {"processes_per_node": 2},
-     "processes_per_node: 2 .* rpc.*allowed: 1"),
+    ({"strategy": "serial"}, {"processes_per_node": 2}, "processes_per_node: .* .1 × 2.; allowed: 1"),
+    ({"nodes": 2, "transport": "rpc"}, {"processes_per_node": 2}, "processes_per_node: 2 .* rpc.*: 1"),
     ({**SMALL, "nodes": 4}, {"nodes": 5}, "nodes: 5 nodes .* 4 training samples of synthetic"),
     ({**SMALL, "nodes": 4}, {"nodes": 5, "processes_per_node": 2}, "nodes: "),
     ({**SERVER, "nodes": 5}, {"nodes": 6}, "nodes: 5 workers of 6 nodes .* 4 training samples"),
     ({**SERVER, "nodes": 5}, {"processes_per_node": 2}, "processes_per_node: "),
     ({**SERVER, "nodes": 2}, {"nodes": 1}, "nodes: parameter_server .*1 node; allowed: 2 or more"),
-    ({"batch_per": "run", "batch_size": 33, "nodes": 3}, {"batch_size": 34},
-     "batch_size: 34 .* 3 replicas"),
-    ({**ALL_REDUCE, "accumulate": 32}, {"accumulate": 33}, "accumulate: 33 .*allowed: 1 to 32"),
-    ({**TWELVE, "nodes": 2, "processes_per_node": 2}, {"nodes": 1, "processes_per_node": 3},
-     "partitioner: classes .*synthetic among 3 ranks .*9 of 12"),
+    ({"batch_per": "run", "batch_size": 33, "nodes": 3}, {"batch_size": 34}, "batch_size: 34 .* 3 repl"),
+    ({**THREE, "nodes": 2, "processes_per_node": 2}, {"nodes": 1, "processes_per_node": 3},
+     "partitioner: classes .*digits among 3 ranks .*9 of 10"),
     (TARGET, {"strategy": "one_shot"}, "target_accuracy: 0.9 .*one_shot"),
     (TARGET, {"strategy": "fault_injection"}, "target_accuracy: .*does not train"),
     (TARGET, {"patience": 4}, "patience: 4 .*allowed: 1 to 3"),
@@ -116,14 +103,10 @@ def test_what_does_not_fit_is_refused_and_what_just_fits_is_not() -> None:
 
 def test_what_just_fits_or_does_not_apply_is_allowed() -> None:
     faults = [{"kill": {"node": 1}, "at": at} for at in ({"epoch": 3}, {"second": 600})]
-    for fields in (
-        {**ALL_REDUCE, "faults": faults},
-        {**GOSSIP, "nodes": 128},
-        {"warm_up_epochs": 3},
-        {"strategy": "fault_injection", **SMALL, "nodes": 5},  # does not train
-        {"strategy": "serial", "partitioner": {"name": "classes", "per_node": 1}},  # has no parts
-    ):
-        spec(**fields)
+    spec(**ALL_REDUCE, faults=faults, warm_up_epochs=3)
+    spec(**{**GOSSIP, "nodes": 128})
+    spec(strategy="fault_injection", **SMALL, nodes=5)  # does not train
+    spec(strategy="serial", **THREE)  # has no parts
 
 
 def test_sweeps_know_the_fields_that_checks_name() -> None:
@@ -134,35 +117,33 @@ def test_sweeps_know_the_fields_that_checks_name() -> None:
 
 def test_batch_norm_needs_two_values_in_each_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VggSmall, "fewest_samples", 2)
-
-    def reason(strategy: Any, *sizes: int) -> str | None:
-        model = {"name": "vgg_small", "norm": "batch"}
-        return batch_error(spec(strategy=strategy, model=model, batch_size=4, nodes=2), sizes)
-
-    assert reason("one_shot", 8, 6) is None
-    error = reason("one_shot", 8, 5) or ""
-    assert "leave 1 of the 5 samples of part 1 " in error
-    assert error.endswith("such as 5")
+    model = {"name": "vgg_small", "norm": "batch"}
     drop, pad = ({"name": "local_sgd", "uneven": each} for each in ("drop", "pad"))
-    assert reason(drop, 9, 8) is reason(pad, 9, 10) is None
-    assert "part 0" in (reason(drop, 10, 9) or "")
-    assert "part 0" in (reason(pad, 8, 9) or "")
+    for strategy, sizes, error in (
+        ("one_shot", (8, 6), "None"),
+        ("one_shot", (8, 5), "leave 1 of the 5 samples of part 1 .*such as 5$"),
+        (drop, (9, 8), "None"),
+        (drop, (10, 9), "part 0"),
+        (pad, (9, 10), "None"),
+        (pad, (8, 9), "part 0"),
+    ):
+        run = spec(strategy=strategy, model=model, batch_size=4, nodes=2)
+        assert re.search(error, str(batch_error(run, sizes)))
 
 
 # What follows from other fields
 
 
 def test_transport_topology_and_threads_follow() -> None:
-    for strategy, transport in (("ddp", "gloo"), ({"name": "one_shot"}, "mpi")):
-        assert spec(strategy=strategy).transport == transport
+    assert [spec(strategy=each).transport for each in ("ddp", {"name": "one_shot"})] == ["gloo", "mpi"]
     topologies = {"mpi": "mpi", "gloo": "ddp", "nccl": "ddp", "rpc": "rpc", "memory": "single"}
     for transport, topology in topologies.items():
         run = spec(transport=transport, nodes=2)
         assert (run.topology, run.on_gpu) == (topology, transport == "nccl")
         assert run.ranks_are_threads == (transport == "memory")
+    others = [spec(transport="memory"), spec(strategy="hogwild", nodes=2)]
+    assert [run.ranks_are_threads for run in others] == [False] * 2  # of one rank; of processes
     assert spec(transport="memory", processes_per_node=2).ranks_are_threads
-    assert not spec(transport="memory").ranks_are_threads
-    assert not spec(strategy="hogwild", nodes=2).ranks_are_threads
 
 
 def test_ranks_fill_one_node_after_the_other_and_replicas_share_a_batch() -> None:
@@ -176,14 +157,7 @@ def test_ranks_fill_one_node_after_the_other_and_replicas_share_a_batch() -> Non
 
 
 def test_threads_default_to_the_whole_cores_of_the_quota() -> None:
-    for cpus, processes, threads in (
-        (0.4, 1, 1),
-        (3.9, 1, 3),
-        (4, 2, 2),
-        (4, 3, 1),
-        (4, 8, 1),
-        (256, 1, 256),
-    ):
+    for cpus, processes, threads in ((0.4, 1, 1), (3.9, 1, 3), (4, 2, 2), (4, 3, 1), (4, 8, 1)):
         run = spec(cpus=cpus, processes_per_node=processes)
         assert (run.threads, "threads" in run.canonical()) == (threads, False)
     run = spec(cpus=4, threads=1)
@@ -196,9 +170,8 @@ def test_threads_default_to_the_whole_cores_of_the_quota() -> None:
 
 def test_a_drawn_step_is_any_from_the_first_to_the_last() -> None:
     at = [Moment.model_validate({"random": {"steps": [3, 5], "seed": seed}}) for seed in range(30)]
-    assert {each.drawn_step for each in at} == {3, 4, 5}
-    places = f"step {at[0].drawn_step}", "epoch 2", "second 2.5"
-    assert (at[0].place, Moment(epoch=2).place, Moment(second=2.5).place) == places
+    assert {each.place for each in at} == {"step 3", "step 4", "step 5"}
+    assert (Moment(epoch=2).place, Moment(second=2.5).place) == ("epoch 2", "second 2.5")
 
 
 # Nodes of unequal speed
@@ -223,23 +196,17 @@ def test_the_quota_of_a_node_is_its_share_of_cpus() -> None:
     run = spec(nodes=3, processes_per_node=2, cpus=4, node_speed=[0.75, 1, 0.1])
     assert [run.container_cpus(node) for node in range(3)] == [3, 4, 0.4]
     assert [run.threads_for(rank) for rank in range(6)] == [1, 1, 2, 2, 1, 1]
-    assert [{*run.thread_environment(rank).values()} for rank in (0, 2)] == [{"1"}, {"2"}]
     assert [run.throttle_cpus(node) for node in (0, 2)] == [3, 0.4]
     assert spec(nodes=2, cpus=0.4, node_speed={0: 0.5}).throttle_cpus(0) == 0.5  # `cpus` is no limit there
-    more = spec(nodes=2, cpus=4, threads=1, node_speed={1: 0.75})
-    assert [more.threads_for(rank) for rank in range(2)] == [1, 1]  # fewer than the quota allows
+    assert spec(nodes=2, cpus=4, threads=1, node_speed={1: 0.75}).threads_for(1) == 1
 
 
 def test_a_run_is_oversubscribed_if_a_rank_has_less_than_a_core() -> None:
-    for oversubscribed, fields in (
-        (False, {}),
-        (False, {"cpus": 2, "processes_per_node": 2}),
-        (False, {"cpus": 4, "node_speed": [1, 0.5]}),
-        (True, {"cpus": 4, "threads": 1, "node_speed": [1, 0.5]}),  # half a core of local processes
-        (True, {"node_speed": {0: 0.5}}),
-        (True, {"cpus": 0.5}),
-    ):
-        assert spec(nodes=2, **fields).oversubscribed == oversubscribed
+    enough = [{"cpus": 2, "processes_per_node": 2}, {"cpus": 4, "node_speed": [1, 0.5]}]
+    # A thread of a slower local process has its share of a core.
+    scarce = [{"cpus": 0.5}, {"node_speed": {0: 0.5}}, {"cpus": 4, "threads": 1, "node_speed": [1, 0.5]}]
+    found = [spec(nodes=2, **fields).oversubscribed for fields in (*enough, *scarce)]
+    assert found == [False] * 2 + [True] * 3
 
 
 def test_speeds_that_are_not_possible() -> None:
@@ -269,7 +236,6 @@ def test_keys_do_not_change_between_versions() -> None:
         ("serial-memory-n1-s0-27bbbdf4", {"strategy": "serial"}),
         ("one_shot-mpi-n5-s1-24eff46e", {"nodes": 5, "seed": 1}),
         ("ddp-gloo-n2x4-s0-56cadc81", {"strategy": "ddp", "nodes": 2, "processes_per_node": 4}),
-        ("ddp-gloo-n2-s0-47da9a2d", {"strategy": "ddp", "nodes": 2, "cpus": 0.4, "memory_mb": 1024}),
         ("all_reduce-mpi-n2-s0-61989031",
          {"strategy": {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.1}}, "nodes": 2}),
         ("one_shot-mpi-n1-s0-338a736d",
@@ -295,16 +261,6 @@ def test_a_key_does_not_depend_on_notation_nor_on_what_changes_no_result() -> No
         assert spec(**fields).canonical() == expected
     assert spec(lr=1).key == spec(lr=1.0).key
     assert spec(lr_scaling="sqrt").key == spec().key  # without effect on a single replica
-
-
-def test_a_key_contains_nested_components_without_defaults() -> None:
-    compressions = ("none", {"name": "none"}, "top_k", {"name": "top_k", "ratio": 0.01}, "sign")
-    found = [
-        spec(strategy={"name": "all_reduce", "compression": each}).canonical()["strategy"]
-        for each in compressions
-    ]
-    written = [{}, {}, *[{"compression": {"name": name}} for name in ("top_k", "top_k", "sign")]]
-    assert found == [{"name": "all_reduce", **each} for each in written]
 
 
 # A change of each field, and other fields that it needs in order to take effect.
