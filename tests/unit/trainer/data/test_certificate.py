@@ -17,53 +17,36 @@ from trainer.data.certificate import (
 )
 
 SAMPLES, NODES = 8, 3
-PARTS = st.lists(
-    st.lists(st.integers(0, SAMPLES - 1), max_size=6), min_size=NODES, max_size=NODES
-)  # a partitioner may repeat a sample
-
-
-def arrays(parts: list[list[int]]) -> list[np.ndarray]:
-    return [np.array(part, dtype=np.int64) for part in parts]
+PART = st.lists(st.integers(0, SAMPLES - 1), max_size=6)  # a partitioner may repeat a sample
 
 
 def shares(held: list[set[int]]) -> tuple[float, float]:
     """Coverage and overlap."""
     holders = [sum(sample in part for part in held) for sample in range(SAMPLES)]
-    return tuple(sum(number >= least for number in holders) / SAMPLES for least in (1, 2))  # type: ignore[return-value]
+    coverage, overlap = (sum(number >= least for number in holders) / SAMPLES for least in (1, 2))
+    return coverage, overlap
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(PARTS, min_size=1, max_size=3))
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(PART, PART, PART), min_size=1, max_size=3))
 def test_coverage_and_overlap_are_those_of_sets_in_an_epoch_and_so_far(
-    epochs: list[list[list[int]]],
+    epochs: list[tuple[list[int], ...]],
 ) -> None:
     tracker, so_far = CoverageTracker(SAMPLES, NODES), [set[int]() for _ in range(NODES)]
     for number, parts in enumerate(epochs, start=1):
-        record = tracker.epoch(number, arrays(parts), each=number > 1)
+        arrays = [np.array(part, dtype=np.int64) for part in parts]
+        record = tracker.epoch(number, arrays, each=number > 1)
         so_far = [seen | {*part} for seen, part in zip(so_far, parts, strict=True)]
         assert (record.epoch, record.coverage, record.overlap) == (number, *shares([*map(set, parts)]))
         assert (record.coverage_so_far, record.overlap_so_far) == shares(so_far)
-        digests = [part_digest(part) for part in arrays(parts)]
+        digests = [*map(part_digest, arrays)]
         assert record.digest == combined_digest(digests)
         listed = [(part.samples, part.digest) for part in record.parts or ()]
         assert listed == ([*zip(map(len, parts), digests, strict=True)] if number > 1 else [])
     resumed = CoverageTracker(SAMPLES, NODES)
+    assert resumed.seen.shape == (0, SAMPLES)
     resumed.seen = tracker.seen
     assert resumed.seen.tolist() == [[sample in seen for sample in range(SAMPLES)] for seen in so_far]
-
-
-def test_coverage_needs_a_part_for_every_node() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        CoverageTracker(10, 3).epoch(1, arrays([[0], [1]]))
-    assert CoverageTracker(10, 3).seen.shape == (0, 10)
-
-
-def test_a_digest_depends_on_the_samples_alone() -> None:
-    name = part_digest(np.array([3, 1, 2]))
-    assert name == part_digest(np.array([1, 2, 3], dtype=np.int32))
-    assert len(name) == 16
-    others = [[1, 2], [1, 2, 4], [1, 2, 3, 3], [1, 1, 2, 3], [12, 3]]
-    assert len({name, *(part_digest(np.array(other)) for other in others)}) == 1 + len(others)
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -72,17 +55,15 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-COUNTS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12).filter(
-    lambda pairs: all(map(sum, zip(*pairs, strict=True)))
-)
+COUNTS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
-@given(COUNTS)
-def test_distances_of_label_distributions_are_those_of_entropies_and_of_moved_shares(
-    pairs: list[tuple[int, int]],
+@settings(max_examples=40, deadline=None)
+@given(COUNTS, COUNTS)
+def test_distances_of_labels_are_those_of_entropies_and_of_moved_shares(
+    first: list[int], second: list[int]
 ) -> None:
-    p, q = np.array(pairs).T
+    p, q = np.array(first), np.array(second)
     shares = p / p.sum(), q / q.sum()
     expected = entropy((shares[0] + shares[1]) / 2) - (entropy(p) + entropy(q)) / 2
     assert js_divergence(p, q) == pytest.approx(expected, abs=1e-9)
@@ -90,25 +71,18 @@ def test_distances_of_label_distributions_are_those_of_entropies_and_of_moved_sh
     assert earth_movers_distance(p, q) == pytest.approx(2 * np.maximum(*shares).sum() - 2, abs=1e-9)
 
 
-def test_the_distances_of_known_distributions() -> None:
-    assert (js_divergence([5, 0], [0, 7]), earth_movers_distance([5, 0], [0, 7])) == (1, 2)
-    assert js_divergence([1, 0], [1, 1]) == pytest.approx(0.311278, abs=1e-6)
-    # One of ten classes (Zhao et al. 2018): 0.9 + 9 · 0.1.
-    assert earth_movers_distance([60] + [0] * 9, [6] * 10) == pytest.approx(1.8)
-
-
 def test_the_record_of_a_part_counts_its_labels_and_those_of_earlier_epochs() -> None:
-    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    labels, before = np.array([0, 0, 0, 0, 1, 1, 2, 2]), np.array([2, 0, 1, 0])
     whole = [4, 2, 2, 0]
     first = partition_record(3, np.array([7, 0, 1]), labels, 4)
     assert (first.epoch, first.samples, first.labels) == (3, 3, [2, 0, 1, 0])
-    assert first.js_divergence == first.js_divergence_so_far == js_divergence([2, 0, 1, 0], whole)
-    assert first.earth_movers_distance == earth_movers_distance([2, 0, 1, 0], whole)
-    assert first.digest == part_digest(np.array([0, 1, 7]))
-    second = partition_record(4, np.array([4]), labels, 4, before=np.array([2, 0, 1, 0]))
+    assert first.js_divergence == first.js_divergence_so_far == js_divergence(before, whole)
+    assert first.earth_movers_distance == earth_movers_distance(before, whole)
+    assert first.digest == part_digest(np.array([0, 1, 7], np.int32)) != part_digest(np.array([0, 1, 6]))
+    second = partition_record(4, np.array([4]), labels, 4, before)
     assert second.js_divergence == js_divergence([0, 1, 0, 0], whole)
     assert second.js_divergence_so_far == js_divergence([2, 1, 1, 0], whole)
-    idle = partition_record(4, np.array([], int), labels, 4, before=np.array([2, 0, 1, 0]))
+    idle = partition_record(4, np.array([], int), labels, 4, before)
     assert (idle.js_divergence, idle.earth_movers_distance) == (None, None)
     assert idle.js_divergence_so_far == first.js_divergence
     largest = partition_record(1, np.arange(100), np.zeros(100, int), classes=1000)

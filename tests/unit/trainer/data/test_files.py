@@ -5,14 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
+import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,76 +17,23 @@ from trainer.data.datasets import files
 from trainer.data.datasets.files import Archive
 
 CONTENT = bytes(range(256)) * 512  # 128 KiB
-MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
+PATH = "set/raw/file.gz"
 
 
-@dataclass
-class Reply:
-    """A reply of the server: sends `body` after `delay_s`, with Content-Length `announced`."""
-
-    body: bytes = CONTENT
-    announced: int = len(CONTENT)
-    delay_s: float = 0.0
-    hold: threading.Event | None = None  # the second half of the body is sent only once it is set
+def md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-@dataclass
-class Server:
-    url: str
-    replies: dict[str, Reply] = field(default_factory=dict)
-    requests: list[str] = field(default_factory=list)
-
-    def archive(self, *names: str) -> Archive:
-        return Archive("set/raw/file.gz", MD5, tuple(f"{self.url}/{name}" for name in names), timeout_s=5)
+def put(path: Path, content: bytes = CONTENT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.requests.append(self.path)
-            reply = state.replies.get(self.path)
-            if reply is None:
-                self.send_error(404)
-                return
-            time.sleep(reply.delay_s)
-            self.send_response(200)
-            self.send_header("Content-Length", str(reply.announced))
-            self.end_headers()
-            half = len(reply.body) // 2
-            self.wfile.write(reply.body[:half])
-            if reply.hold:
-                reply.hold.wait(10)
-            self.wfile.write(reply.body[half:])
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        state = Server(f"http://127.0.0.1:{httpd.server_port}")
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield state
-        httpd.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def closed_port_url(server: Server) -> str:
-    """A URL that refuses connections at once."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as httpd:
-        return f"http://127.0.0.1:{httpd.server_port}/file.gz"
-
-
-def write_archive(archive: Archive, data_dir: Path, content: bytes = CONTENT) -> Path:
-    target = data_dir / archive.path
-    target.parent.mkdir(parents=True)
-    target.write_bytes(content)
-    return target
+def archive(*sources: Path | str) -> Archive:
+    """The file with CONTENT, published at these URLs or paths."""
+    urls = [source if isinstance(source, str) else source.as_uri() for source in sources]
+    return Archive(PATH, md5(CONTENT), tuple(urls), timeout_s=5)
 
 
 def names(data_dir: Path) -> set[str]:
@@ -98,161 +41,156 @@ def names(data_dir: Path) -> set[str]:
     return {path.name for path in data_dir.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
-def test_an_absent_file_is_downloaded_once_and_for_all_users(server: Server, tmp_path: Path) -> None:
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A mirror with the file."""
+    return put(tmp_path / "mirror" / "good")
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is downloaded, which takes 0.1 s each."""
+    found: list[str] = []
+    fetch = Archive._fetch
+
+    def recorded(self: Archive, url: str, partial: Path) -> None:
+        found.append(url.rpartition("/")[2])
+        time.sleep(0.1)
+        fetch(self, url, partial)
+
+    monkeypatch.setattr(Archive, "_fetch", recorded)
+    return found
+
+
+def test_an_absent_file_is_downloaded_once_and_for_all_users(
+    good: Path, data_dir: Path, fetched: list[str]
+) -> None:
     """Also over what a killed download has left."""
-    server.replies["/good"] = Reply(delay_s=0.2)  # long enough for all to find the file absent
-    archive = server.archive("good")
-    target = tmp_path / archive.path
-    target.parent.mkdir(parents=True)
-    target.with_name("file.gz.part").write_bytes(CONTENT + b"more than there is")
-    target.with_name("file.gz.lock").touch()
-    before = os.umask(0o022)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            [*pool.map(archive.ensure, [tmp_path] * 4)]
-    finally:
-        os.umask(before)
-    assert archive.read(tmp_path) == CONTENT
-    assert names(tmp_path) == {"file.gz"}
-    assert target.stat().st_mode & 0o777 == 0o644
-    assert server.requests == ["/good"]
-    with archive.open_verified(tmp_path) as file:
-        assert file.read(4) == CONTENT[:4]
+    put(data_dir / f"{PATH}.part", CONTENT + b"more than there is")
+    put(data_dir / f"{PATH}.lock", b"")
+    with ThreadPoolExecutor(4) as pool:  # all of them find the file absent
+        [*pool.map(archive(good).ensure, [data_dir] * 4)]
+    assert names(data_dir) == {"file.gz"}
+    assert (data_dir / PATH).stat().st_mode == good.stat().st_mode
+    assert fetched == ["good"]
+    with archive(good).open_verified(data_dir) as file:
+        assert file.read() == CONTENT
+
+
+def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path, data_dir: Path) -> None:
+    slow = tmp_path / "slow"
+    os.mkfifo(slow)
+    with ThreadPoolExecutor(1) as pool:
+        download = pool.submit(archive(slow).ensure, data_dir)
+        with slow.open("wb") as sender:
+            sender.write(CONTENT[:-1])
+            sender.flush()
+            assert names(data_dir) == {"file.gz.part"}
+            sender.write(CONTENT[-1:])
+        download.result()
+    assert names(data_dir) == {"file.gz"}
+
+
+def test_mirrors_are_tried_in_order(good: Path, data_dir: Path, fetched: list[str]) -> None:
+    cut_off = put(good.with_name("cut_off"), CONTENT[:100])
+    archive(good.with_name("gone"), cut_off, good, good.with_name("unneeded")).ensure(data_dir)
+    assert archive().read(data_dir) == CONTENT
+    assert fetched == ["gone", "cut_off", "good"]
+
+
+def test_a_bad_download_leaves_no_file(good: Path, data_dir: Path) -> None:
+    for content in (CONTENT[:-1], b"", CONTENT[::-1]):
+        put(good, content)
+        with pytest.raises(
+            DataError, match=f"{len(content)} bytes came .*{md5(content)}, .*{md5(CONTENT)}"
+        ):
+            archive(good).ensure(data_dir)
+        assert names(data_dir) == set()
 
 
 def test_a_full_disk_ends_a_download_at_its_first_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: Path, data_dir: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = []
-
-    def fetch(archive: Archive, url: str, partial: Path) -> None:
-        tried.append(url)
-        partial.write_bytes(b"begun")
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Archive, "_fetch", fetch)
-    with pytest.raises(DataError) as caught:
-        Archive("file.gz", MD5, ("https://one", "https://two")).ensure(tmp_path)
-    assert isinstance(caught.value.__cause__, OSError)
-    assert caught.value.__cause__.errno == errno.ENOSPC
-    assert tried == ["https://one"]
-    assert names(tmp_path) == set()
+    monkeypatch.setattr(files, "build_opener", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        archive(good, good).ensure(data_dir)
+    assert fetched == ["good"]
+    assert names(data_dir) == set()
 
 
-@pytest.mark.parametrize(
-    ("reply", "found"),
-    [
-        (Reply(CONTENT[:-1]), f"{len(CONTENT) - 1} bytes came (announced: {len(CONTENT)})"),
-        (Reply(b"", 0), "0 bytes came"),
-        (Reply(CONTENT[::-1]), hashlib.md5(CONTENT[::-1], usedforsecurity=False).hexdigest()),
-    ],
-    ids=["truncated", "empty", "wrong content"],
-)
-def test_a_bad_download_leaves_no_file(server: Server, tmp_path: Path, reply: Reply, found: str) -> None:
-    server.replies["/bad"] = reply
-    with pytest.raises(DataError) as caught:
-        server.archive("bad").ensure(tmp_path)
-    assert found in str(caught.value)
-    assert MD5 in str(caught.value)
-    assert names(tmp_path) == set()
+def reply(listener: socket.socket, body: bytes) -> bytes:
+    """Send a body to the next client, as if it were all of CONTENT. Return its request."""
+    connection, _ = listener.accept()
+    with connection:
+        request = connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(CONTENT) + body)
+    return request
 
 
-def test_a_download_has_its_name_when_it_is_complete_and_ends_when_it_stalls(
-    server: Server, tmp_path: Path
+def test_downloads_use_the_proxy_and_end_when_they_are_cut_off_or_stall(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = server.replies["/slow"] = Reply(hold=threading.Event())
-    assert hold.hold
-    with ThreadPoolExecutor(1) as pool:
-        download = pool.submit(server.archive("slow").ensure, tmp_path)
-        try:
-            deadline = time.monotonic() + 5
-            while not names(tmp_path) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert names(tmp_path) == {"file.gz.part"}
-            with pytest.raises(DataError, match="timed out"):
-                replace(server.archive("slow"), timeout_s=0.1).ensure(tmp_path / "stalled")
-        finally:
-            hold.hold.set()
-        download.result()
-    assert names(tmp_path) == {"file.gz"}
-
-
-def test_mirrors_are_tried_in_order_over_the_proxy_of_the_environment(
-    server: Server, closed_port_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.replies |= {"/truncated": Reply(CONTENT[:100]), "/good": Reply()}
-    archive = server.archive("gone", "truncated", "good", "unneeded")
-    replace(archive, urls=(closed_port_url, *archive.urls)).ensure(tmp_path)
-    assert archive.read(tmp_path) == CONTENT
-    assert server.requests == ["/gone", "/truncated", "/good"]
     url = "http://mirror.invalid/file.gz"  # does not resolve: only the proxy can reply
-    server.replies[url] = Reply()
-    monkeypatch.setenv("http_proxy", server.url)
-    replace(archive, urls=(url,)).ensure(tmp_path / "by proxy")
-    assert server.requests[3:] == [url]
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(5)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(DataError, match="timed out"):
+            Archive(PATH, md5(CONTENT), (url,), timeout_s=0.1).ensure(data_dir)
+        listener.accept()[0].close()
+        requests = [pool.submit(reply, listener, body) for body in (CONTENT[:-1], CONTENT)]
+        with pytest.raises(DataError, match=rf"bytes came \(announced: {len(CONTENT)}\)"):
+            archive(url).ensure(data_dir)
+        archive(url).ensure(data_dir)
+        assert [request.result().split()[1] for request in requests] == [url.encode()] * 2
 
 
-@pytest.mark.parametrize("method", ["ensure", "read"])
-def test_a_damaged_file_is_an_error_and_stays(server: Server, tmp_path: Path, method: str) -> None:
-    archive = server.archive("good")
-    target = write_archive(archive, tmp_path, b"not what was published")
-    with pytest.raises(DataError) as caught:
-        getattr(archive, method)(tmp_path)
-    digest = hashlib.md5(b"not what was published", usedforsecurity=False).hexdigest()
-    assert [part for part in (str(target), MD5, digest, "Delete it") if part not in str(caught.value)] == []
-    assert target.read_bytes() == b"not what was published"
-    assert server.requests == []
+def test_a_damaged_file_is_an_error_and_stays(good: Path, data_dir: Path, fetched: list[str]) -> None:
+    target = put(data_dir / PATH, b"other")
+    for method in (archive(good).ensure, archive(good).read):
+        with pytest.raises(DataError) as caught:
+            method(data_dir)
+        named = (str(target), md5(CONTENT), md5(b"other"), "Delete it")
+        assert [part for part in named if part not in str(caught.value)] == []
+        assert target.read_bytes() == b"other"
+    assert fetched == []
 
 
-@pytest.mark.parametrize("method", ["ensure", "read"])
-def test_without_a_network_the_error_says_what_to_do_by_hand(
-    closed_port_url: str, tmp_path: Path, method: str
-) -> None:
-    mirror = closed_port_url.replace("file.gz", "mirror/file.gz")
-    with pytest.raises(DataError) as caught:
-        getattr(Archive("set/raw/file.gz", MD5, (closed_port_url, mirror)), method)(tmp_path)
-    message = str(caught.value)
-    assert message.startswith(f"set/raw/file.gz is not in {tmp_path}")
-    assert ("Connection refused" in message) == (method == "ensure")  # only `ensure` tries to download
-    steps = message.partition("To get it by hand")[2]
-    for part in (
-        closed_port_url,
-        mirror,
-        str(tmp_path / "set/raw/file.gz"),
-        "--data-dir or SHARDYARD_DATA",
-    ):
-        assert part in steps
-    assert names(tmp_path) == set()
+def test_without_a_network_the_error_says_what_to_do_by_hand(tmp_path: Path, data_dir: Path) -> None:
+    absent = archive(tmp_path / "mirror 1", tmp_path / "mirror 2")
+    for method in (absent.ensure, absent.read):
+        with pytest.raises(DataError) as caught:
+            method(data_dir)
+        why, _, steps = str(caught.value).partition("To get it by hand")
+        assert why.startswith(f"{PATH} is not in {data_dir}")
+        assert ("No such file" in why) == (method == absent.ensure)  # `read` does not download
+        named = (*absent.urls, str(data_dir / PATH), "--data-dir or SHARDYARD_DATA")
+        assert [part for part in named if part not in steps] == []
+        assert names(data_dir) == set()
 
 
 def test_a_complete_read_only_directory_is_not_written(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = server.archive("good")
-    folder = write_archive(archive, tmp_path).parent
+    put(data_dir / PATH).parent.chmod(0o555)
     # Root can write to every directory, so the test also fails on a lock.
     monkeypatch.setattr(files, "FileLock", lambda path: pytest.fail(f"locked {path}"))
-    folder.chmod(0o555)
-    try:
-        archive.ensure(tmp_path)
-    finally:
-        folder.chmod(0o755)
-    assert [path.name for path in folder.iterdir()] == ["file.gz"]
-    assert server.requests == []
+    archive("http://mirror.invalid").ensure(data_dir)
+    assert [path.name for path in (data_dir / PATH).parent.iterdir()] == ["file.gz"]
 
 
-def test_what_cannot_be_written_or_read_is_named(server: Server, tmp_path: Path) -> None:
-    archive = server.archive("good")
-    (tmp_path / "set").touch()  # a file in place of the directory: not even root can write below it
-    with pytest.raises(DataError, match="cannot be put there") as caught:
-        archive.ensure(tmp_path)
-    assert f"{server.url}/good" in str(caught.value)
-    assert server.requests == []
-    (tmp_path / "set").unlink()
-    (tmp_path / archive.path).mkdir(parents=True)
+def test_what_cannot_be_written_or_read_is_named(good: Path, data_dir: Path) -> None:
+    put(data_dir / "set")  # a file in place of the directory: not even root can write below it
+    with pytest.raises(DataError, match=r"cannot be put there(.|\n)*/good"):
+        archive(good).ensure(data_dir)
+    (data_dir / "set").unlink()
+    (data_dir / PATH).mkdir(parents=True)
     with pytest.raises(DataError, match=r"cannot read .*file\.gz: is a directory"):
-        archive.read(tmp_path)
-    (tmp_path / archive.path).rmdir()
-    os.mkfifo(tmp_path / archive.path)
-    with pytest.raises(DataError, match=r"cannot read .*file\.gz: is a pipe"):
-        archive.read(tmp_path)
+        archive(good).read(data_dir)

@@ -1,7 +1,8 @@
-"""Mistakes in the mixture of experts: who gets which token, capacity, gates, and the balance of loads."""
+"""Mistakes in the mixture of experts: who gets which token, capacity, gates, balance, what is counted."""
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.models.layers.experts import Experts, MixtureOfExperts, Router, balance_loss
+from tests.unit.training import train
+from trainer.models.layers.experts import Experts, MixtureOfExperts, Router
 from trainer.models.layers.transformer import Mlp
 
 WIDTH, EXPERTS = 6, 4
@@ -44,43 +46,32 @@ def by_a_loop(layer: MixtureOfExperts, tokens: Tensor, top_k: int, capacity: int
     return torch.stack(y)
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-@pytest.mark.parametrize("factor", [None, 1.25, 0.7, 0.01])
-def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(top_k: int, factor: float | None) -> None:
-    layer, x = mixture(top_k, factor), drawn(3, 7, WIDTH)
-    capacity = 1000 if factor is None else ceil(factor * top_k * 21 / EXPERTS)
-    found = layer(x)
-    expected = by_a_loop(layer, x.flatten(0, 1), top_k, capacity).view_as(x)
-    torch.testing.assert_close(found, expected)
-    weight = drawn(3, 7, WIDTH, seed=2)
-    parameters = [*layer.parameters()]
-    gradients = [torch.autograd.grad((each * weight).sum(), parameters) for each in (found, expected)]
-    for mine, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, other)
-    assert sum(layer.load) + layer.dropped == top_k * 21
-    assert max(layer.load) <= capacity
-    assert factor in (None, 1.25) or layer.dropped > 0
+def test_outputs_and_gradients_are_those_of_a_loop_over_tokens() -> None:
+    for top_k, factor in product((1, 2), (None, 1.25, 0.7, 0.01)):
+        layer, x = mixture(top_k, factor), drawn(3, 7, WIDTH)
+        capacity = 1000 if factor is None else ceil(factor * top_k * 21 / EXPERTS)
+        results = layer(x), by_a_loop(layer, x.flatten(0, 1), top_k, capacity).view_as(x)
+        weight, parameters = drawn(3, 7, WIDTH, seed=2), [*layer.parameters()]
+        found, expected = (
+            [each, *torch.autograd.grad((each * weight).sum(), parameters)] for each in results
+        )
+        torch.testing.assert_close(found, expected)
+        assert sum(layer.load) + layer.dropped == top_k * 21
+        assert max(layer.load) <= capacity
+        assert factor in (None, 1.25) or layer.dropped > 0
 
 
 def test_in_evaluation_an_output_depends_on_its_own_sample_alone() -> None:
     layer, x = mixture(2, 0.1).eval(), drawn(5, 7, WIDTH)
     torch.testing.assert_close(layer(x)[3:4], layer(x[3:4]))
-    assert layer.dropped == 0
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
     """Not a missing one, which optimizers would skip."""
     layer = mixture()
     layer(drawn(1, 1, WIDTH)).sum().backward()
-    gradients = [parameter.grad for parameter in layer.experts.parameters()]
-    assert sum(gradient is not None and bool(gradient.any()) for gradient in gradients) == 4
-    assert all(gradient is not None for gradient in gradients)
-
-
-def test_the_balance_loss_is_one_if_experts_are_used_alike_and_their_number_if_not() -> None:
-    alike = torch.eye(EXPERTS).repeat(3, 1)
-    assert balance_loss(alike).item() == pytest.approx(1)
-    assert balance_loss(torch.eye(EXPERTS)[[2] * 5]).item() == pytest.approx(EXPERTS)
+    found = [(each.grad is not None, bool(each.grad.any())) for each in layer.experts.parameters()]
+    assert sorted(found) == [(True, False)] * 12 + [(True, True)] * 4
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.0])
@@ -88,12 +79,46 @@ def test_the_gradient_is_that_of_the_loss_and_the_weighted_balance_loss(weight: 
     x, of = drawn(3, 7, WIDTH), drawn(3, 7, WIDTH, seed=2)
     layer, plain = mixture(balance=0.5), mixture()
     layer.router.weight = weight
-    loss = weight * (layer(x) * of).sum()
-    task = weight * (plain(x) * of).sum()
+    loss, task = (weight * (each(x) * of).sum() for each in (layer, plain))
     torch.testing.assert_close(loss, task)  # it does not enter the loss that is reported
     loss.backward()
     probabilities = plain.router.scores(x.flatten(0, 1)).softmax(dim=-1)
     share = probabilities.argmax(dim=-1).bincount(minlength=EXPERTS) / 21
     (task + weight * 0.5 * EXPERTS * (share * probabilities.mean(dim=0)).sum()).backward()
-    for mine, other in zip(layer.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
+    found, expected = ([each.grad for each in of.parameters()] for of in (layer, plain))
+    torch.testing.assert_close(found, expected)
+
+
+# Choices that a run counts
+
+TOKENS = {"name": "induction", "length": 11, "tokens": 15, "samples": 44, "test_samples": 20}
+GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "experts": 4, "capacity_factor": 0.8}
+RUN: dict[str, Any] = {"model": GPT, "dataset": TOKENS, "batch_size": 8, "epochs": 1}
+CHOICES = 2 * 44 * 12  # layers, samples, tokens
+
+
+def counted(strategy: Any, ranks: int = 2, **fields: Any) -> tuple[int, int]:
+    """Choices and dropped ones, of all ranks."""
+    results = train(strategy, ranks, **{**RUN, **fields}).results
+    made = sum(result.expert_choices or 0 for result in results)
+    return made, sum(result.dropped_choices or 0 for result in results)
+
+
+def test_a_run_counts_each_choice_of_training_once() -> None:
+    made, dropped = counted("serial", 1)
+    assert made == CHOICES
+    assert 0.2 * made <= dropped < made
+    assert counted("serial", 1, recompute="full") == (made, dropped)
+    assert counted("serial", 1, model={**GPT, "capacity_factor": None, "top_k": 2}) == (2 * CHOICES, 0)
+    plain = train("serial", 1, **{**RUN, "model": {"name": "gpt"}}).results[0]
+    assert (plain.expert_choices, plain.dropped_choices) == (None, None)
+
+
+def test_ranks_count_the_choices_of_their_own_tokens() -> None:
+    """Parts differ in size, and a rank without samples left takes part with weight 0."""
+    uneven = {"partitioner": {"name": "quantity", "imbalance": 0.4}}
+    whole, divided = (counted(each, 3, **uneven) for each in ("all_reduce", "expert_parallel"))
+    assert (whole[0], divided) == (CHOICES, whole)
+    stages = {"name": "pipeline", "split_points": ["block2"], "micro_batches": 4}
+    for strategy, copies in ((stages, 1), ("context_parallel", 1), ("tensor_parallel", 2)):
+        assert counted(strategy)[0] == copies * CHOICES  # in tensor_parallel, both ranks have all tokens
