@@ -3,8 +3,6 @@ reference, order or mean, tiles of several ranks, shades that begin elsewhere, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import log
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from orchestrator.report.figures import grid, maps, theme
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import Subject
-from orchestrator.report.figures.maps import describe
 from orchestrator.report.figures.style import Style
 from orchestrator.report.formats import JOIN
 from orchestrator.report.quantities.data_partition import partition_summary_of
@@ -21,15 +18,7 @@ from orchestrator.report.topics import FIGURES, stragglers
 from orchestrator.results.records import RunResult
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_topics import waiting
-from tests.unit.report_support import (
-    a_comparison,
-    a_pipeline,
-    a_run,
-    in_parts,
-    layers,
-    records_of,
-    repeated,
-)
+from tests.unit.report_support import a_comparison, a_pipeline, a_run, layers, records_of, repeated
 
 approx = pytest.approx
 POSITIONS = ("x", "x2", "y", "y2", "opacity", "text")
@@ -54,13 +43,6 @@ def marks(chart: Chart) -> set[str]:
     return found
 
 
-def waits(share: float, micro_batches: int, seed: int) -> RunResult:
-    """A pipeline whose stages wait for this share of their time without evaluation."""
-    run = a_pipeline(more={"micro_batches": micro_batches}, seed=seed)
-    seconds = {"compute": 1 - share, "wait": share, "evaluate": 9.0}
-    return in_parts(run, [600, 400], seconds=[seconds] * 2)
-
-
 def over_link(strategy: str, mbit: int, train_s: float) -> RunResult:
     fields: dict[str, Any] = {"link": {"bandwidth_mbit": mbit}, "runtime": "docker", "transport": "gloo"}
     return a_run(strategy, nodes=2, train_s=train_s, **fields)
@@ -77,13 +59,13 @@ SEVERAL = [
 SPLITS = [("one_shot", "random_partition", 0.9), ("one_shot", "contiguous", 0.7)]
 SPLITS += [("local_sgd", "random_partition", 0.8), ("local_sgd", "contiguous", 0.85)]
 WAITED = [[0, 1, 2, 4], [1, 0, 2, 0], [0, 0, 0, 3], [3, 0, 1, 0]]  # seconds of 10, four ranks
-FIGURE_NUMBERS: dict[str, tuple[Sequence[RunResult], set[str], str, list[tuple[Any, ...]]]] = {
+FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, ...]]]] = {
     # the runs, marks with their fields, and numbers of records in their order
     "bubbles": (
-        [*(waits(share, 8, seed) for seed, share in enumerate((0.2, 0.4))), waits(0.5, 4, 0)],
+        [a_pipeline(more={"micro_batches": 8}), a_pipeline()],
         {"rule low high name", "tick formula name", "point measured name"},
         "measured low high formula",
-        [(0.3, 0.2, 0.4, 1 / 9), (0.5, 0.5, 0.5, 1 / 5)],
+        [(0.5, 0.5, 0.5, 1 / 9), (0.5, 0.5, 0.5, 1 / 5)],
     ),
     "split_points": (
         [a_pipeline(name, step_s=step) for name, step in (("conv2", 0.02), ("relu1", 0.03), ("fc2", 0.05))],
@@ -129,7 +111,7 @@ FIGURE_NUMBERS: dict[str, tuple[Sequence[RunResult], set[str], str, list[tuple[A
         [
             ("serial", "10 Mbit/s", "0.500 s", "0.125 times", 0),
             ("ddp · gloo", "10 Mbit/s", "4.00 s", "1.00 times", 0),
-            ("gossip · gloo", "10 Mbit/s", "8.00 s", "2.00 times", log(2)),
+            ("gossip · gloo", "10 Mbit/s", "8.00 s", "2.00 times", np.log(2)),
             ("serial", "99 Mbit/s", "0.500 s", "0.250 times", 0),
             ("ddp · gloo", "99 Mbit/s", "2.00 s", "1.00 times", 0),
         ],
@@ -193,7 +175,7 @@ def test_a_map_says_how_parts_are_skewed() -> None:
     summary = partition_summary_of(row)
     assert summary is not None
     # Of the first class 9 of 10 and 10 of 30, instead of 19 of 40.
-    assert describe(summary).splitlines() == [
+    assert maps.describe(summary).splitlines() == [
         "10–30, mean 20 samples each",
         "coverage 100.0%, overlap 0.0%",
         "JS 0.005, max 0.010; EMD 0.57, max 0.85",

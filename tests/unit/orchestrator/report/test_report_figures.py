@@ -154,9 +154,6 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     assert times.spec["usermeta"]["domains"]["linear"] == scale(times, "y")["domain"]
 
 
-# The overview of strategies, model sizes and the legend
-
-
 # The compact form
 
 

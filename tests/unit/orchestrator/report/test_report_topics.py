@@ -410,9 +410,6 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
         assert found == [on, off, undecided]
 
 
-# Accuracy
-
-
 # Partitioners
 
 
@@ -502,6 +499,3 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
 def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
     for more in ("", " More."):
         assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
-
-
-# What figures say
