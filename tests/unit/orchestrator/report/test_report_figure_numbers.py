@@ -58,7 +58,7 @@ SEVERAL = [
 ]
 SPLITS = [("one_shot", "random_partition", 0.9), ("one_shot", "contiguous", 0.7)]
 SPLITS += [("local_sgd", "random_partition", 0.8), ("local_sgd", "contiguous", 0.85)]
-WAITED = [[0, 1, 2, 4], [1, 0, 2, 0], [0, 0, 0, 3], [3, 0, 1, 0]]  # seconds of 10, four ranks
+WAITED = [[0, 1, 4], [1, 0, 2], [3, 1, 0]]  # seconds of 10
 FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, ...]]]] = {
     # the runs, marks with their fields, and numbers of records in their order
     "bubbles": (
@@ -133,7 +133,7 @@ FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, 
         {"rect for waiting share"},
         "waiting_ranks for_ranks share",
         # In a tile, all that a rank waited for, mean over the waiting ranks.
-        [("0–1", "0–1", 0.1), ("0–1", "2–3", 0.4), ("2–3", "0–1", 0.15), ("2–3", "2–3", 0.2)],
+        [("0–1", "0–1", 0.1), ("0–1", "2", 0.3), ("2", "0–1", 0.4), ("2", "2", 0)],
     ),
 }
 
