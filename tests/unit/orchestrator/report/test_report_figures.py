@@ -154,9 +154,6 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     assert times.spec["usermeta"]["domains"]["linear"] == scale(times, "y")["domain"]
 
 
-# The overview of strategies, model sizes and the legend
-
-
 # The compact form
 
 
@@ -181,6 +178,8 @@ def test_references_name_one_element_each_and_files_have_no_variables(panels: Ch
     file = svg_file(small, "Time")
     assert "var(" not in file
     assert file == with_light_colours(file)
+    texts = [each.text for each in ET.fromstring(svg_file(small, f"{EVIL} & more")).iter()]
+    assert f"{EVIL} & more" in texts
 
 
 # Scripts
@@ -288,6 +287,14 @@ SMALL = [a_run("gossip", nodes=nodes, train_s=1.0) for nodes in (2, 3)]
 )
 def test_the_slowest_run_of_each_strategy(runs: list[RunResult], slowest: list[RunResult]) -> None:
     assert [run.row.key for run in slowest_runs(view_of(*runs))] == [run.key for run in slowest]
+
+
+def test_of_many_strategies_the_slowest_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "MOST", 2)
+    runs = [
+        a_run(name, nodes=2, train_s=time) for name, time in zip(FEW, (3.0, 1.0, 4.0, 2.0), strict=True)
+    ]
+    assert [run.row.strategy for run in slowest_runs(view_of(*runs))] == ["all_reduce", "gossip"]
 
 
 def test_what_is_missing_is_named_with_its_reason_as_text() -> None:

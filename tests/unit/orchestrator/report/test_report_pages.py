@@ -285,7 +285,12 @@ def number_and_unit(written: str) -> tuple[float, str]:
     return float(number), unit
 
 
-@given(st.floats(1e-9, 1e14))
+NEAR_POWERS = st.builds(
+    lambda power, part: 10.0**power * part, st.integers(-8, 13), st.floats(0.999, 1.001)
+)
+
+
+@given(st.floats(1e-9, 1e14) | NEAR_POWERS)
 def test_a_written_number_times_its_unit_is_the_value(value: float) -> None:
     shown = float(f"{value:.2e}")
     written = formats.significant(value)

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.report.figures import maps
 from orchestrator.report.figures.maps import MAX_MAPPED_LABELS, MAX_MAPPED_RANKS, LabelMap, label_maps
 from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import model_partition as partition
 from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.topics import asked_by
@@ -146,6 +147,21 @@ def test_a_model_is_divided_if_ranks_hold_less_of_it_or_of_its_optimizer() -> No
 
 
 # Split points
+
+
+def test_split_points_are_in_the_order_of_the_model_and_a_named_one_counts_before_the_default() -> None:
+    times = {"fc2": 0.05, "conv2": 0.02, "flatten": 0.03}
+    default = a_pipeline("flatten", requested=False, step_s=0.04)
+    runs = [*(a_pipeline(name, step_s=step) for name, step in times.items()), default]
+    for order in (runs, runs[::-1]):
+        comparison = a_comparison(*order)
+        found = two_stage_splits(comparison.groups)
+        assert found is not None
+        assert found.representative.first.key == default.key
+        assert [*found.by_block] == ["conv2", "flatten", "fc2"]
+        data = finding_of(comparison, "split_point").data
+        assert data["step_s"] == approx(times)
+        assert (data["best"], data["worst"], data["default"]) == ("conv2", "fc2", "flatten")
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,15 @@ def test_what_matches_no_single_configuration_is_not_run() -> None:
     for others in ([lost], twice):
         times = [line["time_s_measured"] for line in table(a_lab([THEIRS[0], *others]))]
         assert times == ["8.00 s", "not run", "not run"]
-    elsewhere = a_lab([THEIRS[0], one_shot(2, 0.3, train_s=4.0, runtime="docker")])
-    assert [line.measured_speedup for line in published_lines(elsewhere)] == [None] * 3
+    ended = [point for point in THEIRS[1].epochs if point.epoch == 1]
+    for other in (
+        one_shot(2, 0.3, train_s=4.0, runtime="docker"),
+        THEIRS[1].model_copy(update={"epochs": ended}),
+        a_run("all_reduce", nodes=2, transport="memory", cores=2),  # whose ranks are threads
+    ):
+        lines = published_lines(a_lab([THEIRS[0], other]))
+        assert [line.measured_speedup for line in lines] == [None] * 3
+        assert lines[1].mean(lambda row: row.train_s)
 
 
 # Ablations

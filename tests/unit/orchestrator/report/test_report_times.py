@@ -4,17 +4,20 @@ far cluster time is off, and with what a run compares."""
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report import formats
+from orchestrator.report.metrics.clock import MAX_ERROR, error_of_difference
 from orchestrator.report.metrics.curves import curve, reached_sooner
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
-from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import OTHER_EPOCHS
 from orchestrator.report.quantities.learning import learned as has_learned
 from orchestrator.report.quantities.learning import updates
@@ -24,12 +27,14 @@ from orchestrator.results.records import EpochPoint, RunResult
 from tests.unit.report_support import (
     FAILED,
     a_comparison,
+    a_record,
     a_run,
     around,
     csv_lines,
     finding_of,
     findings_of,
     in_cluster_time,
+    only_view,
     page_of,
     repeated,
     value,
@@ -153,6 +158,24 @@ def test_a_line_for_each_run_and_epoch() -> None:
     assert float(lines[2]["samples_per_s"]) == pytest.approx(600 / 2.2)
 
 
+def test_a_curve_has_the_slowest_rank_and_the_mean_of_ranks_and_seeds_up_to_the_last_common_epoch() -> None:
+    """Seeds take 1, 2 and 4 times as long, and reach 2 % more each; so do ranks."""
+    runs = [
+        with_epochs(
+            learned("gossip", [0.5, 0.6, 0.7][: 2 + seed], target=None, nodes=3, seed=seed),
+            lambda at, seed=seed: {
+                "train_s": (at.epoch + at.rank) * 2**seed,
+                "accuracy": at.accuracy + 0.02 * (at.rank + seed),
+            },
+        )
+        for seed in range(3)
+    ]
+    (group,) = a_comparison(*runs).groups
+    first, second = [(at.epoch, at.train_s, *vars(at.accuracy).values()) for at in curve(group)]
+    assert first == pytest.approx((1, 3.0 * 2, 0.54, 0.52, 0.56, 3))
+    assert second == pytest.approx((2, 4.0 * 2, 0.64, 0.62, 0.66, 3))
+
+
 def test_updates_of_a_shared_model_are_those_of_all_ranks() -> None:
     shared, own = a_comparison(a_run("hogwild", nodes=2), a_run("all_reduce", nodes=2)).rows
     assert (updates(shared), updates(own)) == (180, 90)
@@ -234,6 +257,41 @@ def test_runs_on_shared_cores_are_compared_in_cluster_time_and_keep_their_wall_t
     expected = (5.998, 1.998, 7.998 / 5.998, 7.998 / 1.998, 0.3)
     assert [float(line[name]) for name in names] == pytest.approx(expected)
     assert finding_of(comparison, "fastest").data["speedup"] == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_rank_trains_until_its_last_record_in_cluster_time() -> None:
+    time = in_cluster_time(ON_TWO[0], 4.0, communicate_s=0.5, wait_s=0.25)
+    early = time.ranks[1].model_copy(update={"idle_s": 1.0, "work_s": {"compute": 2.25}})
+    time = time.model_copy(update={"ranks": [time.ranks[0], early]})
+    (row,) = a_comparison(ON_TWO[0], clusters=[time]).rows
+    assert row.cluster
+    for rank, train_s in zip(row.cluster.result.ranks, (4.0, 3.0), strict=True):
+        assert rank.train_s == train_s
+        assert sum(rank.seconds.values()) - rank.seconds["evaluate"] == pytest.approx(train_s)
+
+
+def test_cluster_time_is_calibrated_if_no_run_is_off_by_much() -> None:
+    others = [*CLUSTERS[:5], *CLUSTERS[10:]]
+    for worst, kind in ((0.1, "cluster_time"), (0.2, "cluster_time_uncalibrated")):
+        off = [*zip(ON_TWO, (0.01, 0.05, 0.02, worst, 0.03), strict=True)]
+        clusters = [in_cluster_time(run, (run.train_s or 0.0) * (1 - part)) for run, part in off]
+        found = a_comparison(*SERIAL, *ON_TWO, *ON_FOUR, clusters=[*others, *clusters])
+        data = finding_of(found, kind).data
+        assert (data["median_error"], data["worst_error"]) == pytest.approx((0.03, worst))
+        assert (data["checked"], data["of"], data["unchecked_ranks"]) == (5, 5, [4])
+        assert error_of_difference(only_view(found)) == pytest.approx(0.03)
+    unknown = a_comparison(*SERIAL, *ON_FOUR, clusters=others)
+    assert error_of_difference(only_view(unknown)) == MAX_ERROR
+
+
+def test_virtual_nodes_are_off_by_no_less_than_if_nothing_was_known() -> None:
+    info = dataclasses.replace(ON_TWO[0].runtime_info, simulates_time=True)
+    run = ON_TWO[0].model_copy(update={"runtime_info": info})
+    for predicted_s, error in ((1.9, MAX_ERROR), (2.6, 0.3)):
+        real = {run.key: RealTime(2.0, "wall", predicted_s)}
+        clusters = {run.key: in_cluster_time(run, predicted_s)}
+        found = compare(a_record([run]), [(run.key, run)], clusters=clusters, real=real)
+        assert error_of_difference(only_view(found)) == pytest.approx(error)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
 from orchestrator.report.quantities import ELAPSED_S
+from orchestrator.report.quantities.containers import CONTAINERS
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.render import columns
 from orchestrator.report.render.summary import seeds_line
@@ -279,6 +280,28 @@ def test_runs_of_two_runtimes_or_images_are_neither_averaged_nor_compared() -> N
     assert (data["condition"], data["values"], data["compared"]) == ("runtime", ["local", "docker"], False)
 
 
+ONE = a_node("node-1", [0], memory_peak_mb=512.0, throttled_s=2.0)
+OTHER = a_node("node-2", [1], cpu_s=5.0, sent_bytes=1_300_000)
+SILENT = a_node("node-2", [1], **dict.fromkeys(("memory_peak_mb", "sent_bytes", "throttled_s")))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "usage", "numbers"),
+    [
+        ("ddp", [ONE, OTHER, a_node("launcher", [], cpu_s=90.0)], (2, 1e6, 1.2e6, 1.2, 4, 2, 512, 2048)),
+        ("ddp", [ONE, SILENT], (2, 1e6, None, None, 3, None, None, 2048)),
+        ("ddp", [ONE], (None,) * 8),
+        ("hogwild", [a_node("node-1", [0, 1])], (1, None, 1.1e6, None, 3, 0, 256, 4096)),
+    ],
+    ids=["two and a launcher", "counters missing", "one of two", "all in one"],
+)
+def test_counters_of_containers_are_known_if_each_node_has_them(
+    strategy: str, usage: list[NodeUsage], numbers: tuple[float | None, ...]
+) -> None:
+    (row,) = a_comparison(contained(strategy, *usage, nodes=2)).rows
+    assert [value(row, name) for name in CONTAINERS] == [*numbers]
+
+
 def test_a_location_is_named_only_if_there_are_several() -> None:
     old = contained("ddp", nodes=2)
     same_sources = {**DOCKER, "image": "mine from sources 4c3e83f91028d114"}
@@ -344,6 +367,20 @@ def test_only_a_decided_order_names_the_fastest(
     assert ("claims no differences" in seeds_line(comparison)) is bool(few)
 
 
+def test_shared_cores_limit_speedups_and_the_most_nodes_show_what_more_cores_would_do() -> None:
+    runs = [("ddp", 2, 4.0), ("ddp", 4, 3.0), ("ddp", 8, 2.0), ("gossip", 8, 4.0)]
+    made = [a_run(name, nodes=nodes, work_cpu_s=work, train_s=7.0, cores=2) for name, nodes, work in runs]
+    finding = finding_of(a_comparison(a_run(cores=2), *made), "shared_cores")
+    assert finding.data == {
+        "shapes": ["4", "8"],
+        "cores": 2,
+        "limit": 2.0,
+        "strategy": "ddp over gloo",
+        "cpu_time_speedup": approx(8.0 / 2.0),
+    }
+    assert "4 and 8 nodes shared 2 cores" in finding.text.replace(formats.JOIN, " ")
+
+
 def test_more_nodes_are_compared_with_the_next_fewer() -> None:
     runs = [run for nodes, mean in ((2, 5), (4, 9), (8, 3)) for run in timed("ddp", mean, nodes)]
     data = finding_of(a_comparison(*runs), "more_nodes").data
@@ -371,9 +408,6 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
         data = finding_of(a_comparison(*runs), "front").data
         found = [[name.split()[0] for name in data[which]] for which in ("on", "off", "undecided")]
         assert found == [on, off, undecided]
-
-
-# Accuracy
 
 
 # Partitioners
@@ -465,6 +499,3 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
 def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
     for more in ("", " More."):
         assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
-
-
-# What figures say

@@ -30,7 +30,7 @@ from tests.unit.report_support import a_comparison, around, repeated
 
 LEVEL = 0.05
 FEW = settings(max_examples=40)
-P_VALUES = st.lists(st.floats(1e-6, 1), min_size=1, max_size=6)
+P_VALUES = st.lists(st.floats(1e-6, 1) | st.floats(LEVEL / 10, 2 * LEVEL), min_size=1, max_size=6)
 
 
 def estimate(mean: float, between: float = 0.0, variance: float = 1.0, seeds: int = 5) -> Estimate:

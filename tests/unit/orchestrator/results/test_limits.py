@@ -3,10 +3,13 @@ nodes, absent software, shares of time that do not add up."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.results import environment as module
 from orchestrator.results import limits
@@ -233,8 +236,18 @@ def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple
     assert time_shares([result, result]) == pytest.approx({name: 2 * each for name, each in known.items()})
 
 
-def test_a_time_is_rounded_to_its_units_and_only_what_took_time_is_listed() -> None:
-    times = {0.4: "0 s", 75: "1 min 15 s", 3599.4: "59 min 59 s", 3600: "1 h", 3690: "1 h 2 min"}
-    assert {seconds: duration(seconds) for seconds in times} == times
+NEAR_UNITS = st.builds(lambda at, off: at + off, st.sampled_from((60, 3600, 7200)), st.floats(-1, 1))
+
+
+@given(st.floats(0, 1e5) | NEAR_UNITS)
+def test_a_time_is_rounded_to_its_last_unit_and_no_unit_is_full(seconds: float) -> None:
+    parts = [(int(number), unit) for number, unit in re.findall(r"(\d+) (h|min|s)", duration(seconds))]
+    total = sum(number * {"h": 3600, "min": 60, "s": 1}[unit] for number, unit in parts)
+    assert abs(total - seconds) <= (0.5 if total < 3600 else 30)
+    assert all(number < 60 or unit == "h" for number, unit in parts)
+
+
+def test_only_what_took_time_is_listed() -> None:
+    assert [*map(duration, (0.4, 75, 3690))] == ["0 s", "1 min 15 s", "1 h 2 min"]
     line = time_line([SERIAL.model_copy(update={"status": "failed", "wall_s": 3.0})])
     assert line == "Time of all runs: runs without training 3.0 s"
