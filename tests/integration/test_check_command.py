@@ -150,8 +150,7 @@ def test_bad_input(folder: Path, arguments: list[str], named: str) -> None:
 
 # The process that forks, and the forked one; its two ranks, after those of the training on one rank.
 @pytest.mark.parametrize(
-    ("name", "processes", "number"),
-    [("Hangs", 2, signal.SIGINT), ("WaitsForOthers", 4, signal.SIGKILL)],
+    ("name", "processes", "number"), [("Hangs", 2, signal.SIGINT), ("WaitsForOthers", 4, signal.SIGKILL)]
 )
 def test_nothing_is_left_behind(folder: Path, name: str, processes: int, number: signal.Signals) -> None:
     process = subprocess.Popen(

@@ -92,10 +92,7 @@ def positions(results: Results, key: str) -> dict[int, Position]:
 
 @pytest.mark.parametrize(
     ("transport", "by"),
-    [
-        ("gloo", "barrier"),
-        *nightly(("mpi", "barrier"), ("rpc", "nothing"), ("memory", "recv")),
-    ],
+    [("gloo", "barrier"), *nightly(("mpi", "barrier"), ("rpc", "nothing"), ("memory", "recv"))],
 )
 def test_a_timeout_names_line_and_exchange_of_each_rank(tmp_path: Path, transport: str, by: str) -> None:
     results = swept(tmp_path, [{"strategy": strategy(by)}], transport=transport, timeout_s=starts(8))
@@ -114,10 +111,7 @@ def test_a_timeout_names_line_and_exchange_of_each_rank(tmp_path: Path, transpor
     assert all(f'mine.py", line {each.line}, in train' in stacks for each in found.values())
 
 
-@pytest.mark.parametrize(
-    "transport",
-    ["gloo", *nightly("mpi", "rpc", "memory")],
-)
+@pytest.mark.parametrize("transport", ["gloo", *nightly("mpi", "rpc", "memory")])
 def test_debug_finds_a_mismatch_at_once(tmp_path: Path, transport: str) -> None:
     runs: list[dict[str, Any]] = [{"strategy": strategy(by)} for by in ("barrier", "return")]
     results = swept(tmp_path, runs, transport=transport, debug=True, timeout_s=300)

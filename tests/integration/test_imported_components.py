@@ -162,10 +162,7 @@ def test_reports_need_no_code(results: Results, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "models",
-    [
-        ("FrozenNorm", "Unused", "Mixed"),
-        *nightly((("FrozenChain", "Double", "Noise", "Complex"),)),
-    ],
+    [("FrozenNorm", "Unused", "Mixed"), *nightly((("FrozenChain", "Double", "Noise", "Complex"),))],
 )
 def test_strategies_of_torch_and_transports_train_as_written(folder: Path, models: tuple[str, ...]) -> None:
     """Equal to all_reduce over gloo, which loading has compared with plain torch."""

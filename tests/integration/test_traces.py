@@ -26,18 +26,12 @@ RUNS: dict[str, tuple[dict[str, Any], set[Kind]]] = {
     "serial": ({"strategy": "serial", "nodes": 1}, set()),
     "all_reduce": ({"strategy": "all_reduce", "transport": "rpc"}, {Kind.ALL_REDUCE}),
     # It starts from rank 0's weights, and ends with the average.
-    "gossip": (
-        {"strategy": "gossip", "transport": "mpi"},
-        {Kind.SHIFT, Kind.BROADCAST, Kind.ALL_REDUCE},
-    ),
+    "gossip": ({"strategy": "gossip", "transport": "mpi"}, {Kind.SHIFT, Kind.BROADCAST, Kind.ALL_REDUCE}),
     "pipeline": (
         {"strategy": {"name": "pipeline", **SPLIT}, "transport": "mpi"},
         {Kind.SEND, Kind.SEND_WAIT, Kind.RECEIVE},
     ),
-    "ddp": (
-        {"strategy": "ddp", "nodes": 2, "model": WIDE},
-        {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED},
-    ),
+    "ddp": ({"strategy": "ddp", "nodes": 2, "model": WIDE}, {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED}),
     "ddp_power_sgd": (
         {"strategy": {"name": "ddp", "compression": "power_sgd"}, "nodes": 2},
         {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED},

@@ -100,11 +100,7 @@ def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """A command whose run trains."""
     command = [sys.executable, "-m", "orchestrator", *LONG, "--set", "epochs=1000", "--out", str(directory)]
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=heed_signals,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_signals
     )
     assert process.stdout
     try:
