@@ -1,4 +1,4 @@
-"""Sweeps of equal configurations: at most 5 % of their reports show a difference, or call one likely.
+"""Mistakes of probabilities: at most 5 % of reports on equals show a difference, or call one likely.
 
 Each simulation draws new values for the shape of a shipped sweep, and decides the comparisons that the
 report of this sweep makes. Variances differ between configurations, seeds share drift, and accuracies are
@@ -30,6 +30,7 @@ from orchestrator.report.statistics.power import MOST_SEEDS, seeds_to_decide
 from orchestrator.report.topics import asked_by
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
+from tests.bench.claims import NEW, REPORTS, choices
 from tests.unit.report_support import a_record, a_run
 from trainer.spec.run_spec import RunSpec
 
@@ -109,12 +110,10 @@ def test_reports_on_equals_rarely_claim_a_difference(name: str) -> None:
         for _ in range(each):
             sample = sampling(rng, DISTRIBUTIONS[distribution])
             claimed[seeds, distribution] += false_claims(asked[seeds], sample)
-    print(
-        f"{name}: false claims in reports on {len(asked[SEEDS[0]].asked.questions)} comparisons of equals"
-    )
-    for (seeds, distribution), counts in claimed.items():
+    print(f"{name}: {len(asked[SEEDS[0]].asked.questions)} comparisons of equals")
+    for (seeds, distribution), found in claimed.items():
         print(
-            f"  {seeds} seeds, {distribution}: {counts['shown']} shown, {counts['likely']} likely of {each}"
+            f"  {seeds} seeds, {distribution}: {found['shown']} shown, {found['likely']} likely of {each}"
         )
     for level in ("shown", "likely"):
         wrong = sum(counts[level] for counts in claimed.values())
@@ -154,3 +153,11 @@ def test_power_is_that_of_the_textbook(seeds: int) -> None:
     textbook = 1 - float(nctdtr(dof, shift, critical_t(FALSE_SHOWN / 14, dof)))
     print(f"{seeds} seeds: power {decided / SIMULATED:.2f}; one t test at 5 % / 14: {textbook:.2f}")
     assert decided / SIMULATED >= textbook
+
+
+@pytest.mark.parametrize("seeds", [5, 8])
+def test_choices_are_as_often_right_as_they_say(seeds: int) -> None:
+    for (kind, right), wrong in zip(choices(NEW, seeds).items(), (0.05, 0.2), strict=True):
+        print(f"{seeds} seeds: {kind} {len(right)} of {REPORTS}, {right.count(False)} wrong")
+        error = (wrong * (1 - wrong) / max(1, len(right))) ** 0.5
+        assert right.count(False) <= (wrong + 2 * error) * len(right)

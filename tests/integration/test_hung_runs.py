@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import shardyard
 from orchestrator.results.store import SweepPaths
 from shardyard import Results
 from tests.support.nightly import nightly
 from tests.support.processes import starts
+from tests.support.runs import write_sweep
 from trainer.core.events import Event, read_events
 from trainer.core.position import Position
 
@@ -62,12 +62,7 @@ BASE: dict[str, Any] = {
 
 def swept(folder: Path, runs: list[dict[str, Any]], **fields: Any) -> Results:
     (folder / "mine.py").write_text(STUCK)
-    path = folder / "stuck.yml"
-    path.write_text(
-        yaml.safe_dump(
-            {"name": "stuck", "base": BASE | fields, "blocks": [{"base": each} for each in runs]}
-        )
-    )
+    path = write_sweep(folder / "stuck.yml", BASE | fields, *runs)
     return shardyard.sweep(path, out=folder / "out", runtime="local", progress=False)
 
 

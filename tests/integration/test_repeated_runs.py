@@ -1,36 +1,30 @@
-"""Repetitions: seed blocks in random order, a warm-up run that is dropped, and more seeds afterwards."""
+"""Mistakes of repetitions: seed blocks in random order, a warm-up run that is dropped, and more seeds afterwards."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import run_cli
+from tests.support.command_line import run_ok
+from tests.support.runs import lines_in, write_sweep
 
 pytestmark = pytest.mark.nightly
 
-SWEEP = """
-name: repeated
-repeat: 2
-base:
-  dataset: {name: synthetic, samples: 120, test_samples: 32}
-  model: {name: mlp, hidden: [8]}
-  epochs: 2
-blocks:
-  - base: {strategy: serial}
-  - base: {strategy: all_reduce, transport: gloo}
-    axes: {nodes: [2, 3]}
-"""
+BASE = {
+    "dataset": {"name": "synthetic", "samples": 120, "test_samples": 32},
+    "model": {"name": "mlp", "hidden": [8]},
+    "epochs": 2,
+}
+ALL_REDUCE = {"strategy": "all_reduce", "transport": "gloo"}
+BLOCKS = [{"strategy": "serial"}, {"base": ALL_REDUCE, "axes": {"nodes": [2, 3]}}]
 
 
 def rows(out: Path) -> dict[str, dict[str, str]]:
     """The lines of results.csv by run key, in the order of the file."""
-    with open(out / "results.csv", newline="") as table:
-        return {row["key"]: row for row in csv.DictReader(table)}
+    return {row["key"]: row for row in lines_in(out)}
 
 
 def executed(output: str) -> list[str]:
@@ -39,10 +33,8 @@ def executed(output: str) -> list[str]:
 
 
 def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
-    file, out = tmp_path / "repeated.yml", tmp_path / "out"
-    file.write_text(SWEEP)
-    done = run_cli("sweep", file, "--out", out)
-    assert done.returncode == 0, done.stdout + done.stderr
+    file, out = write_sweep(tmp_path / "repeated.yml", BASE, *BLOCKS), tmp_path / "out"
+    done = run_ok("sweep", file, "--out", out, "--repeat", "2")
     first = rows(out)
     configurations = [(1, "serial"), (2, "all_reduce"), (3, "all_reduce")]
     assert [(int(row["nodes"]), row["strategy"], int(row["seed"])) for row in first.values()] == [
@@ -61,8 +53,7 @@ def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
     assert directories - {"plots"} == {*first}
 
     results = {key: (out / key / "result.json").read_bytes() for key in first}
-    done = run_cli("sweep", file, "--out", out, "--repeat", "3", "--no-warm-up-run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_ok("sweep", file, "--out", out, "--repeat", "3", "--no-warm-up-run")
     second = rows(out)
     new = executed(done.stdout)
     assert {*new} == {*second} - {*first}
@@ -74,11 +65,9 @@ def test_sweep_is_extended_by_seeds(tmp_path: Path) -> None:
 
 
 def test_sweep_adds_seeds_in_stages_and_resumes(tmp_path: Path) -> None:
-    file, out = tmp_path / "repeated.yml", tmp_path / "out"
-    file.write_text(SWEEP)
+    file, out = write_sweep(tmp_path / "repeated.yml", BASE, *BLOCKS), tmp_path / "out"
     command = ("sweep", file, "--out", out, "--until-decided", "--repeat", "5", "--no-warm-up-run")
-    done = run_cli(*command)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_ok(*command)
     assert re.findall(r"^after (\d) seeds: ", done.stdout, re.MULTILINE) == ["3", "5"]
     record = json.loads((out / "sweep.json").read_text())
     assert record["stages"]["ended"] == "every configuration left has 5 seeds"
@@ -86,7 +75,5 @@ def test_sweep_adds_seeds_in_stages_and_resumes(tmp_path: Path) -> None:
     seeds = [int(row["seed"]) for row in rows(out).values() if row["strategy"] == "serial"]
     assert seeds == [*range(5)]
 
-    again = run_cli(*command)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert executed(again.stdout) == []
+    assert executed(run_ok(*command).stdout) == []
     assert json.loads((out / "sweep.json").read_text()) == record

@@ -1,4 +1,4 @@
-"""Warm nodes: a lost, slow or grown parent process is replaced, and every run has processes of its own."""
+"""Mistakes of warm nodes: a lost, slow or grown parent that stays, processes that runs share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
 from tests.support.nightly import nightly
 from tests.support.processes import private_network_missing, wait_until
-from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
+from tests.support.runs import SMALL, DuringTraining, RecordingDisplay, digests
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.process import GROWTH, ParentProcess
 
@@ -84,8 +84,7 @@ def test_parent_killed_during_a_run_is_replaced_and_the_run_repeated(
     assert (result.status, result.cause) == ("ok", None)
     assert "SIGKILL" in str(result.nodes_replaced)
     assert any("warm nodes" in flag for flag in result.flags)
-    digests = [[rank.weights_digest for rank in each.ranks] for each in (undisturbed, result)]
-    assert digests[0] == digests[1]
+    assert digests(result) == digests(undisturbed)
 
 
 def test_parent_killed_or_stopped_between_runs_is_replaced(
@@ -118,7 +117,7 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
         assert execute(strategy=strategy, transport="gloo", nodes=2).status == "failed"
     again = execute(strategy="one_shot", nodes=2)
     assert (again.status, again.nodes_replaced) == ("ok", None)
-    assert [rank.weights_digest for rank in again.ranks] == [rank.weights_digest for rank in fine.ranks]
+    assert digests(again) == digests(fine)
     assert warm_parent() == parent
 
 

@@ -39,7 +39,7 @@ def run(command: list[str | Path] | str, directory: Path, timeout_s: float = 120
         command,
         shell=isinstance(command, str),
         cwd=directory,
-        env=environment(PYTHONPATH=str(PROJECT), **variables),
+        env=environment(**{"PYTHONPATH": str(PROJECT), **variables}),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -79,7 +79,7 @@ def start(command: list[str], directory: Path = PROJECT, **variables: str) -> Ru
     return subprocess.Popen(
         command,
         cwd=directory,
-        env=environment(PYTHONPATH=str(PROJECT), **variables),
+        env=environment(**{"PYTHONPATH": str(PROJECT), **variables}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
