@@ -112,9 +112,7 @@ def test_reports_on_equals_rarely_claim_a_difference(name: str) -> None:
             claimed[seeds, distribution] += false_claims(asked[seeds], sample)
     print(f"{name}: {len(asked[SEEDS[0]].asked.questions)} comparisons of equals")
     for (seeds, distribution), found in claimed.items():
-        print(
-            f"  {seeds} seeds, {distribution}: {found['shown']} shown, {found['likely']} likely of {each}"
-        )
+        print(f"  {seeds} seeds, {distribution}: {dict(found)} of {each}")
     for level in ("shown", "likely"):
         wrong = sum(counts[level] for counts in claimed.values())
         assert wrong <= (FALSE_SHOWN + 2 * ERROR) * each * len(claimed)

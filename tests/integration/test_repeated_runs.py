@@ -1,4 +1,4 @@
-"""Mistakes of repetitions: seed blocks in random order, a warm-up run that is dropped, and more seeds afterwards."""
+"""Mistakes of repetitions: seed blocks, the warm-up run that is dropped, seeds added afterwards."""
 
 from __future__ import annotations
 

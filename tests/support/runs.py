@@ -184,10 +184,10 @@ def weights_in(out: Path) -> dict[str, list[str | None]]:
     return {each.key: digests(each) for each in results_in(out) if each.status == "ok"}
 
 
-def write_sweep(file: Path, base: dict[str, Any], *blocks: dict[str, Any]) -> Path:
-    """Write a sweep with these fields of all runs and of each block, or whole blocks. Returns the file."""
+def write_sweep(file: Path, base: dict[str, Any], *blocks: dict[str, Any], **others: Any) -> Path:
+    """Write a sweep. blocks: fields of runs, or whole blocks. others: such as options of a runtime."""
     parts = [each if {"axes", "base"} & each.keys() else {"base": each} for each in blocks or ({},)]
-    file.write_text(json.dumps({"name": file.stem, "base": base, "blocks": parts}))
+    file.write_text(json.dumps({"name": file.stem, "base": base, "blocks": parts, **others}))
     return file
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from orchestrator.runtimes.slurm.commands import unavailable_reason
-from tests.support.command_line import PROJECT
+from tests.support.command_line import PROJECT, Done
 from tests.support.processes import wait_until
 from tests.support.trial import Trial
 
@@ -106,8 +106,9 @@ class Cluster:
     environment: dict[str, str]
     hidden: Path | None
 
-    def shardyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def shardyard(self, *arguments: str | Path, code: int | None = None) -> Done:
+        """Run a command of ours. code: what it must exit with, if any."""
+        done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *map(str, arguments)],
             env=self.environment,
             cwd=PROJECT,
@@ -116,3 +117,14 @@ class Cluster:
             timeout=150,
             check=False,
         )
+        assert code in (None, done.returncode), done.stdout + done.stderr
+        return done
+
+    def swept(
+        self, file: Path, out: Path, *options: str | Path, runtime: str = "slurm", code: int = 0
+    ) -> Path:
+        """Execute a sweep. Returns the directory of its results."""
+        shared = ("--shared-network",) if runtime == "local" else ()
+        where = ("--runtime", runtime, "--out", out, "--no-warm-up-run")
+        self.shardyard("sweep", file, *where, *shared, *options, code=code)
+        return out
