@@ -1,4 +1,4 @@
-"""Every command line of README.md and docs/ runs as printed, or is listed with what tries it instead."""
+"""Mistakes in command lines of README.md and docs/: each runs as printed, or says what tries it instead."""
 
 from __future__ import annotations
 
@@ -129,18 +129,13 @@ RUN_HERE = [page for page in PAGES_WITH_COMMANDS if name_of(page) not in OWN_TES
 def test_commands_run_as_printed(page: Path, folder: Path) -> None:
     write_files(PROJECT / "docs" / "check.md" if page.name == "README.md" else page, folder)
     outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}  # of a make around this test
-    inherited = {key: value for key, value in environment().items() if key not in outer}
     path = f"{folder.parent / 'programs'}:{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+    own = {key: value for key, value in environment(PATH=path).items() if key not in outer}
     name = name_of(page)
     printed = [each for each in commands(page) if not elsewhere(each)]
     for command in [*BEFORE.get(name, []), *printed]:
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env={**inherited, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=900,
+            ["bash", "-c", command], cwd=folder, env=own, capture_output=True, text=True, timeout=900
         )
         shown = f"{command}\n{done.stdout}{done.stderr}"
         assert done.returncode == EXIT_CODES.get((name, command), 0), shown

@@ -1,4 +1,4 @@
-"""A user's strategy whose ranks wait for each other forever: its row, with and without `debug`."""
+"""Mistakes in what is said of a strategy whose ranks wait for each other forever, also with `debug`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users' components: the examples of docs/your_own.md, in runs of real nodes."""
+"""Mistakes of users' components: the examples of docs/your_own.md, in runs of real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Podman, another reader of Kubernetes' manifests, creates the pods of an export."""
+"""Mistakes in exported pods that Podman, another reader of Kubernetes' manifests, finds."""
 
 from __future__ import annotations
 

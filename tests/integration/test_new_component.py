@@ -1,23 +1,23 @@
-"""A new component is one file and one registry line: conformance suite, docs, schema and runs accept it.
+"""Mistakes that a new component shows, which is one file and one registry line: suites, docs, schema, runs.
 
 The tests add a partitioner and a strategy to a copy of the project and change nothing else in it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import PROJECT, Done
+from tests.support.command_line import run as run_command
+from tests.support.runs import results_in, write_sweep
+
 pytestmark = pytest.mark.nightly
 
-PROJECT = Path(__file__).resolve().parents[2]
 COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "schemas", "sweeps", "compose")
 COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")
 
@@ -89,18 +89,13 @@ NEW = (
 )
 NAMES = [name for _, name, *_ in NEW]
 
-SWEEP = """
-name: new_components
-base:
-  dataset: {name: synthetic, samples: 120, test_samples: 32}
-  model: {name: mlp, hidden: [8]}
-  partitioner: {name: round_robin, backwards: true}
-  lr: 0.01
-  epochs: 1
-blocks:
-  - base: {strategy: serial}
-  - base: {strategy: mean_gradient, nodes: 2}
-"""
+BASE = {
+    "dataset": {"name": "synthetic", "samples": 120, "test_samples": 32},
+    "model": {"name": "mlp", "hidden": [8]},
+    "partitioner": {"name": "round_robin", "backwards": True},
+    "lr": 0.01,
+    "epochs": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +123,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(copy: Path, *arguments: str | Path) -> Done:
     """Run a module of the copy with Python; it must succeed."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        cwd=copy,
-        env={**inherited, "PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_command([sys.executable, "-m", *arguments], copy, 240, PYTHONPATH=str(copy))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -169,11 +156,13 @@ def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
 
 
 def test_a_sweep_runs_with_the_new_components(copy: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "new_components.yml", tmp_path / "out"
-    file.write_text(SWEEP)
+    file = write_sweep(
+        tmp_path / "new.yml", BASE, {"strategy": "serial"}, {"strategy": "mean_gradient", "nodes": 2}
+    )
+    out = tmp_path / "out"
     run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--dry-run")
     run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--out", out)
-    results = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
-    assert sorted(result["spec"]["strategy"]["name"] for result in results) == ["mean_gradient", "serial"]
-    assert [result["status"] for result in results] == ["ok", "ok"]
-    assert all(result["spec"]["partitioner"]["name"] == "round_robin" for result in results)
+    results = results_in(out)
+    assert sorted(result.spec["strategy"]["name"] for result in results) == ["mean_gradient", "serial"]
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert all(result.spec["partitioner"]["name"] == "round_robin" for result in results)

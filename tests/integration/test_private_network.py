@@ -1,4 +1,4 @@
-"""Other users cannot connect to the nodes of a local run; they can if nodes share the machine's network."""
+"""Mistakes that let other users connect to the nodes of a local run, which a shared network allows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.support.runs import SMALL, DuringTraining
 from trainer.spec.run_spec import RunSpec
 
 RANKS = 2
+LONG = {"strategy": "all_reduce", "nodes": RANKS, "epochs": 10_000}
 During = Callable[..., Any]
 
 
@@ -48,9 +49,7 @@ def during(clusters: Clusters, tmp_path: Path) -> During:
                 os.kill(rank, signal.SIGKILL)  # the run would last for minutes
 
         display = DuringTraining(act, rank=0, ranks=RANKS)
-        spec = RunSpec.model_validate(
-            {**SMALL, "strategy": "all_reduce", "nodes": RANKS, "epochs": 10_000, **fields}
-        )
+        spec = RunSpec.model_validate({**SMALL, **LONG, **fields})
         runner = SweepRunner(clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display)
         result = runner.run(spec)
         assert "SIGKILL" in str(result.cause)

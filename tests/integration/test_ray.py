@@ -1,11 +1,9 @@
-"""Runtime `ray` on one cluster of two raylets of this machine, on which all tests run."""
+"""Mistakes of runtime `ray` on one cluster of two raylets of this machine, on which all tests run."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,19 @@ from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.run import RayCluster
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support import runs
-from tests.support.command_line import PROJECT, environment
+from tests.support.command_line import end, orchestrator, start
 from tests.support.nightly import nightly
 from tests.support.processes import ended, node_processes, wait_until
-from tests.support.runs import SMALL, DuringTraining, RecordingDisplay, data_directory, event_files
+from tests.support.runs import (
+    SMALL,
+    DuringTraining,
+    RecordingDisplay,
+    data_directory,
+    digests,
+    event_files,
+    killing,
+    write_sweep,
+)
 from trainer.spec.run_spec import RunSpec
 
 MISSING = RayRuntime().unavailable_reason()
@@ -89,9 +96,8 @@ def test_weights_equal_those_of_local_processes(execute: Execute, tmp_path: Path
     assert (found.status, found.cause) == ("ok", None)
     assert found.warm
     assert "STRICT_SPREAD" in found.node_kind
-    digests = [rank.weights_digest for rank in found.ranks]
-    assert None not in digests
-    assert digests == [rank.weights_digest for rank in local.ranks]
+    assert None not in digests(found)
+    assert digests(found) == digests(local)
     assert found.certificate
     assert found.certificate.verified
 
@@ -110,8 +116,7 @@ def test_a_cold_run_has_nodes_of_its_own(execute: Execute, clusters: Clusters) -
 
 
 def test_a_killed_rank_is_the_cause_of_its_run(execute: Execute) -> None:
-    display = DuringTraining(lambda pid: psutil.Process(pid).kill(), rank=1, ranks=2)
-    found = execute(display, **LONG)
+    found = execute(killing(1, ranks=2), **LONG)
     assert found.status == "failed"
     assert "SIGKILL" in str(found.cause)
 
@@ -164,7 +169,7 @@ def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
 ) -> None:
     """The raylets of the other tests are the cluster."""
     execute(strategy="serial")
-    (tmp_path / "long.yml").write_text(json.dumps({"name": "long", "blocks": [{"base": LONG}]}))
+    file = write_sweep(tmp_path / "long.yml", LONG)
     variables = {name: value for name, value in driver().environ().items() if name.startswith("RAY_")}
     (address,) = {
         part.removeprefix("--gcs-address=")
@@ -173,19 +178,15 @@ def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
         if part.startswith("--gcs-address=")
     }
     own = of_cluster("ray::Node")
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "sweep", "long.yml", "--runtime", "ray", "--no-warm-up-run"],
-        cwd=tmp_path,
-        env={**environment(), **variables, "RAY_ADDRESS": address, "PYTHONPATH": str(PROJECT)},
-    )
+    command = orchestrator("sweep", file, "--runtime", "ray", "--no-warm-up-run")
+    sweep = start(command, tmp_path, **variables, RAY_ADDRESS=address)
     try:
         wait_until(lambda: len(event_files(tmp_path / "results")) == 2)
         actors = [each for each in of_cluster("ray::Node") if each not in own]
         assert len(actors) == 2
         started = [*actors, *node_processes(tmp_path), *psutil.Process(sweep.pid).children(recursive=True)]
     finally:
-        sweep.kill()
-        sweep.wait()
+        end(sweep, signal.SIGKILL)
     assert names(psutil.wait_procs(started, timeout=20)[1]) == []
     # Its placement group is gone, too: there is room for all that the nodes of the other tests leave.
     most = RunSpec.model_validate({**LONG, "cpus": 255.0})

@@ -1,4 +1,4 @@
-"""Mistakes of rpc_split across real processes: losses, weights, its result row, stopped stages.
+"""Mistakes of rpc_split across real processes: weights, its result row, stopped stages.
 
 Killed ranks are in test_lost_nodes.py.
 """
@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,57 +20,19 @@ from tests.integration.rpc_ranks import Ranks
 from tests.support.nightly import nightly
 from tests.support.processes import starts
 from tests.support.runs import RunCache
-from tests.unit.training import SMALL, Notes, train
+from tests.unit.training import SMALL, Notes
 from trainer.core.context import NodeContext
 from trainer.launch.ranks import connect
 from trainer.launch.ranks import train as train_rank
-from trainer.parallel.rpc_stages import RpcMaster, RpcStage
+from trainer.parallel.rpc_stages import RpcStage
 from trainer.spec.run_spec import RunSpec
-from trainer.training.replica import Replica
 from trainer.training.task import Task
 
-# 120 samples in batches of 11, the last of 10: 55 steps. With dropout.
-STEPS: dict[str, Any] = {**SMALL, "model": "lenet", "batch_size": 11, "epochs": 5, "lr": 0.01}
+LENET: dict[str, Any] = {"model": {"name": "lenet"}, "optimizer": "momentum", "lr": 0.02}
 
 
 def split(split_points: list[str] | None = None) -> dict[str, Any]:
     return {"name": "rpc_split", "split_points": split_points}
-
-
-# Equal to serial
-
-
-def with_losses(fields: dict[str, Any], context: NodeContext) -> tuple[list[float], list[float]]:
-    """Train one rank. Returns the loss of every step and the final weights, empty except on the master."""
-    losses: list[float] = []
-    forward = RpcMaster.forward
-
-    def recording(self: RpcMaster, batch: Any) -> Any:
-        loss = forward(self, batch)
-        losses.append(loss.item())
-        return loss
-
-    RpcMaster.forward = recording  # type: ignore[method-assign]  # in this process, which ends with it
-    spec = RunSpec.model_validate({**fields, "save_weights": True})
-    out_dir = Path(context.rendezvous).parent
-    comm = connect(context, threads=1)
-    train_rank(replace(context, out_dir=out_dir), Task(spec, Path()), Notes(context.rank), comm)
-    comm.close()
-    weights = np.load(out_dir / "weights.npy").tolist() if context.rank == 0 else []
-    return losses, weights
-
-
-def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[list[float], np.ndarray]:
-    losses: list[float] = []
-    step = Replica.step
-
-    def recording(self: Replica) -> None:
-        step(self)
-        assert self.loss is not None
-        losses.append(self.loss.item())
-
-    monkeypatch.setattr(Replica, "step", recording)
-    return losses, train("serial", 1, **fields).weights
 
 
 @pytest.mark.parametrize(
@@ -85,30 +46,19 @@ def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[lis
         ),
     ],
 )
-def test_rpc_split_equals_serial_in_every_step(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    split_points: list[str] | None,
-    optimizer: str,
-    nodes: int,
+def test_rpc_split_equals_serial(
+    run_cache: RunCache, split_points: list[str] | None, optimizer: str, nodes: int
 ) -> None:
-    fields = {**STEPS, "optimizer": optimizer}
-    expected, weights = serial(monkeypatch, fields)
-    work = partial(with_losses, {**fields, "strategy": split(split_points), "nodes": nodes})
-    outcomes = Ranks(f"{tmp_path}/rendezvous").run(work, nodes)
-    assert all(isinstance(outcome, tuple) for outcome in outcomes), outcomes
-    losses, found = outcomes[0]
-    assert len(losses) == len(expected) == 55
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    # 240 samples in batches of 11, the last of 9. With dropout.
+    fields = {"model": "lenet", "batch_size": 11, "lr": 0.01, "optimizer": optimizer}
+    serial = run_cache.ok(strategy="serial", **fields)
+    found = run_cache.ok(strategy=split(split_points), nodes=nodes, **fields)
+    losses, expected = (
+        [point.loss for point in run.result.epochs if point.rank == 0] for run in (found, serial)
+    )
+    assert losses == pytest.approx(expected, rel=1e-4)
     # Gradients have another memory layout, and Adam magnifies rounding differences.
-    np.testing.assert_allclose(found, weights, rtol=1e-3, atol=2e-5)
-    assert outcomes[1:] == [([], [])] * (nodes - 1)
-
-
-# Result
-
-
-LENET: dict[str, Any] = {"model": {"name": "lenet"}, "optimizer": "momentum", "lr": 0.02}
+    np.testing.assert_allclose(found.weights, serial.weights, rtol=1e-3, atol=2e-5)
 
 
 def test_result_of_a_run(run_cache: RunCache) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -77,26 +74,11 @@ class TrialCluster(Trial):
         self.up()
 
 
-@contextmanager
-def trial_cluster() -> Iterator[TrialCluster]:
+def trial_cluster() -> AbstractContextManager[TrialCluster]:
     """A running cluster, which the commands of Slurm of this process use."""
-    with TemporaryDirectory(prefix="sy-") as directory:
-        home = Path(directory) / "cluster"
-        before = dict(os.environ)
-        os.environ |= {
-            "SHARDYARD_SLURM_DIR": str(home),
-            "SHARDYARD_SLURM_PORT": str(free_port()),
-            "SLURM_CONF": f"{home}/slurm.conf",
-            "XDG_CONFIG_HOME": directory,
-        }
-        cluster = TrialCluster()
-        try:
-            cluster.up()
-            yield cluster
-        finally:
-            cluster.stop()
-            os.environ.clear()
-            os.environ |= before
+    return TrialCluster.running(
+        SHARDYARD_SLURM_PORT=str(free_port()), SLURM_CONF="HOME/slurm.conf", XDG_CONFIG_HOME="HOME-config"
+    )
 
 
 @dataclass(frozen=True)
