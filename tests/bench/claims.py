@@ -60,6 +60,13 @@ def main() -> None:
 
 
 def of_equals(noise: Noise, seeds: int) -> None:
+    found = false_claims(noise, seeds)
+    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
+    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}", flush=True)
+
+
+def false_claims(noise: Noise, seeds: int) -> Counter[str]:
+    """How many reports on equals have a claim that is called shown, and one that is called likely."""
     found = Counter[str]()
     for comparison in reports(np.random.default_rng(seeds), noise, seeds, {}):
         claims = asked_by(comparison).decided()
@@ -67,8 +74,7 @@ def of_equals(noise: Noise, seeds: int) -> None:
         ranked = claims.answers and (claims.answers.lowest or claims.answers.highest)
         found["shown"] += bool("shown" in levels or ranked)
         found["likely"] += "likely" in levels
-    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
-    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}", flush=True)
+    return found
 
 
 def of_differences(noise: Noise, seeds: int, effects: Effects) -> None:

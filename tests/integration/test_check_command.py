@@ -119,8 +119,6 @@ def test_options(folder: Path) -> None:
     [
         (["./mine.py:None_"], "None_"),
         (["./mine.py:Decays", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
-        (["model:lenet", "--dataset", "cifar10"], "28×28"),
-        (["model:mlp", "--dataset", "{name: synthetic, nose: 1}"], "nose: 1}: nose: unknown key"),
         (["model:mlp", "--dataset", "{name: ./mine.py:TestInTraining, x: 1}"], "--dataset x: unknown key"),
         (["dataset:mnist", "--data-dir", "nowhere"], "mnist"),
     ],

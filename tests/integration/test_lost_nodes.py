@@ -125,23 +125,6 @@ def test_rank_that_hangs_outlives_ranks_that_have_finished(execute: Execute) -> 
     assert "node 0" in str(result.cause)
 
 
-def test_allocation_that_fails_is_the_cause(execute: Execute) -> None:
-    huge = {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6}
-    result = execute(strategy="all_reduce", transport="gloo", nodes=2, dataset=huge)
-    assert result.status == "failed"
-    assert "Unable to allocate" in str(result.cause)  # NumPy's message
-
-
-def test_ranks_of_a_node_append_to_one_log(execute: Execute, tmp_path: Path) -> None:
-    strategy = {"name": "fault_injection", "fault": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
-    result = execute(strategy=strategy, transport="gloo", nodes=2, processes_per_node=2)
-    assert (result.status, result.cause, len(result.ranks)) == ("ok", None, 4)
-    run = tmp_path / "results" / result.key
-    assert run.name.startswith("fault_injection-gloo-n2x2-s0-")
-    assert {path.name for path in run.glob("node-*.log")} == {"node-0.log", "node-1.log"}
-    assert (run / "node-1.log").read_text().count("fault_injection line") == 1000
-
-
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_results_directory_may_have_any_name(tmp_path: Path, transport: str) -> None:
     directory = tmp_path / "a#b? %20ö [c]"

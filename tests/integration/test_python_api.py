@@ -133,22 +133,6 @@ def test_results_are_those_of_the_files(results: Results) -> None:
     }
 
 
-def test_a_second_call_reads_what_has_finished(results: Results, folder: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in results.directory.glob("*/result.json")}
-    again = shardyard.sweep(SMALL, runtime="local", progress=False)
-    assert before == {path: path.stat().st_mtime_ns for path in again.directory.glob("*/result.json")}
-    assert [*shardyard.load(again.directory).runs] == [*results.runs]
-
-
-def test_a_failed_run_is_a_line_with_its_cause(folder: Path) -> None:
-    done = shardyard.run(
-        {"name": "fault_injection", "fault": "crash"}, nodes=2, runtime="local", progress=False
-    )
-    (line,) = done.runs
-    assert line["status"] == "failed"
-    assert line["cause"]
-
-
 def test_hostile_text_is_escaped_in_a_notebook(results: Results, folder: Path) -> None:
     directory = folder / "hostile"
     shutil.copytree(results.directory, directory)

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
@@ -32,6 +31,7 @@ from tests.support.runs import (
     data_directory,
     digests,
     event_files,
+    execute_on,
     killing,
     write_sweep,
 )
@@ -63,10 +63,7 @@ def own_sessions() -> set[Path]:
 @pytest.fixture
 def execute(clusters: Clusters, tmp_path: Path) -> Iterator[Execute]:
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
-        runner = SweepRunner(
-            clusters, "ray", SweepPaths(tmp_path), data_directory(), display or RecordingDisplay()
-        )
-        return runner.run(RunSpec.model_validate({**SMALL, **fields}))
+        return execute_on(clusters, "ray", tmp_path, display, fields)
 
     yield execute
     assert node_processes(tmp_path) == []

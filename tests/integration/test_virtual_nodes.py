@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.replay.described import has_cores
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report.findings.claims import Claims
@@ -26,9 +25,9 @@ from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import (
     SMALL,
-    data_directory,
     digests,
     execute,
+    execute_on,
     killing,
     lines_in,
     results_in,
@@ -171,11 +170,10 @@ def test_a_sampled_sweep_has_the_same_times_and_is_repeated_with_training(
     ],
 )
 def test_a_killed_process_is_the_cause_and_leaves_nothing(workers: int, rank: int, tmp_path: Path) -> None:
-    run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 3, "epochs": 3000})
+    run = {"strategy": "all_reduce", "nodes": 3, "epochs": 3000}
     with Clusters(VirtualRuntime()) as clusters:
         clusters.runtime.configure(VirtualOptions(workers=workers))
-        runner = SweepRunner(clusters, "virtual", SweepPaths(tmp_path), data_directory(), killing(rank))
-        result = runner.run(run)
+        result = execute_on(clusters, "virtual", tmp_path, killing(rank), run)
         assert (result.status, "SIGKILL" in str(result.cause)) == ("failed", True), result.cause
         wait_until(lambda: node_processes(tmp_path) == [])
 

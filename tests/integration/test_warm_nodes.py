@@ -14,13 +14,12 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths
+from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
 from tests.support.nightly import nightly
 from tests.support.processes import private_network_missing, wait_until
-from tests.support.runs import SMALL, DuringTraining, RecordingDisplay, digests
+from tests.support.runs import DuringTraining, RecordingDisplay, digests, execute_on
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.process import GROWTH, ParentProcess
 
@@ -38,10 +37,7 @@ def clusters() -> Iterator[Clusters]:
 @pytest.fixture
 def execute(clusters: Clusters, tmp_path: Path) -> Execute:
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
-        run = RunSpec.model_validate({**SMALL, **fields})
-        return SweepRunner(
-            clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display or RecordingDisplay()
-        ).run(run)
+        return execute_on(clusters, "local", tmp_path, display, fields)
 
     return execute
 

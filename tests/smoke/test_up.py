@@ -119,45 +119,6 @@ def test_results_belong_to_the_owner_of_the_spec(started: Started) -> None:
     assert {(path.stat().st_uid, path.stat().st_gid) for path in files} == {OWNER}
 
 
-def test_isolation(started: Started) -> None:
-    """As the engine sees the containers: capabilities, users, limits, mounts and network."""
-    for container in started.containers:
-        host = container["HostConfig"]
-        service = container["Config"]["Labels"]["com.docker.compose.service"]
-        assert host["CapDrop"] == ["ALL"]
-        assert not host["Privileged"]
-        assert not host["PortBindings"]
-        assert host["ReadonlyRootfs"]
-        assert "no-new-privileges:true" in host["SecurityOpt"]
-        if service in ("node", "launcher", "master"):
-            assert container["Config"]["User"] == "10001:10001"
-            assert not host["CapAdd"]
-            assert (host["NanoCpus"], host["Memory"]) == (10**9, 2048 * 2**20)
-            assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
-            writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
-            assert writable == {"/data": False, "/checkpoints": False, "/code": False}
-    assert started.network["Internal"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "source", "read_only"),
-    [
-        ({}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": ""}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": "/my/checkpoints"}, "/my/checkpoints", False),
-    ],
-    ids=["unset", "empty", "set"],
-)
-def test_checkpoints_are_writable_only_where_a_directory_is_set(
-    stack: Make, settings: dict[str, str], source: str, read_only: bool
-) -> None:
-    services = json.loads(stack("ddp", **settings).run("config", "--format", "json").stdout)["services"]
-    for name in ("node", "coordinator", "data"):
-        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
-        assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
-        assert volume["source"].endswith(source)
-
-
 @pytest.mark.parametrize(("topology", "transport"), [("ddp", "gloo"), ("mpi", "mpi")])
 def test_killed_node_ends_the_stack(stack: Make, tmp_path: Path, topology: str, transport: str) -> None:
     """The exit code is not 0, and the summary names the node."""

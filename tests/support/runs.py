@@ -26,7 +26,6 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.base import Runtime
 from tests.support.processes import node_processes, private_network_missing
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
@@ -120,27 +119,33 @@ def data_directory() -> Path:
     return Path(directory.name)
 
 
-def _runtime(name: str, cold: bool = False) -> Runtime:
-    runtime: Runtime = RUNTIMES.load(name)(cold, shared_network=private_network_missing() is not None)
-    return runtime
-
-
 @cache
 def warm_clusters(name: str) -> Clusters:
     """The clusters of a runtime, which stay warm until this process ends."""
-    clusters = Clusters(_runtime(name))
+    clusters = _clusters(name)
     atexit.register(clusters.close)
     return clusters
+
+
+def _clusters(name: str, cold: bool = False) -> Clusters:
+    return Clusters(RUNTIMES.load(name)(cold, shared_network=private_network_missing() is not None))
 
 
 def execute(
     run: RunSpec, directory: Path, runtime: str = "local", display: Any = None, cold: bool = False
 ) -> RunResult:
     """Execute one run; its results lie in `directory / run.key`."""
-    paths = SweepPaths(directory)
-    nodes = Clusters(_runtime(runtime, cold=True)) if cold else warm_clusters(runtime)
-    runner = SweepRunner(nodes, runtime, paths, data_directory(), display or RecordingDisplay())
-    return runner.run(run)
+    clusters = _clusters(runtime, cold=True) if cold else warm_clusters(runtime)
+    return execute_on(clusters, runtime, directory, display, run)
+
+
+def execute_on(
+    clusters: Clusters, runtime: str, directory: Path, display: Any, run: RunSpec | dict[str, Any]
+) -> RunResult:
+    """Execute one run on clusters of a test's own. run: or its fields beside `SMALL`."""
+    spec = run if isinstance(run, RunSpec) else RunSpec.model_validate({**SMALL, **run})
+    paths, display = SweepPaths(directory), display or RecordingDisplay()
+    return SweepRunner(clusters, runtime, paths, data_directory(), display).run(spec)
 
 
 def event_files(out: Path) -> list[Path]:
