@@ -1,4 +1,4 @@
-"""Mistakes of probabilities: false claims, wrong choices, proposals that do not come true, too little power.
+"""Mistakes of probabilities: false claims, wrong choices, wrong proposals of seeds, too little power.
 
 Each simulation draws sweeps whose truth is known; tests/bench/claims.py draws whole sweeps.
 """

@@ -23,12 +23,10 @@ pytestmark = pytest.mark.nightly
 
 IMAGE = "localhost/shardyard-empty:1"
 SWEEP = "name: s\nblocks: [base: {strategy: ddp, nodes: 2, cpus: 0.5, memory_mb: 700}]\n"
-MISSING = next(
-    (f"no {each} is installed" for each in ("podman", "catatonit") if not shutil.which(each)), ""
-)
+ABSENT = [each for each in ("podman", "catatonit") if not shutil.which(each)]
+MISSING = f"no {ABSENT[0]} is installed" if ABSENT else ""
 if not MISSING and os.geteuid() != 0:
     MISSING = "limits of pods need root"
-
 
 Podman = Callable[..., str]
 
@@ -39,20 +37,11 @@ def podman() -> Iterator[Podman]:
     if MISSING:
         pytest.skip(MISSING)
     with tempfile.TemporaryDirectory() as home:  # podman takes short paths only
-        command = [
-            "podman",
-            "--storage-driver",
-            "vfs",
-            "--root",
-            f"{home}/root",
-            "--runroot",
-            f"{home}/run",
-        ]
+        storage = ["--storage-driver", "vfs", "--root", f"{home}/root", "--runroot", f"{home}/run"]
 
         def podman(*arguments: str, stdin: bytes | None = None) -> str:
-            done = subprocess.run(
-                ["podman", *storage, *arguments], input=stdin, capture_output=True, timeout=120
-            )
+            command = ["podman", *storage, *arguments]
+            done = subprocess.run(command, input=stdin, capture_output=True, timeout=120)
             assert done.returncode == 0, done.stderr.decode()
             return done.stdout.decode()
 

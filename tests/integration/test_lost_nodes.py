@@ -206,14 +206,6 @@ def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execu
     assert result.flags[-1] == "node 1 was killed after its result was written"
 
 
-@pytest.mark.nightly
-def test_restarts_are_used_up(execute: Execute) -> None:
-    fault_injection = {"name": "fault_injection", "fault": "kill", "rank": 1}
-    result = execute(strategy=fault_injection, transport="gloo", nodes=2, restarts=1)
-    assert result.status == "failed"
-    assert re.fullmatch(r"node 1 \(process \d+\) was killed by SIGKILL, after 1 restart", str(result.cause))
-
-
 def test_agents_end_with_the_orchestrator_and_restart_nothing(tmp_path: Path) -> None:
     strategy = {"name": "fault_injection", "work_s": 300}
     run = {"strategy": strategy, "transport": "gloo", "nodes": 2, "restarts": 9}

@@ -1,4 +1,7 @@
-"""Mistakes of runtime `swarm` on the engines of swarm/cluster: components, refusals, what is left."""
+"""Mistakes of runtime `swarm` on the engines of swarm/cluster: components, refusals, what is left.
+
+Lost nodes and machines are in tests/faults.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ from tests.support.command_line import Running, end, orchestrator, run_cli, star
 from tests.support.containers import docker, leftovers, swarm_host
 from tests.support.pages import blocks
 from tests.support.processes import wait_until
-from tests.support.runs import only_result
 
 pytestmark = pytest.mark.nightly
 
@@ -114,16 +116,6 @@ def test_an_interrupted_command_leaves_nothing(tmp_path: Path, number: signal.Si
     wait_until(lambda: not leftovers(LABEL) and not any(map(_containers, engines())), LEFT_S)
 
 
-def test_a_lost_rank_is_named(tmp_path: Path) -> None:
-    """A container that is killed on another machine, of which this one only sees the task."""
-    with running(tmp_path / "out") as process:
-        killed = next(filter(None, map(_kill_node, reversed(engines()))))
-        process.communicate(timeout=90)
-    result = only_result(tmp_path / "out")
-    assert result.status == "failed"
-    assert f"node {killed}" in str(result.cause)
-
-
 def engines() -> list[str]:
     """Those of all machines, as values of DOCKER_HOST."""
     home = Path(swarm_host().removeprefix("unix://")).parents[1]
@@ -133,17 +125,6 @@ def engines() -> list[str]:
 def _containers(engine: str) -> list[str]:
     """IDs of the containers of an engine, those included that have ended."""
     return docker("--host", engine, "ps", "--all", "--quiet").split()
-
-
-def _kill_node(engine: str) -> str | None:
-    """Kill a node's container on this engine. Returns the number of the node, or None."""
-    shown = '{{.ID}} {{.Label "com.docker.swarm.task.name"}}'
-    for line in docker("--host", engine, "ps", "--format", shown).splitlines():
-        identifier, _, task = line.partition(" ")
-        if "_node." in task:
-            docker("--host", engine, "kill", identifier)
-            return str(int(task.split(".")[1]) - 1)
-    return None
 
 
 def test_the_options_of_the_page_are_valid() -> None:

@@ -1,4 +1,7 @@
-"""Mistakes of `orchestrator sweep --runtime docker`: limits, failures, what is left, two sweeps at once."""
+"""Mistakes of `orchestrator sweep --runtime docker`: limits, failures, what is left, two sweeps at once.
+
+tests/faults has more: nodes that are cut off, warm containers that fail, runs that resume.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.results.records import RunResult
 from tests.smoke.confinement import assert_coordinator_confined, assert_node_confined
-from tests.smoke.conftest import LABEL
-from tests.support.command_line import Running, end, run_cli, run_ok, start_sweep
-from tests.support.containers import container, containers, cut_off, docker, leftovers, project
+from tests.support.command_line import Running, end, run_cli, start_sweep
+from tests.support.containers import container, containers, docker
 from tests.support.datasets import real_mnist_dir
 from tests.support.nightly import nightly
 from tests.support.processes import wait_until
-from tests.support.runs import SMALL, RunCache, digests, event_files, only_result, results_in, write_sweep
+from tests.support.runs import event_files, only_result, results_in, write_sweep
 
 
 def one_run(tmp_path: Path, *options: str | Path, **fields: Any) -> RunResult:
@@ -79,49 +80,6 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     assert containers(out) == []
 
 
-@pytest.mark.nightly
-def test_node_that_is_cut_off_the_network_is_named(tmp_path: Path) -> None:
-    """Its run does not wait for the time limit of 300 s, and the next one starts."""
-    process, out = training_sweep(tmp_path, 10_000, 1)
-    (network,) = [name for name in leftovers(LABEL) if name.endswith(f"{project(out)}_run")]
-    docker("network", "disconnect", network.removeprefix("network "), container(out, "node-2"))
-    cut_at = time.time()
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 1, output
-    cut_row, next_row = results_in(out)
-    assert (cut_row.status, next_row.status) == ("failed", "ok")
-    assert re.match(r"node 1 .*heartbeat", str(cut_row.cause))
-    assert cut_row.started_at + cut_row.wall_s - cut_at < 60
-
-
-@pytest.mark.nightly
-def test_node_that_is_cut_off_for_a_moment_costs_nothing(tmp_path: Path) -> None:
-    process, out = training_sweep(tmp_path, 200)
-    cut_off(container(out, "node-2"), seconds=4)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    row = only_result(out)
-    assert (row.status, row.nodes_replaced) == ("ok", None)
-    assert row.replicas_equal
-
-
-@pytest.mark.nightly
-def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
-    """The runs lose a killed node and a suspended one; the soak also kills other containers."""
-    process, out = hanging_sweep(tmp_path, seeds=2, work_s=4)
-    docker("kill", container(out, "node-2"))
-    wait_until_training(out, runs=2)
-    docker("exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1")
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    found = sorted(results_in(out), key=lambda row: row.key)
-    assert [(row.status, row.warm) for row in found] == [("ok", True)] * 2
-    causes = [str(row.nodes_replaced) for row in found]
-    assert "node 1 was killed by SIGKILL" in causes[0]
-    assert "node 0" in causes[1]  # its silence or its health check, whichever is noticed first
-    assert not (out / ".warm").exists()
-
-
 @pytest.mark.parametrize("transport", ["mpi", *nightly("memory")])
 def test_interrupt_removes_warm_containers(tmp_path: Path, transport: str) -> None:
     process, out = hanging_sweep(tmp_path, transport=transport)
@@ -138,20 +96,6 @@ def test_reaper_removes_the_containers_of_a_killed_orchestrator(tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_next_start_removes_what_a_killed_reaper_left(tmp_path: Path) -> None:
-    process, out = hanging_sweep(tmp_path)
-    assert_confined(out)
-    for reaper in psutil.Process(process.pid).children():
-        if "orchestrator.runtimes.docker.reaper" in reaper.cmdline():
-            reaper.kill()
-    end(process, signal.SIGKILL)
-    assert containers(out)
-
-    again = run_ok("sweep", hanging_file(tmp_path, seeds=1, work_s=0), "--out", out, "--runtime", "docker")
-    assert re.search(r"removed [1-9]\d* ", again.stdout)
-
-
-@pytest.mark.nightly
 def test_two_sweeps_at_once(tmp_path: Path) -> None:
     spec = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
     file = write_sweep(tmp_path / "short.yml", spec)
@@ -159,35 +103,6 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
     for process in both:
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
-
-
-@pytest.mark.nightly
-def test_killed_sweep_resumes_from_its_checkpoints(run_cache: RunCache, tmp_path: Path) -> None:
-    """The weights equal those of an uninterrupted run of local processes.
-
-    On three nodes, DDP's bucket order matters.
-    """
-    run = {
-        "strategy": "ddp",
-        "nodes": 3,
-        "dataset": {"name": "synthetic", "samples": 1500, "test_samples": 50, "noise": 1.0},
-        "model": {"name": "lenet", "dropout": 0.3},
-        "optimizer": "momentum",
-        "lr": 0.01,
-        "epochs": 4,
-        "batch_size": 10,
-        "checkpoint_steps": 20,
-    }
-    file, out = write_sweep(tmp_path / "one.yml", run), tmp_path / "out"
-    killed = start_sweep(file, out, "--runtime", "docker")
-    wait_until(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")))
-    end(killed, signal.SIGKILL)
-    run_ok("sweep", file, "--out", out, "--runtime", "docker")
-    resumed, whole = only_result(out), run_cache.get(**run).result
-    assert digests(resumed) == digests(whole)
-    assert resumed.certificate == whole.certificate
-    assert "checkpoint" in resumed.flags[-1]
-    assert not list(tmp_path.glob("*/*/checkpoints"))
 
 
 def hanging_file(tmp_path: Path, transport: str = "gloo", seeds: int = 3, work_s: float = 300) -> Path:
@@ -201,17 +116,6 @@ def hanging_sweep(tmp_path: Path, *options: str, **fields: Any) -> tuple[Running
     out = tmp_path / "out"
     process = start_sweep(hanging_file(tmp_path, **fields), out, "--runtime", "docker", *options)
     wait_until_training(out, runs=1)
-    return process, out
-
-
-def training_sweep(tmp_path: Path, *epochs: int) -> tuple[Running, Path]:
-    """A sweep of cold runs with these epochs, whose first one trains; and its results directory."""
-    base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "timeout_s": 300}
-    base |= {name: SMALL[name] for name in ("dataset", "model")}
-    blocks = [{"epochs": number, "seed": seed} for seed, number in enumerate(epochs)]
-    file, out = write_sweep(tmp_path / "training.yml", base, *blocks), tmp_path / "out"
-    process = start_sweep(file, out, "--runtime", "docker", "--cold", "--no-warm-up-run")
-    wait_until(lambda: sum('"train_start"' in path.read_text() for path in event_files(out)) == 2)
     return process, out
 
 
