@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 from orchestrator.replay.run import ClusterTime, write_cluster_time
-from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -23,7 +22,7 @@ from orchestrator.results.records import (
     RunResult,
 )
 from orchestrator.results.store import SweepPaths, SweepRecord, write_atomic
-from tests.unit.report_support import a_run, in_cluster_time, with_ranks
+from tests.unit.report_support import a_run, a_window, in_cluster_time, with_ranks
 from trainer.core.event_schema import CoverageRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -67,7 +66,7 @@ def write_large_sweep(directory: Path, seeds: int = SEEDS) -> SweepPaths:
         write_cluster_time(paths.run(result.key), time)
         if spec.seed == seeds - 1:  # its time is the longest, so its timeline is drawn
             write_atomic(paths.run(result.key).timeline, "[]\n")
-            write_atomic(paths.run(result.key).windows, windows_of(time).model_dump_json() + "\n")
+            write_atomic(paths.run(result.key).windows, a_window(time).model_dump_json() + "\n")
     texts = {"name": "large", "description": "Made-up results of a large sweep.", "source": "name: large\n"}
     record = SweepRecord.model_validate(
         {**texts, "overrides": [], "keys": keys, "environment": ENVIRONMENT}
@@ -171,21 +170,3 @@ def a_cluster_time(result: RunResult) -> ClusterTime:
     return in_cluster_time(
         result, sum(seconds[each] for each in WORK) + sum(exchanges.values()), **exchanges
     )
-
-
-def windows_of(time: ClusterTime) -> Windows:
-    """Eight steps of every rank, each with work, waiting and communication."""
-    step_s, draws, tracks = 0.01, Random(time.run), []
-    for _ in time.ranks:
-        parts: list[Part] = []
-        for start in (step * step_s for step in range(8)):
-            worked, waited = start + step_s * (0.4 + 0.2 * draws.random()), start + 0.7 * step_s
-            parts += [
-                Part(phase="compute", start_s=start, end_s=worked),
-                Part(phase="wait", start_s=worked, end_s=waited),
-                Part(phase="communicate", start_s=waited, end_s=start + step_s),
-            ]
-        tracks.append(parts)
-    window = Window(start_s=0.0, end_s=8 * step_s, ranks=tracks)
-    steps = Steps(first=1, last=8, of=STEPS, exchange=False)
-    return Windows(run=time.run, cluster=time.cluster, steps=steps, wall=window, replayed=window)

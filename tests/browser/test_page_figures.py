@@ -51,8 +51,8 @@ def figure_with(page: Page, **fields: Any) -> Locator:
 
 def figures(page: Page) -> list[Locator]:
     """The figures that can become interactive, top to bottom."""
-    names = page.locator("figure[data-figure]").evaluate_all("all => all.map(each => each.dataset.figure)")
-    known = specs(page)
+    all_names = "all => all.map(each => each.dataset.figure)"
+    names, known = page.locator("figure[data-figure]").evaluate_all(all_names), specs(page)
     return [page.locator(f"figure[data-figure='{name}']") for name in names if name in known]
 
 

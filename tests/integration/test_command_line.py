@@ -62,13 +62,6 @@ def test_failed_run_does_not_stop_the_sweep_and_is_repeated(file: Path, out: Pat
     assert "InjectedFault" in (out / "results.csv").read_text()
 
 
-def test_dry_run_starts_nothing(short: Path, out: Path) -> None:
-    done = run_ok("sweep", short, "--out", out, "--dry-run", "-v", "--nodes", "2,3")
-    for expected in ("serial-memory-n1", "all_reduce-gloo-n2", "all_reduce-gloo-n3", "warm/client.py"):
-        assert expected in done.stdout
-    assert not out.exists()
-
-
 @pytest.mark.parametrize(
     ("transport", "number"), [("gloo", signal.SIGINT), *nightly(("mpi", signal.SIGTERM))]
 )
@@ -158,9 +151,3 @@ def test_input_errors_exit_with_code_2(
     error = capsys.readouterr().err
     assert [fact for fact in facts if fact not in error] == []
     assert not list(tmp_path.glob("out/*/result.json"))
-
-
-def test_doctor_reports_every_subject() -> None:
-    shown = run_ok("doctor").stdout
-    subjects = ("torch", "Open MPI", "Docker engine", "cores", "memory", "/dev/shm", "digits", "mnist")
-    assert [subject for subject in subjects if subject not in shown] == []

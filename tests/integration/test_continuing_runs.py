@@ -80,23 +80,6 @@ def test_node_that_returns_takes_over_the_weights(execute: Execute, strategy: st
     assert result.samples_lost == planned * (first - 2)
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
-@pytest.mark.nightly
-def test_node_that_returns_before_all_have_noticed_its_loss_holds_up_nobody(
-    execute: Execute, strategy: str
-) -> None:
-    """The pause lets node 2 return between the moments at which nodes 0 and 1 notice its loss."""
-    skewed = {"partitioner": {"name": "dirichlet", "alpha": 0.3}, "seed": 4}
-    faults = [
-        *({"kill": {"node": 2, "return_after": 0.3}, "at": {"step": step}} for step in (9, 18)),
-        {"pause": {"node": 1, "seconds": 5}, "at": {"step": 9}},
-    ]
-    result = run(execute, strategy=strategy, epochs=60, faults=faults, timeout_s=60, **skewed)
-    assert {rank.rank for rank in result.ranks} >= {0, 1, 3}
-    assert result.replicas_equal
-    assert len(parts(result)[1]) == 60
-
-
 @pytest.mark.parametrize("max_staleness", [None, 0])
 def test_asynchronous_server_drops_lost_workers(execute: Execute, max_staleness: int | None) -> None:
     faults = [{"kill": {"node": 1}, "at": {"step": 8}}, {"kill": {"node": 3}, "at": {"epoch": 4}}]

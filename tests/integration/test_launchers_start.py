@@ -117,12 +117,6 @@ def test_torchrun_on_a_node_of_an_indexed_job(tmp_path: Path) -> None:
     assert ended(tmp_path) == DONE, "\n".join(output)
 
 
-def test_an_environment_without_a_launcher_is_refused(tmp_path: Path) -> None:
-    (output,) = train(tmp_path, run(nodes=2), (RANK, {}))
-    assert "RANK is not set" in output
-    assert "Traceback" not in output
-
-
 # Two nodes in networks of their own
 
 TOOLS = ("ip", "nsenter", "unshare")

@@ -98,16 +98,6 @@ def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(t
 
 
 @pytest.mark.nightly
-def test_the_table_fits_80_columns(measured: Path) -> None:
-    shown = run_ok("predict", measured, "--nodes", "2,16,1024", "--price", "2.50/h").stdout
-    assert "1,024" in shown
-    rows = [line for line in shown.splitlines() if line.startswith(" ")]
-    assert len(rows) >= 2 * 2
-    assert max(map(len, rows)) <= 80
-    assert "…" not in shown
-
-
-@pytest.mark.nightly
 def test_costs_of_messages_can_be_those_of_a_file(measured: Path, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     (line,) = write_costs(SweepPaths(measured), file)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 import torch
 
 from orchestrator.runtimes.local.processes import loopback
-from tests.integration.rpc_ranks import Ranks
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.core.context import NodeContext
 from trainer.launch.ranks import connect
@@ -26,19 +26,49 @@ SIZE = 3
 FLOATS = 10  # not a multiple of SIZE: the shards of an all-reduce differ in size
 
 
-def connected(body: Body, transport: str, context: NodeContext) -> Any:
-    comm = connect(replace(context, transport=transport), threads=1)
-    comm.clock.start()
-    outcome = body(comm)
-    comm.close()
-    return outcome
-
-
 def run(
-    directory: Path, body: Body, size: int = SIZE, transport: str = "rpc", **options: float
-) -> list[Any]:
-    """What a module-level function returns or raises on each rank; None if a rank died."""
-    return Ranks(f"{directory}/rendezvous", **options).run(partial(connected, body, transport), size)
+    directory: Path, body: Body, size: int = SIZE, transport: str = "rpc", timeout_s: float = 30.0
+) -> Any:
+    """What a module-level function returns or raises on each rank, in its own process; None if it died."""
+    # Forked from a server that has imported torch: a rank starts in milliseconds.
+    multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
+    server = multiprocessing.get_context("forkserver")
+    receivers, processes = [], []
+    for rank in range(size):
+        receiver, sender = server.Pipe(duplex=False)
+        rendezvous = f"{directory}/rendezvous"
+        context = NodeContext(rank, size, transport, Path(), rendezvous=rendezvous, timeout_s=timeout_s)
+        processes.append(server.Process(target=_rank, args=(context, body, sender)))
+        processes[-1].start()
+        sender.close()  # close this process's copy, so that the pipe closes when the rank exits
+        receivers.append(receiver)
+    try:
+        return [_outcome(receiver) for receiver in receivers]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(10)
+
+
+def _outcome(receiver: Connection) -> Any:
+    try:
+        return receiver.recv() if receiver.poll(60) else pytest.fail("a rank did not end within 60 s")
+    except EOFError:
+        return None
+
+
+def _rank(context: NodeContext, body: Body, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
+    try:
+        comm = connect(context, threads=1)
+        comm.clock.start()
+        outcome = body(comm)
+        comm.close()
+    except Exception as error:
+        outcome = error
+    sender.send(outcome)
+    os._exit(0)
 
 
 def values(rank: int) -> torch.Tensor:

@@ -1,32 +1,15 @@
-"""Mistakes of rpc_split across real processes: weights, its result row, stopped stages.
-
-Killed ranks are in test_lost_nodes.py.
-"""
+"""Mistakes of rpc_split across real processes: weights, its result row."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.integration.rpc_ranks import Ranks
 from tests.support.nightly import nightly
-from tests.support.processes import starts
 from tests.support.runs import RunCache
-from tests.unit.training import SMALL, Notes
-from trainer.core.context import NodeContext
-from trainer.launch.ranks import connect
-from trainer.launch.ranks import train as train_rank
-from trainer.parallel.rpc_stages import RpcStage
-from trainer.spec.run_spec import RunSpec
-from trainer.training.task import Task
 
 LENET: dict[str, Any] = {"model": {"name": "lenet"}, "optimizer": "momentum", "lr": 0.02}
 
@@ -105,42 +88,3 @@ def test_result_of_a_run(run_cache: RunCache) -> None:
     assert master.seconds["wait"] > 0.5 * master.train_s
     lines = "".join(run.log(f"node-{node}") for node in range(3)).splitlines()
     assert [line for line in lines if not re.match(r"node-\d \| ", line)] == []  # none of torch
-
-
-def stopping(method: str, doomed: int, context: NodeContext) -> Any:
-    """Train one rank. A stage of rank `doomed` stops with SIGSTOP in its third call of `method`."""
-    note = Path(f"{context.rendezvous}.pid")
-    calls: list[None] = []
-    original = getattr(RpcStage, method)
-
-    def stop_in_third_call(self: RpcStage, *arguments: Any) -> Any:
-        calls.append(None)
-        if context.rank == doomed and len(calls) == 3:
-            note.write_text(f"{os.getpid()} {time.monotonic()}")
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return original(self, *arguments)
-
-    setattr(RpcStage, method, stop_in_third_call)
-    spec = RunSpec.model_validate({**SMALL, "strategy": split(["relu1"]), "nodes": context.size})
-    try:
-        return train_rank(context, Task(spec, Path()), Notes(context.rank), connect(context, threads=1))
-    except Exception as error:
-        pid, since = note.read_text().split()
-        if context.rank == 0:
-            os.kill(int(pid), signal.SIGKILL)
-        return type(error).__name__, str(error), time.monotonic() - float(since)
-
-
-@pytest.mark.parametrize("method", ["forward", "_send_gradient"])
-@pytest.mark.nightly
-def test_a_stopped_stage_is_named_after_the_timeout(tmp_path: Path, method: str) -> None:
-    doomed = 2 if method == "_send_gradient" else 1  # the first stage sends no gradient
-    limit_s = starts(4)
-    ranks = Ranks(f"{tmp_path}/rendezvous", timeout_s=limit_s)
-    outcomes = ranks.run(partial(stopping, method, doomed), 3)
-    kind, message, after_s = outcomes[0]
-    assert outcomes[doomed] is None
-    assert kind == "CommunicationError"
-    assert message.startswith(f"calling node {doomed} failed: ")
-    assert "\n" not in message
-    assert after_s < limit_s + starts(4)

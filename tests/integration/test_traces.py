@@ -90,8 +90,3 @@ def test_started_all_reduces_are_handed_over_within_the_backward_pass(tmp_path: 
         buckets = [Kind.WORK, Kind.START_ALL_REDUCE] * kinds[first:second].count(Kind.START_ALL_REDUCE)
         assert len(buckets) > 2
         assert kinds[first + 1 : second] == [*buckets, Kind.WAIT_STARTED, Kind.WORK]
-
-
-def test_a_run_in_shared_memory_leaves_no_trace(tmp_path: Path) -> None:
-    _, traces = traced(tmp_path, strategy="hogwild", nodes=2)
-    assert traces == []

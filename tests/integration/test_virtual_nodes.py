@@ -24,16 +24,13 @@ from tests.support.command_line import refused, run_ok
 from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import (
-    SMALL,
     digests,
-    execute,
     execute_on,
     killing,
     lines_in,
     results_in,
     write_sweep,
 )
-from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VirtualOptions
 
 DATASET = {"name": "synthetic", "samples": 320, "test_samples": 64}
@@ -176,12 +173,3 @@ def test_a_killed_process_is_the_cause_and_leaves_nothing(workers: int, rank: in
         result = execute_on(clusters, "virtual", tmp_path, killing(rank), run)
         assert (result.status, "SIGKILL" in str(result.cause)) == ("failed", True), result.cause
         wait_until(lambda: node_processes(tmp_path) == [])
-
-
-def test_a_run_that_diverges_is_the_cause(tmp_path: Path) -> None:
-    fields = {**SMALL, "model": "lenet", "optimizer": "momentum", "lr": 100}
-    result = execute(
-        RunSpec.model_validate({**fields, "strategy": "all_reduce", "nodes": 3}), tmp_path, "virtual"
-    )
-    assert result.status == "failed"
-    assert "loss is" in str(result.cause)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,25 +114,6 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
     assert (again.status, again.nodes_replaced) == ("ok", None)
     assert digests(again) == digests(fine)
     assert warm_parent() == parent
-
-
-@pytest.mark.nightly
-def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = ParentProcess._started
-
-    def killed_once(nodes: ParentProcess) -> subprocess.Popen[bytes]:
-        started.append(start(nodes))
-        if len(started) == 1:
-            started[0].kill()
-        return started[-1]
-
-    monkeypatch.setattr(ParentProcess, "_started", killed_once)
-    nodes = ParentProcess(f"shardyard-test-{uuid4().hex}", {})
-    assert nodes.ensure() is None
-    assert len(started) == 2
-    assert nodes.failure() is None
-    nodes.close()
 
 
 def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from orchestrator.results.store import SweepPaths
 from tests.support.command_line import refused, run_cli
 from tests.support.containers import docker
 from tests.support.runs import digests, results_in
-from trainer.core.events import read_events
-from trainer.core.position import Position
 
 WORDS = """
 import os
@@ -46,26 +44,6 @@ blocks:
   - base: {strategy: serial}
   - base: {nodes: 2}
     axes: {strategy: [ddp, pipeline]}
-"""
-
-STUCK = """
-from trainer.core.strategy import Strategy
-
-class Stuck(Strategy):
-    transports = ("gloo", "mpi")
-
-    def train(self, session):
-        session.start(session.replica())
-        if session.rank == 0:
-            session.comm.barrier()  # barrier
-        session.comm.all_gather(session.replica().weights())  # all_gather
-        session.comm.barrier()
-"""
-HUNG = """
-name: hung
-base: {strategy: ./stuck.py:Stuck, nodes: 2, timeout_s: 40}
-blocks:
-  - axes: {transport: [gloo, mpi]}
 """
 
 
@@ -141,23 +119,3 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine" / "requirements.txt").write_text("numpy==0.0.1\n")
     said = refused("sweep", file, "--runtime", "docker")
     assert "requirements.txt: cannot be installed in the image" in said
-
-
-@pytest.mark.nightly
-def test_a_hung_run_names_line_and_exchange_of_each_node(tmp_path: Path) -> None:
-    file = written(tmp_path / "mine", HUNG)
-    (file.parent / "stuck.py").write_text(STUCK)
-    lines = [line_of(STUCK, mark) for mark in ("# barrier", "# all_gather")]
-    found = results_of(file, tmp_path / "out", "docker")
-    assert {result.status for result in found.values()} == {"timeout"}
-    for key in found:
-        events = read_events(SweepPaths(tmp_path / "out").run(key).events)
-        positions = {
-            event.rank: Position.model_validate(event.fields["position"])
-            for event in events
-            if event.kind == "terminated"
-        }
-        assert [positions[rank].file for rank in (0, 1)] == ["stuck.py"] * 2
-        assert [positions[rank].line for rank in (0, 1)] == lines
-        kinds = [each.kind for rank in (0, 1) if (each := positions[rank].exchange)]
-        assert kinds == ["barrier", "all_gather"]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
-from orchestrator.runtimes.docker.image import image_name, image_trouble
+from orchestrator.runtimes.docker.image import image_trouble
 from orchestrator.runtimes.swarm.machines import manager_trouble
 from orchestrator.shipped import ROOT
 
@@ -29,27 +29,6 @@ def containers_missing() -> str | None:
 def swarm_host() -> str:
     """The engine of a swarm's manager: DOCKER_HOST of the tests of runtime `swarm`."""
     return os.environ.get("SHARDYARD_TEST_SWARM") or f"unix://{ROOT}/.swarm/1/docker.sock"
-
-
-# Takes the network interface of a container down for some seconds. Needs no tool of the image.
-CUT = """
-import fcntl, socket, struct, sys, time
-def switch(up):
-    request = struct.pack("16sH14x", b"eth0", 0)
-    (flags,) = struct.unpack_from("H", fcntl.ioctl(link, 0x8913, request), 16)  # SIOCGIFFLAGS
-    fcntl.ioctl(link, 0x8914, struct.pack("16sH14x", b"eth0", flags & ~1 | up))  # SIOCSIFFLAGS
-link = socket.socket()
-switch(0)
-time.sleep(float(sys.argv[1]))
-switch(1)
-"""
-
-
-def cut_off(container: str, seconds: float) -> None:
-    """Cut a running container off its network for this long."""
-    namespace = ["--network", f"container:{container}", "--cap-add", "NET_ADMIN", "--user", "0"]
-    python = ["--entrypoint", "python", image_name(), "-c", CUT, str(seconds)]
-    docker("run", "--rm", *namespace, *python)
 
 
 def docker(*arguments: str, input: str | None = None) -> str:
