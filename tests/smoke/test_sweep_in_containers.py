@@ -105,16 +105,12 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, output
 
 
-def hanging_file(tmp_path: Path, transport: str = "gloo", seeds: int = 3, work_s: float = 300) -> Path:
-    strategy = {"name": "fault_injection", "work_s": work_s}
-    base = {"strategy": strategy, "transport": transport, "nodes": 2, "timeout_s": 300}
-    return write_sweep(tmp_path / "hanging.yml", base, {"axes": {"seed": [*range(1, seeds + 1)]}})
-
-
-def hanging_sweep(tmp_path: Path, *options: str, **fields: Any) -> tuple[Running, Path]:
+def hanging_sweep(tmp_path: Path, *options: str, transport: str = "gloo") -> tuple[Running, Path]:
     """A sweep whose runs hang, with both ranks of the first run up; and its results directory."""
-    out = tmp_path / "out"
-    process = start_sweep(hanging_file(tmp_path, **fields), out, "--runtime", "docker", *options)
+    strategy = {"name": "fault_injection", "work_s": 300}
+    base = {"strategy": strategy, "transport": transport, "nodes": 2, "timeout_s": 300}
+    file, out = write_sweep(tmp_path / "hanging.yml", base, {"axes": {"seed": [1, 2, 3]}}), tmp_path / "out"
+    process = start_sweep(file, out, "--runtime", "docker", *options)
     wait_until_training(out, runs=1)
     return process, out
 
