@@ -97,11 +97,15 @@ def test_parent_killed_or_stopped_between_runs_is_replaced(
 
 
 @pytest.mark.nightly
-def test_parent_that_has_grown_is_replaced(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_that_has_grown_is_replaced(
+    execute: Execute, warm_parent: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
     execute(strategy="one_shot", nodes=2)
+    before = warm_parent()
     assert {figure for figure, *_ in GROWTH} == {"descriptors", "other_mb"}
     monkeypatch.setattr("trainer.warm.process.GROWTH", [("descriptors", "descriptors", -1)])
     assert "descriptors" in str(execute(strategy="one_shot", nodes=2).nodes_replaced)
+    assert not before.is_running()
 
 
 def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> None:
