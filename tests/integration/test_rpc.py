@@ -178,15 +178,15 @@ def one_dies(comm: Communicator) -> Any:
         comm.recv(torch.empty(1), source=1)
     with pytest.raises(CommunicationError, match="node 1"):
         comm.send(torch.empty(1), to=1)
-    return str(caught.value), time.monotonic() - began
+    raise CommunicationError(f"{caught.value} {time.monotonic() - began:.1f}")  # no rank can close
 
 
 def test_a_dead_peer_is_named_within_seconds(tmp_path: Path) -> None:
     first, dead, last = run(tmp_path, one_dies)
     assert dead is None
-    for error, took_s in (first, last):
-        assert "node 1" in error
-        assert took_s < 5
+    for error in (first, last):
+        assert "node 1" in str(error)
+        assert float(str(error).split()[-1]) < 5
 
 
 def one_is_silent(comm: Communicator) -> None:
