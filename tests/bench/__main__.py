@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-PARTS = (
-    *("step", "claims", "clock", "collectives", "replay", "report", "traffic", "links", "engines"),
-    "virtual",
-)
+PARTS = ("step", "claims", "clock", "collectives", "replay", "report", "traffic", "links", "engines")
 ON_REQUEST = ("predict", "splits", "layout")  # take minutes
 OTHER_NAMES = {"bytes": "traffic"}
 

@@ -60,6 +60,13 @@ def main() -> None:
 
 
 def of_equals(noise: Noise, seeds: int) -> None:
+    found = false_claims(noise, seeds)
+    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
+    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}", flush=True)
+
+
+def false_claims(noise: Noise, seeds: int) -> Counter[str]:
+    """How many reports on equals have a claim that is called shown, and one that is called likely."""
     found = Counter[str]()
     for comparison in reports(np.random.default_rng(seeds), noise, seeds, {}):
         claims = asked_by(comparison).decided()
@@ -67,8 +74,7 @@ def of_equals(noise: Noise, seeds: int) -> None:
         ranked = claims.answers and (claims.answers.lowest or claims.answers.highest)
         found["shown"] += bool("shown" in levels or ranked)
         found["likely"] += "likely" in levels
-    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
-    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}", flush=True)
+    return found
 
 
 def of_differences(noise: Noise, seeds: int, effects: Effects) -> None:
@@ -90,6 +96,15 @@ def is_found(each: Compared, strategy: str, quantity: str) -> bool:
 
 
 def of_choices(noise: Noise, seeds: int) -> None:
+    parts = [
+        f"{kind.lower()} {len(right) / REPORTS:.0%}, wrong {right.count(False) / max(1, len(right)):.1%}"
+        for kind, right in choices(noise, seeds).items()
+    ]
+    print(f"  {noise.name:10} {seeds:2} seeds: {'; '.join(parts)}", flush=True)
+
+
+def choices(noise: Noise, seeds: int) -> dict[str, list[bool]]:
+    """By how a verdict begins, whether its choices are right, in reports on random times and accuracies."""
     rng, chosen = np.random.default_rng(seeds), {"Choose": list[bool](), "Probably": list[bool]()}
     for _ in range(REPORTS):
         effects = {name: (np.exp(rng.normal(0, 0.15)), rng.normal(0, 0.015)) for name in STRATEGIES}
@@ -97,11 +112,7 @@ def of_choices(noise: Noise, seeds: int) -> None:
         kind = verdict.headline.split()[0].replace("Stay", "Choose")
         if kind in chosen:
             chosen[kind].append(is_right(verdict.options[0].name.split()[0], effects))
-    parts = [
-        f"{kind.lower()} {len(right) / REPORTS:.0%}, wrong {right.count(False) / max(1, len(right)):.1%}"
-        for kind, right in chosen.items()
-    ]
-    print(f"  {noise.name:10} {seeds:2} seeds: {'; '.join(parts)}", flush=True)
+    return chosen
 
 
 def is_right(name: str, effects: Effects) -> bool:

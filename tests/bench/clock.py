@@ -7,25 +7,20 @@ more than wall time where ranks share cores with each other or with other proces
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from orchestrator.results.store import write_atomic
 from tests.bench import predictions
 from tests.bench.measuring import ratio
-from tests.bench.ranks import measured_by_ranks
+from tests.bench.ranks import measure_as_rank, measured_by_ranks
+from trainer.comm.base import Communicator
+from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.trace import Kind
 from trainer.core.tracer import Tracer
-from trainer.launch.environment import read_context
-from trainer.launch.ranks import connect
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
@@ -92,21 +87,14 @@ def row(turns: Turns) -> str:
     return "  ".join([*cells, f"records per step {', '.join(records)}"])
 
 
-def rank_main() -> None:
-    """Main function of each rank's process."""
-    run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
-    torch.set_num_threads(1)
-    context = read_context(run, os.environ)
+def turns_of(comm: Communicator, context: NodeContext, run: RunSpec) -> Turns:
+    """What a rank measures."""
     with open(os.devnull, "w") as nowhere:
         events = EventWriter(run.key, context.rank, None, nowhere)
-        comm = connect(context, threads=1)
         session = TakesTurns(context, Task(run, context.data_dir), events, comm)
         run.strategy.train(session)
         session.clock.stop()
-        if context.rank == 0 and context.out_dir:
-            write_atomic(context.out_dir / "turns.json", json.dumps(session.turns))
-        del session
-        comm.close()
+        return session.turns
 
 
 class TakesTurns(Session):
@@ -140,4 +128,4 @@ class TakesTurns(Session):
 
 
 if __name__ == "__main__":
-    rank_main()
+    measure_as_rank(turns_of)

@@ -85,4 +85,4 @@ def direct(comm: Communicator, buffer: torch.Tensor) -> Call:
 
 if __name__ == "__main__":
     # Zeros stay zeros.
-    measure_as_rank(lambda comm: {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS})
+    measure_as_rank(lambda comm, *_: {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS})

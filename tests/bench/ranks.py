@@ -19,6 +19,7 @@ from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.processes import processes
 from orchestrator.runtimes.local.runtime import LocalRun
 from trainer.comm.base import Communicator
+from trainer.core.context import NodeContext
 from trainer.launch.environment import read_context
 from trainer.launch.ranks import connect
 from trainer.spec.output_limits import OutputLimits
@@ -52,14 +53,14 @@ def measured_by_ranks(run: RunSpec, module: str, patience_s: float) -> Any:
         return json.loads((paths.live / "turns.json").read_text())
 
 
-def measure_as_rank(measure: Callable[[Communicator], object]) -> None:
+def measure_as_rank(measure: Callable[[Communicator, NodeContext, RunSpec], object]) -> None:
     """Main function of a rank: connect it, and let rank 0 write what `measure` returns to turns.json."""
     run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
     torch.set_num_threads(run.threads)
     context = read_context(run, os.environ)
     comm = connect(context, threads=1)
     comm.clock.start()
-    turns = measure(comm)
+    turns = measure(comm, context, run)
     if context.rank == 0:
         write_atomic(Path(os.environ["SHARDYARD_OUT"]) / "turns.json", json.dumps(turns))
     comm.close()

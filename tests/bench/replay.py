@@ -96,4 +96,4 @@ def blocks(comm: Communicator, buffer: torch.Tensor) -> list[float]:
 
 
 if __name__ == "__main__":
-    measure_as_rank(lambda comm: {floats: blocks(comm, torch.zeros(floats)) for floats in FLOATS})
+    measure_as_rank(lambda comm, *_: {floats: blocks(comm, torch.zeros(floats)) for floats in FLOATS})

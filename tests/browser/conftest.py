@@ -16,22 +16,12 @@ from orchestrator.report.render.page import page_of
 from orchestrator.report.renderer import Renderer
 from orchestrator.report.topics import asked_by, find
 from tests.browser.reader import Reader
-from tests.support.command_line import run_cli
+from tests.support import runs
+from tests.support.command_line import run_ok
+from tests.support.runs import SMALL
 from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import a_run, repeated, write_sweep
 
-SMALL_SWEEP = """
-name: small
-base:
-  dataset: {name: synthetic, samples: 240, test_samples: 64, noise: 1.0}
-  model: {name: mlp, hidden: [16]}
-  epochs: 2
-blocks:
-  - base: {strategy: serial}
-    axes: {seed: [0, 1]}
-  - base: {transport: gloo}
-    axes: {strategy: [all_reduce, one_shot], nodes: [2, 3], seed: [0, 1]}
-"""
 EVIL = "</script></style></svg><img src=x onerror=alert(1)><script>alert(2)</script>\"'"
 
 
@@ -86,10 +76,12 @@ def small_report(chromium: str, shared_folder: Path) -> Path:
     """The page of a sweep that has been run."""
 
     def write(folder: Path) -> Path:
-        file = folder / "small.yml"
-        file.write_text(SMALL_SWEEP)
-        done = run_cli("sweep", file, "--out", folder / "out", timeout_s=280)
-        assert done.returncode == 0, done.stdout + done.stderr
+        serial = {"base": {"strategy": "serial"}, "axes": {"seed": [0, 1]}}
+        axes = {"strategy": ["all_reduce", "one_shot"], "nodes": [2, 3], "seed": [0, 1]}
+        others = {"base": {"transport": "gloo"}, "axes": axes}
+        base = {name: SMALL[name] for name in ("dataset", "model", "epochs")}
+        file = runs.write_sweep(folder / "small.yml", base, serial, others)
+        run_ok("sweep", file, "--out", folder / "out")
         return folder / "out" / "report.html"
 
     return written_once(shared_folder / "small-report", write)
@@ -101,7 +93,7 @@ def hostile_report(chromium: str, shared_folder: Path) -> Path:
 
     def write(folder: Path) -> Path:
         split = {"name": "pipeline", "split_points": ["flatten"]}
-        runs = [
+        shown = [
             *repeated("serial", [8, 8.1]),
             *repeated("all_reduce", [5, 5.1], nodes=4, cores=2, flags=[EVIL]),
             *repeated("one_shot", [3, 3.1], nodes=4, own=[0.5, 0.6, 0.7, 0.8]),
@@ -110,7 +102,7 @@ def hostile_report(chromium: str, shared_folder: Path) -> Path:
         ]
         return write_sweep(
             folder,
-            *runs,
+            *shown,
             pending=[EVIL],
             name=EVIL,
             description=EVIL,

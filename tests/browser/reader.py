@@ -63,3 +63,10 @@ class Reader:
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(f"console: {message.text}")
+
+
+def unfold(page: Page, selector: str = "details") -> None:
+    """Open what is folded, and wait for the figures that are drawn when they come into view."""
+    if selector:
+        page.eval_on_selector_all(selector, "found => found.forEach(each => { each.open = true })")
+    page.wait_for_function("!document.querySelector('.coming')")

@@ -1,4 +1,4 @@
-"""Interactive figures of the page: when they replace the static ones, tooltips, scales and series."""
+"""Mistakes of interactive figures: when they replace the static ones, tooltips, scales and series."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def figure_with(page: Page, **fields: Any) -> Locator:
 
 def figures(page: Page) -> list[Locator]:
     """The figures that can become interactive, top to bottom."""
-    names = page.locator("figure[data-figure]").evaluate_all("all => all.map(each => each.dataset.figure)")
-    known = specs(page)
+    all_names = "all => all.map(each => each.dataset.figure)"
+    names, known = page.locator("figure[data-figure]").evaluate_all(all_names), specs(page)
     return [page.locator(f"figure[data-figure='{name}']") for name in names if name in known]
 
 
@@ -101,40 +101,33 @@ def test_the_scale_can_be_switched(page: Page) -> None:
     figure = drawn(figure_with(page, log="y"))
     button = figure.locator("button.scale")
     before = figure.evaluate(TICKS)
-    state = button.get_attribute("aria-pressed")
-    other = {"true": "false", "false": "true"}[state or ""]
-    for pressed, same in ((other, False), (state, True)):
+    state = button.get_attribute("aria-pressed") or ""
+    other = {"true": "false", "false": "true"}[state]
+    for pressed, sign in ((other, "!"), (state, "=")):
         button.click()
-        expect(button).to_have_attribute("aria-pressed", pressed or "")
+        expect(button).to_have_attribute("aria-pressed", pressed)
         page.wait_for_function(
-            f"([figure, before]) => JSON.stringify(({TICKS})(figure)) {'=' if same else '!'}== before",
+            f"([figure, before]) => JSON.stringify(({TICKS})(figure)) {sign}== before",
             arg=[figure.element_handle(), page.evaluate("JSON.stringify", before)],
         )
         assert len(figure.evaluate(TICKS)) > 2
 
 
-def test_chips_hide_series_in_figures(page: Page) -> None:
+def test_chips_hide_series_in_figures_also_in_those_that_become_interactive_later(
+    page: Page, reader: Reader, small_report: Path
+) -> None:
     figure = drawn(figure_with(page))
     before = figure.evaluate(SERIES)
     chip = page.locator("#tools button[data-series]").last
     name = chip.get_attribute("data-series") or ""
     left = [each for each in before if each != name and not each.startswith(f"{name} · ")]
     assert 0 < len(left) < len(before)
-    for wanted in (left, before):
-        chip.click()
-        wait_for_series(figure, wanted)
-
-
-def test_figures_that_become_interactive_later_follow_the_chips(reader: Reader, small_report: Path) -> None:
-    page = reader.open(small_report)
-    figure = figure_with(page)
-    everything = drawn(figure).evaluate(SERIES)
-    chip = page.locator("#tools button[data-series]").last
-    name = chip.get_attribute("data-series") or ""
     chip.click()
+    wait_for_series(figure, left)
     sent = reader.open(small_report, "#" + page.url.partition("#")[2])
-    left = [each for each in everything if each != name and not each.startswith(f"{name} · ")]
     wait_for_series(drawn(figure_with(sent)), left)
+    chip.click()
+    wait_for_series(figure, before)
 
 
 def test_dark_figures_have_light_text(reader: Reader, small_report: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page without a mouse."""
+"""Mistakes of the page that its readers without a mouse meet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.reader import TIMEOUT_MS, Reader
+from tests.browser.reader import TIMEOUT_MS, Reader, unfold
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -23,16 +23,8 @@ def page(reader: Reader, small_report: Path) -> Page:
 
 
 def test_tab_reaches_everything_that_can_be_used(page: Page) -> None:
-    wanted = {
-        "#tools button[data-series]",
-        "#tools select",
-        "th button.sort",
-        "a.term",
-        ".wide[tabindex]",
-        "button.all-columns",
-        "summary",
-        "nav a",
-    }
+    wanted = {"#tools button[data-series]", "#tools select", "th button.sort", "a.term", "summary", "nav a"}
+    wanted |= {".wide[tabindex]", "button.all-columns"}
     focusable = page.locator("a, button, select, summary, [tabindex]").count()
     for _ in range(focusable):
         page.keyboard.press("Tab")
@@ -45,8 +37,7 @@ def test_tab_reaches_everything_that_can_be_used(page: Page) -> None:
 @pytest.mark.parametrize("width", [1280, 400])
 def test_what_scrolls_can_be_focused(width: int, reader: Reader, small_report: Path) -> None:
     page = reader.open(small_report, width=width)
-    page.eval_on_selector_all("details", "found => found.forEach(each => { each.open = true })")
-    page.wait_for_function("!document.querySelector('.coming')")
+    unfold(page)
     unreachable = page.eval_on_selector_all(
         "body *",
         """found => found.filter(each => {
@@ -60,7 +51,7 @@ def test_what_scrolls_can_be_focused(width: int, reader: Reader, small_report: P
 
 
 @pytest.mark.parametrize("selector", ["main a.term", "th button.sort.term"])
-def test_terms_are_explained_at_the_focus(selector: str, page: Page) -> None:
+def test_terms_are_explained_at_the_focus_and_under_the_pointer(selector: str, page: Page) -> None:
     term = page.locator(f"{selector}:visible").first
     definition = page.locator(f"[id='{term.get_attribute('aria-describedby')}']").text_content()
     assert definition
@@ -70,20 +61,19 @@ def test_terms_are_explained_at_the_focus(selector: str, page: Page) -> None:
     expect(tooltip).to_have_text(definition)
     page.keyboard.press("Escape")
     expect(tooltip).to_be_hidden()
-
-
-def test_terms_are_explained_under_the_pointer(page: Page) -> None:
-    term = page.locator("main a.term:visible").first
     term.hover()
-    expect(page.locator("#tooltip")).to_be_visible()
+    expect(tooltip).to_be_visible()
     page.mouse.move(0, 0)
-    expect(page.locator("#tooltip")).to_be_hidden()
+    expect(tooltip).to_be_hidden()
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_chips_are_buttons(key: str, page: Page) -> None:
+def test_chips_and_heads_of_columns_are_buttons(key: str, page: Page) -> None:
     chip = page.locator("#tools button[data-series]").first
     for pressed in ("false", "true"):
-        chip.focus()
-        page.keyboard.press(key)
+        chip.press(key)
         expect(chip).to_have_attribute("aria-pressed", pressed)
+    head = page.locator("#results thead th:visible").last
+    for direction in ("ascending", "descending"):
+        head.locator("button.sort").press(key)
+        expect(head).to_have_attribute("aria-sort", direction)

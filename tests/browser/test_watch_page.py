@@ -1,10 +1,9 @@
-"""The page that follows a sweep, in a browser, while the sweep runs."""
+"""Mistakes of the page that follows a sweep, in a browser, while the sweep runs."""
 
 from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,23 +14,19 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from orchestrator.results.store import SweepPaths
 from orchestrator.watch.server import serve
 from tests.browser.reader import TIMEOUT_MS
-from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, start_sweep
+from tests.support.command_line import Running, orchestrator, start, start_sweep
+from tests.support.runs import write_sweep
 from tests.unit.watch_support import SweepInProgress, serial
 
 expect.set_options(timeout=TIMEOUT_MS)
 
-SWEEP = """
-name: watched
-base:
-  dataset: {name: synthetic, samples: 2400, test_samples: 64}
-  model: {name: mlp, hidden: [16]}
-  epochs: 6
-blocks:
-  - base: {strategy: serial}
-    axes: {seed: [0, 1]}
-  - base: {strategy: all_reduce, transport: gloo, nodes: 2}
-    axes: {seed: [0, 1]}
-"""
+BASE = {
+    "dataset": {"name": "synthetic", "samples": 2400, "test_samples": 64},
+    "model": {"name": "mlp", "hidden": [16]},
+    "epochs": 6,
+}
+OVER_GLOO = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
+BLOCKS = [{"base": each, "axes": {"seed": [0, 1]}} for each in ({"strategy": "serial"}, OVER_GLOO)]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 Visit = Callable[..., Page]
 
@@ -65,7 +60,7 @@ def visit(browser: Browser, complaints: list[str]) -> Iterator[Visit]:
         context.close()
 
 
-def address_of(process: subprocess.Popen[str]) -> str:
+def address_of(process: Running) -> str:
     """The address that the command prints first."""
     assert process.stdout
     for line in process.stdout:
@@ -84,24 +79,11 @@ def check(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def watched(directory: Path) -> subprocess.Popen[str]:
-    """The command `watch` on a results directory."""
-    return subprocess.Popen(
-        orchestrator("watch", directory),
-        cwd=PROJECT,
-        env={**environment(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_signals,
-    )
-
-
 def test_a_sweep_from_its_first_run_to_its_end(
     visit: Visit, complaints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
-    file, out = tmp_path / "watched.yml", tmp_path / "out"
-    file.write_text(SWEEP)
+    file, out = write_sweep(tmp_path / "watched.yml", BASE, *BLOCKS), tmp_path / "out"
     with start_sweep(file, out, "--watch") as process:
         try:
             address = address_of(process)
@@ -137,7 +119,7 @@ def test_a_sweep_from_its_first_run_to_its_end(
 def finished(visit: Visit, complaints: list[str], out: Path) -> None:
     """`watch` shows a finished sweep, and a page says so when it is interrupted or killed."""
     for number, code in ((signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)):
-        with watched(out) as process:
+        with start(orchestrator("watch", out), PYTHONUNBUFFERED="1") as process:
             try:
                 page = visit(address_of(process))
                 expect(page.locator("#state")).to_have_attribute("data-state", "ended")

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support import runs
+from tests.support.processes import node_processes
 from tests.support.runs import SMALL, RecordingDisplay
 from tests.support.slurm_cluster import Cluster, trial_cluster
 from trainer.spec.run_spec import RunSpec
@@ -19,14 +20,16 @@ from trainer.spec.run_spec import RunSpec
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Callable[..., RunResult]:
-    """`execute(display, strategy="one_shot", nodes=2, …)`: execute a run for this test only.
+    """`execute(display, strategy="one_shot", nodes=2, …)`: a run of this test, which leaves no process.
 
     For tests that disturb the run or inspect its processes and files. Other tests use `run_cache`.
     """
 
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
-        return runs.execute(run, tmp_path / "results", display=display)
+        result = runs.execute(run, tmp_path / "results", display=display)
+        assert node_processes(tmp_path) == []
+        return result
 
     return execute
 

@@ -1,9 +1,8 @@
-"""Runtime `slurm` with one allocation for a sweep: warm nodes, and what ends them."""
+"""Mistakes of runtime `slurm` with one allocation for a sweep: warm nodes, and what ends them."""
 
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,41 +14,24 @@ import psutil
 import pytest
 
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
+from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm.commands import queued
-from tests.integration.test_slurm_runtime import MISSING, hanging, no_job_is_left
+from tests.integration.test_slurm_runtime import DEBUG, HANGING, MISSING, RUN, hanging, no_job_is_left
+from tests.support.command_line import Running, end
 from tests.support.processes import wait_until
-from tests.support.runs import SMALL, event_files
+from tests.support.runs import event_files, results_in, write_sweep
 from tests.support.slurm_cluster import Cluster
 from trainer.slurm_allocation.messages import SILENCE_S
 
 __all__ = ["no_job_is_left"]  # a fixture
 
-SHARED = "slurm: {partition: debug, allocation: sweep}"
-SWEEP = f"""
-name: shared
-base:
-  dataset: {SMALL["dataset"]}
-  model: {SMALL["model"]}
-  lr: 0.1
-  epochs: 2
-  timeout_s: 120
-  save_weights: true
-{SHARED}
-blocks:
-  - base: {{nodes: 2}}
-    axes: {{strategy: [all_reduce], transport: [mpi, rpc]}}
-  - base: {{nodes: 2, processes_per_node: 2, strategy: local_sgd, checkpoint_epochs: 1}}
-  - base: {{nodes: 2, save_weights: false, strategy: {{name: fault_injection, fault: kill, rank: 1}}}}
-""".replace("'", "")
-# Five runs, one after the other, that last long enough to be disturbed.
-FIVE = f"""
-name: five
-base: {{strategy: {{name: fault_injection, work_s: 4}}, timeout_s: 120, nodes: 2, transport: gloo}}
-{SHARED}
-blocks:
-  - axes: {{seed: [0, 1, 2, 3, 4]}}
-"""
+SHARED = {**DEBUG, "allocation": "sweep"}
+FAILS = {"name": "fault_injection", "fault": "kill", "rank": 1}
+BLOCKS = (
+    {"base": {"strategy": "all_reduce"}, "axes": {"transport": ["mpi", "rpc"]}},
+    {"processes_per_node": 2, "strategy": "local_sgd", "checkpoint_epochs": 1},
+    {"save_weights": False, "strategy": FAILS},
+)
 
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
@@ -57,55 +39,48 @@ pytestmark = [
 ]
 
 
+def sweep_file(directory: Path, **slurm: str) -> Path:
+    return write_sweep(directory / "sweep.yml", RUN, *BLOCKS, slurm=SHARED | slurm)
+
+
 def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) -> None:
-    sweep, out = tmp_path / "sweep.yml", tmp_path / "out"
-    sweep.write_text(SWEEP)
+    sweep, out = sweep_file(tmp_path), tmp_path / "out"
     plain = ("sweep", sweep, "--runtime", "slurm", "--out", out, "--shared-network", "--dry-run")
-    done = cluster.shardyard(*plain, "-v")
-    assert done.returncode == 0, done.stderr
+    done = cluster.shardyard(*plain, "-v", code=0)
     assert done.stdout.count("#SBATCH --nodes=") == 1
     assert done.stdout.count("python -m trainer.slurm_allocation ") == 1
     assert done.stdout.count("warm/client.py") == 4
     assert not out.exists()
-    sweep.write_text(SWEEP.replace("partition: debug", "partition: nope"))
-    refused = cluster.shardyard(*plain)
-    assert (refused.returncode, "'nope'" in refused.stderr) == (2, True)
+    sweep_file(tmp_path, partition="nope")
+    assert "'nope'" in cluster.shardyard(*plain, code=2).stderr
 
 
 def test_all_runs_share_one_allocation_and_have_the_weights_of_local_runs(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    sweep = tmp_path / "sweep.yml"
-    sweep.write_text(SWEEP)
     for runtime in ("slurm", "local"):
-        done = cluster.shardyard(
-            *("sweep", sweep, "--runtime", runtime, "--out", tmp_path / runtime),
-            *("--data-dir", tmp_path / "data", "--no-warm-up-run", "--shared-network"),
-        )
-        assert done.returncode == 1, done.stdout + done.stderr
+        options = ("--data-dir", tmp_path / "data") + (("--shared-network",) if runtime == "slurm" else ())
+        cluster.swept(sweep_file(tmp_path), tmp_path / runtime, *options, runtime=runtime, code=1)
     assert (tmp_path / "slurm" / "allocation" / "job.sh").exists()
-    keys = read_record(SweepPaths(tmp_path / "slurm")).keys
-    assert len(keys) == 4
-    for key in keys:
-        found = {name: RunPaths(tmp_path / name / key) for name in ("slurm", "local")}
-        slurm, local = (read_result(each.result) for each in found.values())
-        assert slurm is not None
-        assert local is not None
+    locals_ = {result.key: result for result in results_in(tmp_path / "local")}
+    found = results_in(tmp_path / "slurm")
+    assert len(found) == len(locals_) == 4
+    for slurm in found:
         assert (slurm.warm, slurm.runtime_info.warm, slurm.nodes_replaced) == (True, True, None)
-        if key.startswith("fault_injection"):
-            assert slurm.status == local.status != "ok"
+        if slurm.key.startswith("fault_injection"):
+            assert slurm.status == locals_[slurm.key].status != "ok"
             assert "node 1" in str(slurm.cause)
             continue
-        assert (slurm.status, local.status) == ("ok", "ok"), slurm.cause
-        weights = (np.load(each.weights) for each in found.values())
-        np.testing.assert_array_equal(*weights)
+        assert (slurm.status, locals_[slurm.key].status) == ("ok", "ok"), slurm.cause
+        homes = (tmp_path / name / slurm.key for name in ("slurm", "local"))
+        np.testing.assert_array_equal(*(np.load(RunPaths(home).weights) for home in homes))
 
 
 @dataclass(frozen=True)
 class Sweep:
     """A sweep in progress."""
 
-    process: subprocess.Popen[str]
+    process: Running
     directory: Path
 
     def job_during(self, seed: int) -> str:
@@ -116,15 +91,16 @@ class Sweep:
         return job.number
 
     def result(self, seed: int) -> RunResult:
-        (found,) = self.directory.glob(f"*-s{seed}-*/result.json")
-        result = read_result(found)
-        assert result is not None
-        return result
+        (found,) = (each for each in results_in(self.directory) if each.run.seed == seed)
+        return found
 
 
 @contextmanager
-def started(cluster: Cluster, directory: Path) -> Iterator[Sweep]:
-    with hanging(cluster, directory, FIVE) as running:
+def started(directory: Path) -> Iterator[Sweep]:
+    """Of five runs, one after the other, that last long enough to be disturbed."""
+    run = HANGING | {"strategy": {"name": "fault_injection", "work_s": 4}, "timeout_s": 120}
+    seeds = {"axes": {"seed": [0, 1, 2, 3, 4]}}
+    with hanging(directory, run, blocks=[seeds], slurm=SHARED) as running:
         yield Sweep(running, directory / "out")
 
 
@@ -148,7 +124,7 @@ def kill_on_yard2(job: str, module: str) -> None:
 
 @pytest.mark.nightly
 def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path) as sweep:
+    with started(tmp_path) as sweep:
         first = sweep.job_during(seed=0)
         kill_on_yard2(first, "trainer.warm")
         assert sweep.job_during(seed=1) == first
@@ -158,8 +134,7 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
         third = sweep.job_during(seed=3)
         assert len({first, second, third}) == 3
         assert sweep.job_during(seed=4) == third
-        sweep.process.send_signal(signal.SIGINT)
-        assert sweep.process.wait(timeout=60) == 130
+        end(sweep.process)
         assert processes_of(third, "trainer.warm") == []
     results = [sweep.result(seed) for seed in range(4)]
     assert [each.status for each in results] == ["ok", "ok", "failed", "ok"]
@@ -181,7 +156,7 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
 
 @pytest.mark.nightly
 def test_allocation_ends_without_its_orchestrator(cluster: Cluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path) as sweep:
+    with started(tmp_path) as sweep:
         job = sweep.job_during(seed=0)
         assert processes_of(job, "trainer.warm")
     wait_until(lambda: not queued(), SILENCE_S + 30)

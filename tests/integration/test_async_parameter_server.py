@@ -1,4 +1,4 @@
-"""Strategy async_parameter_server across real processes: staleness, its bound, and lost nodes."""
+"""Mistakes of async_parameter_server across real processes: staleness and its bound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support.nightly import nightly
-from tests.support.processes import node_processes
 from tests.support.runs import DuringTraining, RunCache
 
 Execute = Callable[..., RunResult]
@@ -43,21 +41,16 @@ def stop_repeatedly(pid: int) -> None:
 
 @pytest.mark.parametrize("bound", [None, *nightly(0)])
 def test_training_learns_and_reports_staleness(run_cache: RunCache, bound: int | None) -> None:
-    result = run_cache.get(strategy=bounded(bound), nodes=4, epochs=8).result
-    assert (result.status, result.cause) == ("ok", None)
-    assert result.accuracy is not None
-    assert result.accuracy > 0.8
+    result = run_cache.ok(strategy=bounded(bound), nodes=4, epochs=8).result
+    assert (result.accuracy or 0) > 0.8
     assert result.replicas_equal
     server, *workers = result.ranks
     assert (server.samples, server.staleness_mean, server.staleness_max) == (0, None, None)
-    assert (
-        server.steps == sum(worker.steps for worker in workers) == 3 * 8 * 3
-    )  # 80 samples in batches of 32
-    assert result.staleness is not None
-    assert result.staleness_max is not None
-    assert 0 < result.staleness <= result.staleness_max
-    if bound is not None:
-        assert result.staleness_max <= 2 * (2 * bound + 1)
+    # 80 samples in batches of 32
+    assert server.steps == sum(worker.steps for worker in workers) == 3 * 8 * 3
+    most = result.staleness_max or 0
+    assert 0 < (result.staleness or 0) <= most
+    assert bound is None or most <= 2 * (2 * bound + 1)
     # In each step a worker sends a gradient and receives the weights.
     n = 4 * server.parameters
     assert [worker.bytes_sent for worker in workers] == [n * worker.steps for worker in workers]
@@ -75,8 +68,7 @@ def test_single_worker_equals_serial_and_is_never_stale(
     run_cache: RunCache, bound: int | None, optimizer: str, model: dict[str, Any]
 ) -> None:
     fields = {"model": model, "optimizer": optimizer, "lr": 0.01}
-    run = run_cache.get(strategy=bounded(bound), transport="rpc", nodes=2, **fields)
-    assert run.result.status == "ok", run.result.cause
+    run = run_cache.ok(strategy=bounded(bound), transport="rpc", nodes=2, **fields)
     _, worker = run.result.ranks
     assert (worker.staleness_mean, worker.staleness_max) == (0.0, 0)
     serial = run_cache.get(strategy="serial", **fields)
@@ -87,9 +79,8 @@ def test_single_worker_equals_serial_and_is_never_stale(
 def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
     execute: Execute, bound: int | None
 ) -> None:
-    result = execute(
-        DuringTraining(stop_repeatedly, rank=2), strategy=bounded(bound), nodes=3, **SECONDS_OF_STEPS
-    )
+    display = DuringTraining(stop_repeatedly, rank=2)
+    result = execute(display, strategy=bounded(bound), nodes=3, **SECONDS_OF_STEPS)
     assert (result.status, result.cause) == ("ok", None)
     _, other, stopped = result.ranks
     assert stopped.staleness_max is not None
@@ -98,20 +89,3 @@ def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
     else:
         assert stopped.staleness_max <= 2 * bound + 1
         assert other.seconds["wait"] > 0.5 * STOPS * STOP_S
-    for rank in result.ranks:
-        assert rank.train_s == pytest.approx(
-            sum(rank.seconds.values()) - rank.seconds["evaluate"], abs=1e-4
-        )
-
-
-@pytest.mark.parametrize(("doomed", "bound"), [(0, None), (2, 0)], ids=["server", "worker"])
-def test_sigkill_of_the_server_or_a_worker(
-    execute: Execute, tmp_path: Path, doomed: int, bound: int | None
-) -> None:
-    training = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
-    result = execute(training, strategy=bounded(bound), nodes=3, **{**SECONDS_OF_STEPS, "epochs": 1000})
-    assert result.status == "failed"
-    assert str(result.cause).startswith(f"node {doomed} (process {training.pid})")
-    assert "SIGKILL" in str(result.cause)
-    assert result.started_at + result.wall_s - training.at < 10
-    assert node_processes(tmp_path) == []

@@ -1,28 +1,21 @@
-"""The command `check`: the example of docs/check.md, crashes, endless loops, and what it leaves behind."""
+"""Mistakes of the command `check`: the example of its page, crashes, endless loops, what it leaves."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import tests.support.wrong_components as wrong
-from orchestrator.shipped import IMPORT_ROOT
-from tests.support.command_line import heed_signals
+from tests.support.command_line import Done, end, orchestrator, refused, run_cli, start
 from tests.support.nightly import nightly
-from tests.support.processes import starts
-
-PAGE = (IMPORT_ROOT / "docs" / "check.md").read_text()
-CHECK = [sys.executable, "-m", "orchestrator", "check"]
+from tests.support.pages import blocks
+from tests.support.processes import starts, wait_until
 
 
 @pytest.fixture
@@ -32,14 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(IMPORT_ROOT), "COLUMNS": "80", "NO_COLOR": "1"}
-
-
-def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CHECK, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
-    )
+def check(folder: Path, *arguments: str) -> Done:
+    return run_cli("check", *arguments, directory=folder, COLUMNS="80", NO_COLOR="1")
 
 
 def findings(folder: Path, *arguments: str) -> list[dict[str, dict[str, str]]]:
@@ -52,8 +39,9 @@ def findings(folder: Path, *arguments: str) -> list[dict[str, dict[str, str]]]:
 
 
 def test_the_example_of_the_page(folder: Path) -> None:
-    partitioner, better, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
-    ((command, shown),) = re.findall(r"(?ms)^```console\n\$ shardyard check (.*?)\n(.*?)^```$", PAGE)
+    partitioner, better, *_ = blocks("docs/check.md", "python")
+    (console,) = blocks("docs/check.md", "console")
+    command, _, shown = console.removeprefix("$ shardyard check ").partition("\n")
     (folder / "mine.py").write_text(partitioner)
     done = check(folder, command)
     assert done.stdout == shown
@@ -66,8 +54,7 @@ def test_the_example_of_the_page(folder: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_strategy_of_the_reference_page_keeps_the_laws(folder: Path) -> None:
-    page = (IMPORT_ROOT / "docs" / "strategy_api.md").read_text()
-    (folder / "averages.py").write_text(re.findall(r"(?ms)^```python\n(.*?)^```$", page)[0])
+    (folder / "averages.py").write_text(blocks("docs/strategy_api.md", "python")[0])
     (found,) = findings(folder, "./averages.py:Averages")
     assert {each["status"] for each in found.values()} <= {"ok", "skipped"}
     assert found["agree"]["status"] == "ok"
@@ -96,11 +83,8 @@ def test_processes_that_hang_are_gone_when_the_time_of_the_check_is_over(
     done = check(folder, "./mine.py:WaitsForOthers", "--timeout", f"{starts(8):.0f}")
     assert done.returncode == 1
     assert "s, rank 0 is at mine.py:" in done.stdout
-    assert not [
-        each
-        for each in psutil.process_iter(["environ"])
-        if (each.info["environ"] or {}).get("MARK") == str(folder)
-    ]
+    marks = [(each.info["environ"] or {}).get("MARK") for each in psutil.process_iter(["environ"])]
+    assert str(folder) not in marks
 
 
 def test_every_component_of_a_file_is_checked_and_its_output_is_no_answer(folder: Path) -> None:
@@ -135,41 +119,23 @@ def test_options(folder: Path) -> None:
     [
         (["./mine.py:None_"], "None_"),
         (["./mine.py:Decays", "--set", "decay=x"], "--set decay: 'x' is not allowed"),
-        (["model:lenet", "--dataset", "cifar10"], "28×28"),
-        (["model:mlp", "--dataset", "{name: synthetic, nose: 1}"], "nose: 1}: nose: unknown key"),
         (["model:mlp", "--dataset", "{name: ./mine.py:TestInTraining, x: 1}"], "--dataset x: unknown key"),
         (["dataset:mnist", "--data-dir", "nowhere"], "mnist"),
     ],
 )
 def test_bad_input(folder: Path, arguments: list[str], named: str) -> None:
-    done = check(folder, *arguments)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
+    assert named in refused("check", *arguments, directory=folder)
 
 
 # The process that forks, and the forked one; its two ranks, after those of the training on one rank.
 @pytest.mark.parametrize(
-    ("name", "processes", "number"),
-    [("Hangs", 2, signal.SIGINT), ("WaitsForOthers", 4, signal.SIGKILL)],
+    ("name", "processes", "number"), [("Hangs", 2, signal.SIGINT), ("WaitsForOthers", 4, signal.SIGKILL)]
 )
 def test_nothing_is_left_behind(folder: Path, name: str, processes: int, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [*CHECK, f"./mine.py:{name}"],
-        cwd=folder,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        preexec_fn=heed_signals,
-    )
+    process = start(orchestrator("check", f"./mine.py:{name}"), folder)
     started = psutil.Process(process.pid)
-    end = time.monotonic() + 60
-    while len(children := started.children(recursive=True)) < processes:
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
-    assert b"Traceback" not in errors
+    wait_until(lambda: len(started.children(recursive=True)) >= processes or process.poll(), timeout_s=60)
+    children = started.children(recursive=True)
+    assert "Traceback" not in end(process, number)
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []

@@ -1,4 +1,4 @@
-"""`course`: the shipped assignments, hostile submissions as local processes, and the page's commands."""
+"""Mistakes of `course`: the shipped assignments, hostile local submissions, the page's commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import pytest
 from orchestrator.course.assignments import KITS, names, write
 from orchestrator.errors import InputError
 from orchestrator.sweeps.load import load_sweep
-from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
-from tests.support.hostile_submissions import QUICK, RIGHT, write_submissions
+from tests.support.command_line import end, orchestrator, refused, run, run_ok, start
+from tests.support.hostile_submissions import QUICK, RIGHT, answer, write_submissions
 from tests.support.nightly import nightly
+from tests.support.pages import blocks
 from tests.support.processes import wait_until
 
 # The checks that each wrong solution fails, by title.
@@ -66,10 +67,9 @@ WRONG = {
 ASSIGNMENTS = ["transformer", *nightly(*({*names()} - {"transformer"}))]
 
 
-def graded(*arguments: str | Path, timeout_s: float = 200) -> dict[str, dict[str, Any]]:
+def graded(*arguments: str | Path) -> dict[str, dict[str, Any]]:
     """Grade as local processes. Returns the grades by submission."""
-    done = run_cli("course", "grade", *arguments, "--runtime", "local", "--json", timeout_s=timeout_s)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("course", "grade", *arguments, "--runtime", "local", "--json")
     return {each["submission"]: each for each in json.loads(done.stdout)["submissions"]}
 
 
@@ -100,17 +100,9 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_public_tests_pass_the_reference_and_what_students_repair_but_no_skeleton(assignment: str) -> None:
     directory = KITS / assignment
-    grades = graded(
-        directory / "handout",
-        directory / "solutions" / "reference",
-        "--tests",
-        directory / "handout" / "tests",
-    )
-    skeletons = {
-        path.name
-        for path in (directory / "handout").glob("*.py")
-        if "NotImplementedError" in path.read_text()
-    }
+    own, reference = directory / "handout", directory / "solutions" / "reference"
+    grades = graded(own, reference, "--tests", own / "tests")
+    skeletons = {path.name for path in own.glob("*.py") if "NotImplementedError" in path.read_text()}
     handout = grades["handout"]
     assert skeletons
     assert all((score["file"] in skeletons) == bool(score["failure"]) for score in handout["scores"])
@@ -146,10 +138,8 @@ def test_a_deadlock_names_what_each_rank_waits_for() -> None:
 def test_hostile_submissions_get_no_points_and_leave_nothing(tmp_path: Path) -> None:
     submissions = write_submissions(tmp_path, {"right": RIGHT, **QUICK})
     grades = graded(*submissions, "--tests", tmp_path / "checks.py", "--jobs", "4")
-    assert {name: grade["points"] for name, grade in grades.items()} == {
-        "right": 4,
-        **dict.fromkeys(QUICK, 0),
-    }
+    points = {name: grade["points"] for name, grade in grades.items()}
+    assert points == {"right": 4, **dict.fromkeys(QUICK, 0)}
     problems = {name: failed(grade).get("twice", {}).get("problem", "") for name, grade in grades.items()}
     assert "exit code 0" in problems["exits"]
     assert "within 5 s" in problems["hangs"]
@@ -157,82 +147,56 @@ def test_hostile_submissions_get_no_points_and_leave_nothing(tmp_path: Path) -> 
     assert "answer.py, line 1" in problems["no_python"]
     assert len(problems["raises"]) < 1000
     assert problems["raises"].isprintable()
-    assert [line for line in map(_line, psutil.process_iter()) if str(tmp_path) in line] == []
+    assert with_words(str(tmp_path), psutil.process_iter()) == []
 
 
-def _line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+def with_words(words: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those whose command has the words."""
+    return [each for each in processes if words in " ".join(each.as_dict(["cmdline"])["cmdline"] or [])]
 
 
 def test_limits_of_memory_apply_to_local_processes(tmp_path: Path) -> None:
-    (submission,) = write_submissions(
-        tmp_path, {"large": "def answer(values):\n    return bytearray(2 * 10**9)"}
-    )
+    (submission,) = write_submissions(tmp_path, {"large": answer("return bytearray(2 * 10**9)")})
     grade = graded(submission, "--tests", tmp_path / "checks.py")["large"]
     assert "MemoryError" in failed(grade)["twice"]["problem"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_grader_that_ends(number: signal.Signals, tmp_path: Path) -> None:
-    source = "import time\n\n\ndef answer(values):\n    time.sleep(600)"
-    (submission,) = write_submissions(tmp_path, {"sleeps": source})
-    (tmp_path / "checks.py").write_text(
-        (tmp_path / "checks.py").read_text().replace("seconds=5", "seconds=600")
-    )
-    command = orchestrator(
-        "course", "grade", submission, "--tests", tmp_path / "checks.py", "--runtime", "local"
-    )
-    grader = subprocess.Popen(
-        command, cwd=PROJECT, env=environment(), stderr=subprocess.DEVNULL, preexec_fn=heed_signals
-    )
+    (submission,) = write_submissions(tmp_path, {"sleeps": answer("import time", "time.sleep(600)")})
+    checks = tmp_path / "checks.py"
+    checks.write_text(checks.read_text().replace("seconds=5", "seconds=600"))
+    grader = start(orchestrator("course", "grade", submission, "--tests", checks, "--runtime", "local"))
     try:
         grading = psutil.Process(grader.pid)
-        wait_until(
-            lambda: any("trainer.course" in _line(each) for each in grading.children()), timeout_s=60
-        )
-        (worker,) = (each for each in grading.children() if "trainer.course" in _line(each))
+        (worker,) = wait_until(lambda: with_words("trainer.course", grading.children()), timeout_s=60)
         time.sleep(1)  # the call is in progress
-        grader.send_signal(number)
-        assert grader.wait(30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        end(grader, number, 30)
         wait_until(lambda: not worker.is_running(), timeout_s=30)
     finally:
         grader.kill()
 
 
 def test_what_a_student_prints_is_shown(tmp_path: Path) -> None:
-    source = "def answer(values):\n    print('values are', values)\n    return values"
+    source = answer("print('values are', values)", "return values")
     (submission,) = write_submissions(tmp_path, {"prints": source})
-    done = run_cli("course", "test", submission, "--tests", tmp_path / "checks.py")
-    assert done.returncode == 1  # a test fails
+    done = run_ok("course", "test", submission, "--tests", tmp_path / "checks.py", code=1)  # a test fails
     assert "values are [1.0]" in done.stderr
 
 
 def test_without_an_engine_the_default_runtime_is_refused(tmp_path: Path) -> None:
     (submission,) = write_submissions(tmp_path, {"right": RIGHT})
-    done = subprocess.run(
-        orchestrator("course", "grade", submission, "--tests", tmp_path / "checks.py"),
-        cwd=PROJECT,
-        env={**environment(), "DOCKER_HOST": f"unix://{tmp_path}/none"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--runtime docker" in done.stderr
-    assert "--runtime local" in done.stderr
+    engine = {"DOCKER_HOST": f"unix://{tmp_path}/none"}
+    said = refused("course", "grade", submission, "--tests", tmp_path / "checks.py", **engine)
+    assert "--runtime docker" in said
+    assert "--runtime local" in said
 
 
 @pytest.mark.nightly
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
-    page = (PROJECT / "docs" / "teaching.md").read_text()
-    blocks: dict[str, list[str]] = {}
-    for language, text in re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page):
-        blocks.setdefault(language, []).append(text)
-    answer, checks = blocks["python"]
+    answers, checks = blocks("docs/teaching.md", "python")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "total.py").write_text(answer)
+    (tmp_path / "mine" / "total.py").write_text(answers)
     (tmp_path / "checks.py").write_text(checks)
     # As an installed command, with grading as local processes.
     command = tmp_path / "bin" / "shardyard"
@@ -240,35 +204,19 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     local = 'case "$2" in grade) set -- "$@" --runtime local;; esac'
     command.write_text(f'#!/bin/sh\n{local}\nexec {shlex.quote(sys.executable)} -m orchestrator "$@"\n')
     command.chmod(0o755)
-    lines = [line for block in blocks[""] for line in block.splitlines()]
+    lines = [line for block in blocks("docs/teaching.md", "") for line in block.splitlines()]
     assert all(line.startswith("shardyard course ") for line in lines)
-    outputs = {}
+    path, outputs = f"{command.parent}{os.pathsep}{os.environ['PATH']}", {}
     for line in lines:
-        done = subprocess.run(
-            line,
-            shell=True,
-            cwd=tmp_path,
-            env={
-                **environment(),
-                "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(PROJECT),
-                "COLUMNS": "80",
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run(line, tmp_path, PATH=path, COLUMNS="80")
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         outputs[line] = done.stdout
     assert "3/3" in outputs["shardyard course grade mine --tests checks.py --runtime docker"]
-    assert len(json.loads((tmp_path / "grades.json").read_text())["submissions"]) == len(
-        WRONG["data_and_replicas"]
-    )
+    wrong = WRONG["data_and_replicas"]
+    assert len(json.loads((tmp_path / "grades.json").read_text())["submissions"]) == len(wrong)
     with (tmp_path / "grades.csv").open(newline="") as book:
-        assert {line["submission"] for line in csv.DictReader(book)} == {*WRONG["data_and_replicas"]}
-    table = next(
-        output for line, output in outputs.items() if "reference teacher/solutions/wrong/*" in line
-    )
-    (shown,) = blocks["text"]
+        assert {line["submission"] for line in csv.DictReader(book)} == {*wrong}
+    (table,) = (text for line, text in outputs.items() if "reference teacher/solutions/wrong/*" in line)
+    (shown,) = blocks("docs/teaching.md", "text")
     printed = {" ".join(line.split()) for line in table.splitlines()}
     assert {" ".join(line.split()) for line in shown.splitlines()} <= printed

@@ -1,4 +1,4 @@
-"""Every command line of README.md and docs/ runs as printed, or is listed with what tries it instead."""
+"""Mistakes in command lines of README.md and docs/: each runs as printed, or says what tries it instead."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import PROJECT, environment
+from tests.support.pages import FENCE, write_files
 from tests.support.processes import private_network_missing
 
 pytestmark = pytest.mark.nightly
 
 PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")])
-FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")
 # Commands that are not run here, and what tries them, or the nearest that it does.
 ELSEWHERE = {
@@ -47,7 +47,7 @@ ELSEWHERE = {
     r".*-m orchestrator sweep( mine.yml.*| transformer)?$": "tests/unit/project/test_docs.py",
     r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
     r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
-    r"(make layout |.*-m orchestrator layout )": "tests/integration/test_layout.py",
+    r"(make layout |.*-m orchestrator layout )": "tests/integration/test_pages.py",
     r"make (test|test-all)$": ".ci/run",
     r"make mutants ": "tests/unit/project/test_docs.py",
     # They read the results of such runs.
@@ -57,15 +57,15 @@ ELSEWHERE = {
 }
 # Pages whose own tests run all their commands and look at what they write.
 OWN_TESTS = {
-    "docs/comparing.md": "tests/integration/test_compare_page.py",
+    "docs/comparing.md": "tests/integration/test_pages.py",
     "docs/export.md": "tests/integration/test_export_formats.py",
-    "docs/kubernetes.md": "tests/integration/test_cluster_pages.py",
+    "docs/kubernetes.md": "tests/integration/test_pages.py",
     "docs/teaching.md": "tests/integration/test_course.py",
 }
 # Results of a short sweep in the place of those that a page takes for granted.
 RESULTS = "python -m orchestrator sweep --nodes 2 --repeat 1 --set epochs=1"
 BEFORE = {
-    "README.md": [RESULTS, "cp -r results/quickstart results/a", "cp -r results/quickstart results/b"],
+    "README.md": [RESULTS, "cp -r results/quickstart results/a", "cp -r results/quickstart results/b"]
 }
 # Commands that fail as meant: the component of docs/check.md breaks a law, and the quickstart compares
 # strategies whose global batches differ.
@@ -94,16 +94,6 @@ def commands(page: Path) -> list[str]:
 
 def elsewhere(command: str) -> bool:
     return any(re.match(pattern, command) for pattern in ELSEWHERE)
-
-
-def write_files(page: Path, directory: Path) -> None:
-    """Write the files of a page: blocks whose first line is a comment with a name, and sweeps."""
-    for language, text in FENCE.findall(page.read_text()):
-        named = re.match(r"# (\w+\.(?:py|yml))\n", text)
-        sweep = re.search(r"(?m)^name: (\w+)", text) if language == "yaml" else None
-        if file := named[1] if named else f"{sweep[1]}.yml" if sweep else "":
-            with (directory / file).open("a") as opened:
-                opened.write(text + "\n\n")
 
 
 @pytest.fixture
@@ -139,18 +129,13 @@ RUN_HERE = [page for page in PAGES_WITH_COMMANDS if name_of(page) not in OWN_TES
 def test_commands_run_as_printed(page: Path, folder: Path) -> None:
     write_files(PROJECT / "docs" / "check.md" if page.name == "README.md" else page, folder)
     outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}  # of a make around this test
-    inherited = {key: value for key, value in environment().items() if key not in outer}
     path = f"{folder.parent / 'programs'}:{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+    own = {key: value for key, value in environment(PATH=path).items() if key not in outer}
     name = name_of(page)
     printed = [each for each in commands(page) if not elsewhere(each)]
     for command in [*BEFORE.get(name, []), *printed]:
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env={**inherited, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=900,
+            ["bash", "-c", command], cwd=folder, env=own, capture_output=True, text=True, timeout=900
         )
         shown = f"{command}\n{done.stdout}{done.stderr}"
         assert done.returncode == EXIT_CODES.get((name, command), 0), shown

@@ -1,8 +1,7 @@
-"""Exports are read back with the programs' own readers. The commands and code of docs/export.md run."""
+"""Mistakes in exports: what the programs' own readers find, and what docs/export.md shows."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -22,7 +20,9 @@ import pytest
 
 from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths
-from tests.support.command_line import PROJECT, environment
+from tests.support.command_line import Done, orchestrator, run
+from tests.support.pages import blocks
+from tests.support.runs import lines_in
 from tests.unit.report_support import a_run, write_page
 
 pytestmark = [
@@ -30,8 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the libraries, when they are imported
 ]
 
-# The language and the text of each block of code.
-BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", (PROJECT / "docs" / "export.md").read_text())
 CAUSE = "node 1: 50 % of #1 & $x_y"
 LINK = {"default": {"bandwidth_mbit": 100.0}, "pairs": {"0>1": {"latency_ms": 1.0}}}
 RUNS = (
@@ -39,37 +37,29 @@ RUNS = (
     a_run("all_reduce", nodes=2, transport="gloo", link=LINK),
     a_run("ddp", nodes=2, status="failed", cause=CAUSE),
 )
+NUMBERS = ("accuracy", "train_s", "run_wall_s")
 HEADER, BLOCK = struct.Struct("<IHB"), 2**15  # of a file of wandb
+Lines = dict[str, dict[str, str]]
+
+
+def missing(name: str) -> list[str]:
+    """A format's libraries that are not installed."""
+    return [each for each in EXPORTERS.load(name).modules if find_spec(each.partition(".")[0]) is None]
 
 
 def needs(name: str) -> Any:
-    """Skips a test if a format's libraries are not installed."""
-    missing = [
-        module for module in EXPORTERS.load(name).modules if find_spec(module.partition(".")[0]) is None
-    ]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"--to {name} needs {', '.join(missing)}: requirements-dev.txt has it"
-    )
+    """The parameter; its test is skipped if libraries are missing."""
+    reason = f"--to {name} needs {', '.join(missing(name))}: requirements-dev.txt has it"
+    return pytest.param(name, marks=pytest.mark.skipif(bool(missing(name)), reason=reason))
 
 
-LIBRARIES = [pytest.param(name, marks=needs(name)) for name in ("tensorboard", "mlflow", "wandb")]
+LIBRARIES = [*map(needs, ("tensorboard", "mlflow", "wandb"))]
 
 
-def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *arguments: str, **variables: str) -> Done:
     """Run the command line in a directory, as outside of CI, where MLflow would send telemetry."""
-    inherited = {
-        name: value for name, value in environment().items() if name not in ("CI", "PYTEST_CURRENT_TEST")
-    }
-    paths = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *arguments],
-        cwd=folder,
-        env={**inherited, "PYTHONPATH": paths, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    outside = ["env", "-u", "CI", "-u", "PYTEST_CURRENT_TEST"]
+    return run([*outside, *orchestrator(*arguments)], folder, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +69,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(results: Path) -> dict[str, dict[str, str]]:
+def report(results: Path) -> Lines:
     """The lines of results.csv by key."""
-    with open(SweepPaths(results).csv, encoding="utf-8", newline="") as file:
-        return {line["key"]: line for line in csv.DictReader(file)}
+    return {line["key"]: line for line in lines_in(results)}
 
 
 @pytest.fixture(scope="module")
-def curves(results: Path) -> dict[tuple[str, int], dict[str, str]]:
+def curves(results: Path) -> dict[str, Lines]:
     """The lines of epochs.csv by key and epoch."""
-    with open(SweepPaths(results).epochs_csv, encoding="utf-8", newline="") as file:
-        return {(line["key"], int(line["epoch"])): line for line in csv.DictReader(file)}
+    found: dict[str, Any] = {run.key: {} for run in RUNS}
+    for line in lines_in(results, SweepPaths(results).epochs_csv.name):
+        found[line["key"]][int(line["epoch"])] = line
+    return found
 
 
 @pytest.fixture
@@ -104,13 +95,11 @@ def exported(request: pytest.FixtureRequest, results: Path, tmp_path: Path) -> P
 
 def reads(name: str) -> Any:
     """A test of what the format has written."""
-    return pytest.mark.parametrize("exported", [pytest.param(name, marks=needs(name))], indirect=True)
+    return pytest.mark.parametrize("exported", [needs(name)], indirect=True)
 
 
 @reads("tensorboard")
-def test_tensorboard(
-    exported: Path, report: dict[str, dict[str, str]], curves: dict[tuple[str, int], dict[str, str]]
-) -> None:
+def test_tensorboard(exported: Path, report: Lines, curves: dict[str, Lines]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
     from tensorboard.util.tensor_util import make_ndarray
@@ -119,11 +108,9 @@ def test_tensorboard(
     for key, line in report.items():
         events = EventAccumulator(str(exported / "trial" / key))
         events.Reload()
-        found = (
-            {event.step: event.value for event in events.Scalars("epoch/loss")} if line["accuracy"] else {}
-        )
-        assert found == {
-            epoch: np.float32(curve["loss"]) for (of, epoch), curve in curves.items() if of == key
+        losses = events.Scalars("epoch/loss") if line["accuracy"] else []
+        assert {event.step: event.value for event in losses} == {
+            epoch: np.float32(curve["loss"]) for epoch, curve in curves[key].items()
         }
         texts = {
             tag.removesuffix("/text_summary"): make_ndarray(events.Tensors(tag)[0].tensor_proto)
@@ -132,30 +119,26 @@ def test_tensorboard(
             for tag in events.Tags()["tensors"]
         }
         assert (texts["status"], texts.get("cause", "")) == (line["status"], line["cause"])
-        for name in ("accuracy", "train_s", "run_wall_s"):
+        for name in NUMBERS:
             if line[name]:
                 (event,) = events.Scalars(f"result/{name}")
                 assert event.value == np.float32(line[name])
         content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         parameters = HParamsPluginData.FromString(content).session_start_info.hparams
-        assert parameters["strategy"].string_value == line["strategy"]
         assert parameters["lr"].number_value == float(line["lr"])
-        assert parameters["status"].string_value == line["status"]
+        for name in ("strategy", "status"):
+            assert parameters[name].string_value == line[name]
 
 
 @reads("mlflow")
-def test_mlflow(
-    exported: Path, report: dict[str, dict[str, str]], curves: dict[tuple[str, int], dict[str, str]]
-) -> None:
+def test_mlflow(exported: Path, report: Lines, curves: dict[str, Lines]) -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     import mlflow
 
     uri = f"sqlite:///{exported / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)
-    runs = {
-        run.data.tags["key"]: run
-        for run in mlflow.search_runs(experiment_names=["trial"], output_format="list")
-    }
+    found = mlflow.search_runs(experiment_names=["trial"], output_format="list")
+    runs = {run.data.tags["key"]: run for run in found}
     assert runs.keys() == report.keys()
     for key, line in report.items():
         run = runs[key]
@@ -166,16 +149,16 @@ def test_mlflow(
         assert numbers == {name: float(line[name]) for name in numbers}
         assert ("accuracy" in numbers) == bool(line["accuracy"])
         history = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, "epoch/accuracy")
-        assert {point.step: point.value for point in history} == {
-            epoch: float(curve["accuracy"]) for (of, epoch), curve in curves.items() if of == key
-        }
+        assert {point.step: point.value for point in history} == accuracies(curves[key])
     assert runs[RUNS[1].key].data.params["link.pairs.0_1.latency_ms"] == "1.0"
 
 
+def accuracies(curve: Lines) -> dict[str, float]:
+    return {epoch: float(line["accuracy"]) for epoch, line in curve.items()}
+
+
 @reads("wandb")
-def test_wandb(
-    exported: Path, report: dict[str, dict[str, str]], curves: dict[tuple[str, int], dict[str, str]]
-) -> None:
+def test_wandb(exported: Path, report: Lines, curves: dict[str, Lines]) -> None:
     files = [*exported.glob("wandb/offline-run-*/*.wandb")]
     found: dict[str, dict[str, list[Any]]] = {}
     for file in files:
@@ -187,23 +170,17 @@ def test_wandb(
     assert len(files) == len(report)
     assert found.keys() == report.keys()
     for key, line in report.items():
-        kinds = found[key]
+        kinds, status = found[key], line["status"]
         (run,), (end,) = kinds["run"], kinds["exit"]
         config = values(run.config.update)
-        assert (run.project, [*run.tags], end.exit_code == 0) == (
-            "trial",
-            [line["status"]],
-            line["status"] == "ok",
-        )
+        assert (run.project, [*run.tags], end.exit_code == 0) == ("trial", [status], status == "ok")
         assert (config["strategy"], config["lr"]) == (line["strategy"], float(line["lr"]))
         assert config["run"].get("cause", "") == line["cause"]
         summary = {name: value for each in kinds["summary"] for name, value in values(each.update).items()}
-        for name in ("accuracy", "train_s", "run_wall_s"):
+        for name in NUMBERS:
             assert summary.get(name) == (float(line[name]) if line[name] else None)
         history = [values(each.item) for each in kinds.get("history", [])]
-        assert {each["epoch"]: each["epoch/accuracy"] for each in history} == {
-            epoch: float(curve["accuracy"]) for (of, epoch), curve in curves.items() if of == key
-        }
+        assert {each["epoch"]: each["epoch/accuracy"] for each in history} == accuracies(curves[key])
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -271,24 +248,17 @@ def test_latex_compiles(results: Path, tmp_path: Path) -> None:
     (tmp_path / "paper.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{configurations.tex}\end{document}"
     )
-    done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"], tmp_path)
     assert done.returncode == 0, done.stdout
 
 
 def test_the_commands_and_the_code_of_the_page_run(tmp_path: Path) -> None:
-    shown = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+    shown = [line for block in blocks("docs/export.md", "") for line in block.splitlines()]
     assert all(line.startswith("python -m orchestrator ") for line in shown)
     lines = [shlex.split(line)[3:] for line in shown]
     assert [line[0] for line in lines] == ["run", *["export"] * 5]
     results = [name for name in EXPORTERS.entries if EXPORTERS.load(name).takes == "results directory"]
-    installed = [name for name in results if not needs(name).args[0]]
+    installed = [name for name in results if not missing(name)]
     for line in lines:
         if line[0] == "run" or line[line.index("--to") + 1] in installed:
             done = command(tmp_path, *line)
@@ -298,13 +268,6 @@ def test_the_commands_and_the_code_of_the_page_run(tmp_path: Path) -> None:
         if name != "latex":
             assert [*(tmp_path / "results" / "mine" / "export" / name).iterdir()]
     if "mlflow" in installed:
-        (code,) = (block for language, block in BLOCKS if language == "python")
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        (code,) = blocks("docs/export.md", "python")
+        done = run([sys.executable, "-c", code], tmp_path)
         assert done.stdout.count("FINISHED") == 6, done.stderr

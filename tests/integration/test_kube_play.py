@@ -1,4 +1,4 @@
-"""Podman, another reader of Kubernetes' manifests, creates the pods of an export."""
+"""Mistakes in exported pods that Podman, another reader of Kubernetes' manifests, finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,28 @@ pytestmark = pytest.mark.nightly
 
 IMAGE = "localhost/shardyard-empty:1"
 SWEEP = "name: s\nblocks: [base: {strategy: ddp, nodes: 2, cpus: 0.5, memory_mb: 700}]\n"
-MISSING = next(
-    (f"no {each} is installed" for each in ("podman", "catatonit") if not shutil.which(each)), ""
-)
+ABSENT = [each for each in ("podman", "catatonit") if not shutil.which(each)]
+MISSING = f"no {ABSENT[0]} is installed" if ABSENT else ""
 if not MISSING and os.geteuid() != 0:
     MISSING = "limits of pods need root"
 
-
-class Podman:
-    """Podman with a storage of its own, of which nothing is left."""
-
-    def __init__(self, directory: Path) -> None:
-        storage = ("--root", str(directory / "root"), "--runroot", str(directory / "run"))
-        self._command = ["podman", "--storage-driver", "vfs", *storage]
-
-    def __call__(self, *arguments: str, stdin: bytes | None = None) -> str:
-        done = subprocess.run(
-            [*self._command, *arguments], input=stdin, capture_output=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+Podman = Callable[..., str]
 
 
 @pytest.fixture
 def podman() -> Iterator[Podman]:
+    """Podman with a storage of its own, of which nothing is left."""
     if MISSING:
         pytest.skip(MISSING)
-    with tempfile.TemporaryDirectory() as directory:  # podman takes short paths only
-        podman = Podman(Path(directory))
+    with tempfile.TemporaryDirectory() as home:  # podman takes short paths only
+        storage = ["--storage-driver", "vfs", "--root", f"{home}/root", "--runroot", f"{home}/run"]
+
+        def podman(*arguments: str, stdin: bytes | None = None) -> str:
+            command = ["podman", *storage, *arguments]
+            done = subprocess.run(command, input=stdin, capture_output=True, timeout=120)
+            assert done.returncode == 0, done.stderr.decode()
+            return done.stdout.decode()
+
         yield podman
         for kind in ("pod", "volume"):
             podman(kind, "rm", "--all", "--force")

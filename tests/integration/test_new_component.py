@@ -1,53 +1,25 @@
-"""A new component is one file and one registry line: conformance suite, docs, schema and runs accept it.
+"""Mistakes that a new component shows, which is one file and one registry line: suites, docs, schema, runs.
 
-The tests add a partitioner and a strategy to a copy of the project and change nothing else in it.
+The tests add a strategy to a copy of the project and change nothing else in it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import PROJECT, Done
+from tests.support.command_line import run as run_command
+from tests.support.runs import lines_in, write_sweep
+
 pytestmark = pytest.mark.nightly
 
-PROJECT = Path(__file__).resolve().parents[2]
 COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "schemas", "sweeps", "compose")
 COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")
-
-PARTITIONER = '''
-"""Round robin: samples are dealt to the nodes in turn."""
-
-from __future__ import annotations
-
-from typing import ClassVar
-
-import numpy as np
-from pydantic import Field
-
-from trainer.data.base import Indices, Labels, Partitioner
-
-
-class RoundRobin(Partitioner):
-    """Deal the samples of the file to the nodes in turn (Doe et al. 2026)."""
-
-    disjoint: ClassVar[bool] = True
-    covers: ClassVar[bool] = True
-    random: ClassVar[bool] = False
-
-    backwards: bool = Field(False, description="deal from the end of the file")
-
-    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
-        self.check(labels, parts)
-        order = np.arange(len(labels))[:: -1 if self.backwards else 1]
-        return [order[part::parts] for part in range(parts)]
-'''
 
 STRATEGY = '''
 """Mean of gradients: what all_reduce does, in its shortest form."""
@@ -55,6 +27,8 @@ STRATEGY = '''
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from trainer.core.strategy import Strategy, Uneven
 
@@ -69,6 +43,7 @@ class MeanGradient(Strategy):
     synchronous: ClassVar[bool] = True
 
     uneven: Uneven = "join"
+    halved: bool = Field(False, description="apply half of the mean")
 
     def train(self, session: Session) -> None:
         replica = session.replica()
@@ -78,67 +53,45 @@ class MeanGradient(Strategy):
                 replica.backward(batch, weight=batch.share * session.size)
                 gradient = replica.gradient()
                 session.comm.all_reduce(gradient, "mean")
-                replica.set_gradient(gradient)
+                replica.set_gradient(gradient / 2 if self.halved else gradient)
                 replica.step()
 '''
 
-# Registry, name, file and class of each new component.
-NEW = (
-    ("PARTITIONERS", "round_robin", "trainer/data/partitioners/round_robin.py", "RoundRobin", PARTITIONER),
-    ("STRATEGIES", "mean_gradient", "trainer/strategies/mean_gradient.py", "MeanGradient", STRATEGY),
-)
-NAMES = [name for _, name, *_ in NEW]
-
-SWEEP = """
-name: new_components
-base:
-  dataset: {name: synthetic, samples: 120, test_samples: 32}
-  model: {name: mlp, hidden: [8]}
-  partitioner: {name: round_robin, backwards: true}
-  lr: 0.01
-  epochs: 1
-blocks:
-  - base: {strategy: serial}
-  - base: {strategy: mean_gradient, nodes: 2}
-"""
+NAME, FILE = "mean_gradient", "trainer/strategies/mean_gradient.py"
+BASE = {
+    "dataset": {"name": "synthetic", "samples": 120, "test_samples": 32},
+    "model": {"name": "mlp", "hidden": [8]},
+    "lr": 0.01,
+    "epochs": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with both components: one file and one registry line each."""
+    """The project with the strategy: one file and one registry line."""
     directory = tmp_path_factory.mktemp("project")
     ignored = shutil.ignore_patterns(".*")
     for name in COPIED:
         shutil.copytree(PROJECT / name, directory / name, ignore=ignored)
     for name in COPIED_FILES:
         shutil.copy(PROJECT / name, directory / name)
+    (directory / FILE).write_text(STRATEGY.lstrip())
     registries = directory / "trainer" / "spec" / "registries.py"
-    text = registries.read_text()
-    for registry, name, file, cls, source in NEW:
-        (directory / file).write_text(source.lstrip())
-        line = f'        "{name}": "{file.removesuffix(".py").replace("/", ".")}:{cls}",\n'
-        text, added = re.subn(
-            rf"(?ms)^({registry}: .*?)^    }},$",
-            lambda match, line=line: f"{match[1]}{line}    }},",
-            text,
-            count=1,
-        )
-        assert added == 1, registry
+    line = f'        "{NAME}": "{FILE.removesuffix(".py").replace("/", ".")}:MeanGradient",\n'
+    text, added = re.subn(
+        r"(?ms)^(STRATEGIES: .*?)^    },$",
+        lambda match: f"{match[1]}{line}    }},",
+        registries.read_text(),
+        count=1,
+    )
+    assert added == 1
     registries.write_text(text)
     return directory
 
 
-def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(copy: Path, *arguments: str | Path) -> Done:
     """Run a module of the copy with Python; it must succeed."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        cwd=copy,
-        env={**inherited, "PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_command([sys.executable, "-m", *arguments], copy, 240, PYTHONPATH=str(copy))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -146,10 +99,9 @@ def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_conformance_suite_tests_the_new_components(copy: Path) -> None:
     suites = sorted((copy / "tests" / "unit").rglob("test_conformance_*.py"))
     assert suites
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " or ".join(NAMES), "-rA"]
+    options = ["-q", "-p", "no:cacheprovider", "-k", NAME, "-rA"]
     done = run(copy, "pytest", *options, *suites)
-    for name in NAMES:
-        assert re.search(rf"PASSED .*\[.*{name}.*\]", done.stdout), name
+    assert re.search(rf"PASSED .*\[.*{NAME}.*\]", done.stdout)
 
 
 def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
@@ -159,21 +111,23 @@ def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
     run(copy, "orchestrator", "schema")
     readme, reference = (copy / "README.md").read_text(), (copy / "docs" / "components.md").read_text()
     schema = (copy / "schemas" / "sweep.schema.json").read_text()
-    for _, name, file, *_ in NEW:
-        assert f"`{name}`" in readme
-        assert f"[`{name}`](../{file})" in reference
-        assert f'"{name}"' in schema
-        assert not any(f"`{name}`" in text for text in before.values())
+    assert f"`{NAME}`" in readme
+    assert f"[`{NAME}`](../{FILE})" in reference
+    assert f'"{NAME}"' in schema
+    assert not any(f"`{NAME}`" in text for text in before.values())
     assert "(Doe et al. 2026)" in reference
-    assert re.search(r"\| `backwards` \| `round_robin` \| false \| .*\| deal from the end", reference)
+    assert re.search(r"\| `halved` \| `mean_gradient` \| false \| .*\| apply half of the mean", reference)
 
 
 def test_a_sweep_runs_with_the_new_components(copy: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "new_components.yml", tmp_path / "out"
-    file.write_text(SWEEP)
+    file = write_sweep(
+        tmp_path / "new.yml",
+        BASE,
+        {"strategy": "serial"},
+        {"strategy": {"name": NAME, "halved": True}, "nodes": 2},
+    )
+    out = tmp_path / "out"
     run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--dry-run")
     run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--out", out)
-    results = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
-    assert sorted(result["spec"]["strategy"]["name"] for result in results) == ["mean_gradient", "serial"]
-    assert [result["status"] for result in results] == ["ok", "ok"]
-    assert all(result["spec"]["partitioner"]["name"] == "round_robin" for result in results)
+    rows = lines_in(out)
+    assert {(row["strategy"].split()[0], row["status"]) for row in rows} == {("serial", "ok"), (NAME, "ok")}

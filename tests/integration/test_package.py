@@ -14,23 +14,12 @@ import pytest
 from orchestrator import __version__
 from orchestrator.runtimes.docker.image import source_digest
 from orchestrator.shipped import sweep_names
-from tests.support.command_line import PROJECT, environment
+from tests.support.command_line import PROJECT, Done, run
+from tests.support.runs import write_sweep
 
 pytestmark = pytest.mark.nightly
 
-Shardyard = Callable[..., subprocess.CompletedProcess[str]]
-
-SWEEP = """
-name: mine
-base:
-  strategy: all_reduce
-  transport: gloo
-  nodes: 2
-  dataset: {name: synthetic, samples: 64, test_samples: 16}
-  model: {name: mlp, hidden: [8]}
-  epochs: 1
-blocks: [{}]
-"""
+Shardyard = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +43,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shardyard(python: Path, tmp_path: Path) -> Shardyard:
     """Run the installed command in a directory outside of any checkout."""
 
-    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(python.parent / "shardyard"), *arguments],
-            cwd=tmp_path,
-            env={**environment(), **variables},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-
-    return run
+    command = python.parent / "shardyard"
+    return lambda *arguments, **variables: run(
+        [command, *arguments], tmp_path, 240, PYTHONPATH="", **variables
+    )
 
 
 def test_the_command_prints_its_version_help_and_completion(shardyard: Shardyard) -> None:
@@ -92,7 +74,9 @@ def test_assignments_are_written_and_their_tests_run(shardyard: Shardyard) -> No
 
 
 def test_a_sweep_runs_and_writes_its_report(shardyard: Shardyard, tmp_path: Path) -> None:
-    (tmp_path / "mine.yml").write_text(SWEEP)
+    run = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
+    dataset = {"name": "synthetic", "samples": 64, "test_samples": 16}
+    write_sweep(tmp_path / "mine.yml", {**run, "dataset": dataset, "model": {"name": "mlp", "hidden": [8]}})
     done = shardyard("sweep", "mine.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "results" / "mine" / "report.html").exists()
@@ -100,15 +84,13 @@ def test_a_sweep_runs_and_writes_its_report(shardyard: Shardyard, tmp_path: Path
 
 def test_the_trainer_image_is_built_from_the_same_sources(python: Path, tmp_path: Path) -> None:
     code = "from orchestrator.runtimes.docker.image import source_digest; print(source_digest())"
-    done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run([python, "-c", code], tmp_path, PYTHONPATH="")
     assert done.stdout.strip() == source_digest()
 
 
 def test_without_an_environment_one_line_names_the_missing_package() -> None:
     # -S leaves out site-packages, as a Python in which nothing is installed.
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "orchestrator"], cwd=PROJECT, capture_output=True, text=True
-    )
+    done = run([sys.executable, "-S", "-m", "orchestrator"], PROJECT)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "'typer'" in done.stderr

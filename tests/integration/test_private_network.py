@@ -1,4 +1,4 @@
-"""Other users cannot connect to the nodes of a local run; they can if nodes share the machine's network."""
+"""Mistakes that let other users connect to the nodes of a local run, which a shared network allows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import psutil
 import pytest
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
-from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.nightly import nightly
 from tests.support.processes import node_processes, private_network_missing
-from tests.support.runs import SMALL, DuringTraining
-from trainer.spec.run_spec import RunSpec
+from tests.support.runs import DuringTraining, execute_on
 
 RANKS = 2
+LONG = {"strategy": "all_reduce", "nodes": RANKS, "epochs": 10_000}
 During = Callable[..., Any]
 
 
@@ -48,11 +46,7 @@ def during(clusters: Clusters, tmp_path: Path) -> During:
                 os.kill(rank, signal.SIGKILL)  # the run would last for minutes
 
         display = DuringTraining(act, rank=0, ranks=RANKS)
-        spec = RunSpec.model_validate(
-            {**SMALL, "strategy": "all_reduce", "nodes": RANKS, "epochs": 10_000, **fields}
-        )
-        runner = SweepRunner(clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display)
-        result = runner.run(spec)
+        result = execute_on(clusters, "local", tmp_path, display, {**LONG, **fields})
         assert "SIGKILL" in str(result.cause)
         (value,) = seen
         return value

@@ -1,4 +1,4 @@
-"""`import shardyard`: the examples of docs/python.md and the notebook, and what they return."""
+"""Mistakes of `import shardyard`: the examples of docs/python.md and the notebook, and what they return."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 import shardyard
 from orchestrator.shipped import IMPORT_ROOT
 from shardyard import InputError, Results
+from tests.support.pages import blocks
 
 DOCS = IMPORT_ROOT / "docs"
 SMALL: dict[str, Any] = {
@@ -57,9 +58,8 @@ def results(folder: Path) -> Results:
 
 @pytest.mark.nightly
 def test_the_examples_of_the_page_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCS / "python.md").read_text())
     names: dict[str, Any] = {}
-    for block in blocks:
+    for block in blocks("docs/python.md", "python"):
         executed(block, names)
     assert {line["status"] for line in names["results"].runs} == {"ok"}
     assert names["svg"].startswith("<svg")
@@ -102,18 +102,7 @@ def test_cells_of_the_notebook_have_the_ids_that_its_version_of_the_format_requi
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_a_notebook_displays_progress_only_if_it_is_wanted(
-    progress: bool, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    displayed: list[str] = []
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: displayed.append(text))
-    shardyard.sweep(SMALL, runtime="local", progress=progress)
-    assert bool(displayed) == progress
-
-
-@pytest.mark.parametrize("progress", [True, False])
-def test_too_little_memory_is_a_warning_with_and_without_progress(
+def test_progress_and_warnings_are_displayed_as_wanted(
     progress: bool,
     results: Results,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,6 +114,12 @@ def test_too_little_memory_is_a_warning_with_and_without_progress(
         shardyard.sweep(SMALL, runtime="local", progress=progress)
     assert [each.filename for each in caught] == ([] if progress else [__file__])
     assert ("warning: memory" in capsys.readouterr().out) == progress
+    displayed: list[str] = []  # in a notebook
+    monkeypatch.undo()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: displayed.append(text))
+    shardyard.sweep(SMALL, runtime="local", progress=progress)
+    assert bool(displayed) == progress
 
 
 def test_results_are_those_of_the_files(results: Results) -> None:
@@ -136,22 +131,6 @@ def test_results_are_those_of_the_files(results: Results) -> None:
     assert {f"{name}.svg" for name in results.figures} == {
         file.name for file in (results.directory / "plots").glob("*.svg")
     }
-
-
-def test_a_second_call_reads_what_has_finished(results: Results, folder: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in results.directory.glob("*/result.json")}
-    again = shardyard.sweep(SMALL, runtime="local", progress=False)
-    assert before == {path: path.stat().st_mtime_ns for path in again.directory.glob("*/result.json")}
-    assert [*shardyard.load(again.directory).runs] == [*results.runs]
-
-
-def test_a_failed_run_is_a_line_with_its_cause(folder: Path) -> None:
-    done = shardyard.run(
-        {"name": "fault_injection", "fault": "crash"}, nodes=2, runtime="local", progress=False
-    )
-    (line,) = done.runs
-    assert line["status"] == "failed"
-    assert line["cause"]
 
 
 def test_hostile_text_is_escaped_in_a_notebook(results: Results, folder: Path) -> None:

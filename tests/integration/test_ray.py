@@ -1,11 +1,10 @@
-"""Runtime `ray` on one cluster of two raylets of this machine, on which all tests run."""
+"""Mistakes of runtime `ray` on one cluster of two raylets of this machine, on which all tests run.
+
+Lost actors, raylets and heads are in tests/faults.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,25 @@ import psutil
 import pytest
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes.ray import driver_client
 from orchestrator.runtimes.ray.driver_client import OWNER, PREFIX, SESSIONS
 from orchestrator.runtimes.ray.options import RayOptions
-from orchestrator.runtimes.ray.run import RayCluster
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support import runs
-from tests.support.command_line import PROJECT, environment
 from tests.support.nightly import nightly
-from tests.support.processes import ended, node_processes, wait_until
-from tests.support.runs import SMALL, DuringTraining, RecordingDisplay, data_directory, event_files
+from tests.support.processes import ended, node_processes
+from tests.support.runs import (
+    SMALL,
+    RecordingDisplay,
+    digests,
+    execute_on,
+    killing,
+)
 from trainer.spec.run_spec import RunSpec
 
 MISSING = RayRuntime().unavailable_reason()
-pytestmark = [
-    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.xdist_group("ray"),
-]
+pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.xdist_group("ray")]
 # A run that outlasts the tests.
 LONG = {**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 10_000}
 Execute = Callable[..., RunResult]
@@ -59,10 +56,7 @@ def own_sessions() -> set[Path]:
 @pytest.fixture
 def execute(clusters: Clusters, tmp_path: Path) -> Iterator[Execute]:
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
-        runner = SweepRunner(
-            clusters, "ray", SweepPaths(tmp_path), data_directory(), display or RecordingDisplay()
-        )
-        return runner.run(RunSpec.model_validate({**SMALL, **fields}))
+        return execute_on(clusters, "ray", tmp_path, display, fields)
 
     yield execute
     assert node_processes(tmp_path) == []
@@ -92,9 +86,8 @@ def test_weights_equal_those_of_local_processes(execute: Execute, tmp_path: Path
     assert (found.status, found.cause) == ("ok", None)
     assert found.warm
     assert "STRICT_SPREAD" in found.node_kind
-    digests = [rank.weights_digest for rank in found.ranks]
-    assert None not in digests
-    assert digests == [rank.weights_digest for rank in local.ranks]
+    assert None not in digests(found)
+    assert digests(found) == digests(local)
     assert found.certificate
     assert found.certificate.verified
 
@@ -113,103 +106,15 @@ def test_a_cold_run_has_nodes_of_its_own(execute: Execute, clusters: Clusters) -
 
 
 def test_a_killed_rank_is_the_cause_of_its_run(execute: Execute) -> None:
-    display = DuringTraining(lambda pid: psutil.Process(pid).kill(), rank=1, ranks=2)
-    found = execute(display, **LONG)
+    found = execute(killing(1, ranks=2), **LONG)
     assert found.status == "failed"
     assert "SIGKILL" in str(found.cause)
-
-
-def lose_a_node(execute: Execute, strike: Callable[[psutil.Process], None]) -> RunResult:
-    """A run that loses a node, and whose second attempt ends as a rank is killed. strike: gets a rank."""
-
-    def act(pid: int) -> None:
-        strike(psutil.Process(pid))
-        wait_until(lambda: sum(event.kind == "train_start" for event in display.seen) == 4)
-        *_, second = [event.fields["pid"] for event in display.seen if event.kind == "start"]
-        psutil.Process(second).kill()
-
-    display = DuringTraining(act, rank=1, ranks=2)
-    found = execute(display, **LONG)
-    assert "SIGKILL" in str(found.cause)
-    return found
-
-
-@pytest.mark.nightly
-def test_a_killed_actor_is_named_and_its_run_repeated(execute: Execute) -> None:
-    def kill(rank: psutil.Process) -> None:
-        actor = rank.parents()[1]  # above the warm parent
-        assert actor.name().startswith("ray::Node")
-        actor.kill()
-
-    assert "node 1 was lost" in str(lose_a_node(execute, kill).nodes_replaced)
 
 
 def test_what_is_missing_is_named(execute: Execute) -> None:
     found = execute(strategy="all_reduce", transport="gloo", nodes=4, cpus=256.0)
     assert found.status == "failed"
     assert "no room for 4 nodes of 256 CPUs" in str(found.cause)
-
-
-@pytest.mark.nightly
-def test_a_killed_raylet_is_named_and_its_run_repeated(execute: Execute) -> None:
-    def kill(rank: psutil.Process) -> None:
-        raylet = rank.parents()[2]  # above the actor
-        assert raylet.name() == "raylet"
-        raylet.kill()
-
-    # If it is that of Ray's driver, all nodes are lost, in any order.
-    assert re.search(r"node [01] was lost: .* died", str(lose_a_node(execute, kill).nodes_replaced))
-
-
-@pytest.mark.nightly
-def test_a_killed_sweep_leaves_nothing_on_a_cluster_of_others(
-    execute: Execute, clusters: Clusters, tmp_path: Path
-) -> None:
-    """The raylets of the other tests are the cluster."""
-    execute(strategy="serial")
-    (tmp_path / "long.yml").write_text(json.dumps({"name": "long", "blocks": [{"base": LONG}]}))
-    variables = {name: value for name, value in driver().environ().items() if name.startswith("RAY_")}
-    (address,) = {
-        part.removeprefix("--gcs-address=")
-        for raylet in of_cluster("raylet")
-        for part in raylet.cmdline()
-        if part.startswith("--gcs-address=")
-    }
-    own = of_cluster("ray::Node")
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "sweep", "long.yml", "--runtime", "ray", "--no-warm-up-run"],
-        cwd=tmp_path,
-        env={**environment(), **variables, "RAY_ADDRESS": address, "PYTHONPATH": str(PROJECT)},
-    )
-    try:
-        wait_until(lambda: len(event_files(tmp_path / "results")) == 2)
-        actors = [each for each in of_cluster("ray::Node") if each not in own]
-        assert len(actors) == 2
-        started = [*actors, *node_processes(tmp_path), *psutil.Process(sweep.pid).children(recursive=True)]
-    finally:
-        sweep.kill()
-        sweep.wait()
-    assert names(psutil.wait_procs(started, timeout=20)[1]) == []
-    # Its placement group is gone, too: there is room for all that the nodes of the other tests leave.
-    most = RunSpec.model_validate({**LONG, "cpus": 255.0})
-    runtime = clusters.runtime
-    group = runtime.create(runtime.plan(most, SweepPaths(tmp_path).run(most.key), data_directory()))
-    assert isinstance(group, RayCluster)
-    assert group.ask("nodes", timeout_s=5.0).missing is None
-    group.delete()
-
-
-@pytest.mark.nightly
-def test_a_killed_head_is_named_and_replaced_before_the_next_run(
-    execute: Execute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_client, "HEAD_S", 2.0)
-    execute(strategy="serial")
-    (head,) = of_cluster("gcs_server")
-    head.kill()
-    found = execute(strategy="serial", seed=1)
-    assert found.status == "ok"
-    assert found.nodes_replaced == "the head of the Ray cluster did not answer within 2 s"
 
 
 def test_a_killed_driver_leaves_nothing(execute: Execute, clusters: Clusters) -> None:

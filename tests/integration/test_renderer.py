@@ -1,4 +1,4 @@
-"""The process that draws a report's figures."""
+"""Mistakes of the process that draws a report's figures: other drawings, no reason, no end."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Transport rpc across real processes."""
+"""Mistakes of transport rpc between real processes, and of what gloo sends beside a gathering."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import pytest
 import torch
 
 from orchestrator.runtimes.local.processes import loopback
-from tests.integration.rpc_ranks import Ranks
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.core.context import NodeContext
 from trainer.launch.ranks import connect
@@ -25,28 +26,49 @@ SIZE = 3
 FLOATS = 10  # not a multiple of SIZE: the shards of an all-reduce differ in size
 
 
-class ConnectedRanks:
-    """Runs a module-level function `body(comm)` in connected ranks."""
+def run(
+    directory: Path, body: Body, size: int = SIZE, transport: str = "rpc", timeout_s: float = 30.0
+) -> Any:
+    """What a module-level function returns or raises on each rank, in its own process; None if it died."""
+    # Forked from a server that has imported torch: a rank starts in milliseconds.
+    multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
+    server = multiprocessing.get_context("forkserver")
+    receivers, processes = [], []
+    for rank in range(size):
+        receiver, sender = server.Pipe(duplex=False)
+        rendezvous = f"{directory}/rendezvous"
+        context = NodeContext(rank, size, transport, Path(), rendezvous=rendezvous, timeout_s=timeout_s)
+        processes.append(server.Process(target=_rank, args=(context, body, sender)))
+        processes[-1].start()
+        sender.close()  # close this process's copy, so that the pipe closes when the rank exits
+        receivers.append(receiver)
+    try:
+        return [_outcome(receiver) for receiver in receivers]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(10)
 
-    def __init__(self, rendezvous: str) -> None:
-        self.ranks = Ranks(rendezvous)
 
-    def run(self, body: Body) -> list[Any]:
-        """As `Ranks.run`."""
-        return self.ranks.run(partial(_connect, body), SIZE)
-
-
-def _connect(body: Body, context: NodeContext) -> Any:
-    comm = connect(context, threads=1)
-    comm.clock.start()
-    outcome = body(comm)
-    comm.close()
-    return outcome
+def _outcome(receiver: Connection) -> Any:
+    try:
+        return receiver.recv() if receiver.poll(60) else pytest.fail("a rank did not end within 60 s")
+    except EOFError:
+        return None
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> ConnectedRanks:
-    return ConnectedRanks(f"{tmp_path}/rendezvous")
+def _rank(context: NodeContext, body: Body, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
+    try:
+        comm = connect(context, threads=1)
+        comm.clock.start()
+        outcome = body(comm)
+        comm.close()
+    except Exception as error:
+        outcome = error
+    sender.send(outcome)
+    os._exit(0)
 
 
 def values(rank: int) -> torch.Tensor:
@@ -59,47 +81,42 @@ def values(rank: int) -> torch.Tensor:
 
 def every_collective(comm: Communicator) -> dict[str, Any]:
     results: dict[str, Any] = {}
-
-    def record(name: str, buffer: torch.Tensor) -> None:
-        results[name] = (buffer.tolist(), comm.traffic.bytes_sent)
-        comm.traffic.bytes_sent = 0
-
-    for op in ("sum", "mean"):
-        buffer = values(comm.rank)
-        comm.all_reduce(buffer, op)
-        record(op, buffer)
     few = torch.tensor([comm.rank + 1.0, 10.0])  # fewer elements than ranks: one rank has an empty shard
-    comm.all_reduce(few, "sum")
-    record("few", few)
-    part = values(comm.rank)[2:9]
-    comm.all_reduce(part, "sum")
-    record("part", part)
-    buffer = values(comm.rank)
-    gathered = comm.all_gather(buffer)
-    buffer.zero_()  # all_gather returns a copy
-    record("gather", gathered)
-    record("to all", comm.all_to_all(torch.stack([values(comm.rank) + to for to in range(comm.size)])))
+    calls: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
+        "sum": (values(comm.rank), lambda buffer: comm.all_reduce(buffer, "sum")),
+        "mean": (values(comm.rank), lambda buffer: comm.all_reduce(buffer, "mean")),
+        "few": (few, lambda buffer: comm.all_reduce(buffer, "sum")),
+        "part": (values(comm.rank)[2:9], lambda buffer: comm.all_reduce(buffer, "sum")),
+        "gather": (values(comm.rank), comm.all_gather),
+        "to all": (torch.stack([values(comm.rank) + to for to in range(comm.size)]), comm.all_to_all),
+    }
     for root in range(comm.size):
-        buffer = values(comm.rank)
-        comm.broadcast(buffer, root)
-        record(f"broadcast {root}", buffer)
+        calls[f"broadcast {root}"] = values(comm.rank), partial(comm.broadcast, root=root)
+    for name, (buffer, call) in calls.items():
+        result = call(buffer)
+        if result is None:
+            result = buffer
+        else:
+            buffer.zero_()  # the result is a copy
+        results[name] = (result.tolist(), comm.traffic.bytes_sent)
+        comm.traffic.bytes_sent = 0
     results["collectives"] = len(comm.traffic.collectives)
     return results
 
 
-def test_collectives(ranks: ConnectedRanks) -> None:
-    results = ranks.run(every_collective)
-    values_by_rank = torch.stack([values(rank) for rank in range(SIZE)])
+def test_collectives(tmp_path: Path) -> None:
+    results = run(tmp_path, every_collective)
+    by_rank = torch.stack([values(rank) for rank in range(SIZE)])
     payload = FLOATS * 4
     for rank, own in enumerate(results):
-        for op, expected in (("sum", values_by_rank.sum(0)), ("mean", values_by_rank.mean(0))):
+        for op, expected in (("sum", by_rank.sum(0)), ("mean", by_rank.mean(0))):
             numbers, sent = own[op]
             torch.testing.assert_close(torch.tensor(numbers), expected)
             assert sent == pytest.approx(2 * payload * (SIZE - 1) / SIZE)
         assert own["few"][0] == [6, 30]
-        torch.testing.assert_close(torch.tensor(own["part"][0]), values_by_rank.sum(0)[2:9])
-        assert own["gather"] == (values_by_rank.tolist(), payload * (SIZE - 1))
-        assert own["to all"] == ((values_by_rank + rank).tolist(), payload * (SIZE - 1))
+        torch.testing.assert_close(torch.tensor(own["part"][0]), by_rank.sum(0)[2:9])
+        assert own["gather"] == (by_rank.tolist(), payload * (SIZE - 1))
+        assert own["to all"] == ((by_rank + rank).tolist(), payload * (SIZE - 1))
         for root in range(SIZE):
             sent = payload * (SIZE - 1) if rank == root else 0
             assert own[f"broadcast {root}"] == (values(root).tolist(), sent)
@@ -109,38 +126,22 @@ def test_collectives(ranks: ConnectedRanks) -> None:
 
 
 def in_order(comm: Communicator) -> list[float]:
-    if comm.rank > 0:
-        for number in range(50):
-            buffer = torch.full((1 + 1000 * (50 - number),), 100.0 * comm.rank + number)
-            comm.send(buffer, to=0)
-            buffer.fill_(-1)  # the buffer may be reused after send returns
-        return []
     results = []
     for number in range(50):
         for source in (2, 1):
-            buffer = torch.zeros(1 + 1000 * (50 - number))
-            comm.recv(buffer, source)
-            assert (buffer == buffer[0]).all()
-            results.append(buffer[0].item())
+            buffer = torch.full((1 + 1000 * (50 - number),), 100.0 * source + number)
+            if comm.rank == source:
+                comm.send(buffer, to=0)
+                buffer.fill_(-1)  # the buffer may be reused after send returns
+            elif comm.rank == 0:
+                comm.recv(buffer.zero_(), source)
+                results += {*buffer.tolist()}
     return results
 
 
-def test_messages_of_a_sender_arrive_in_order(ranks: ConnectedRanks) -> None:
+def test_messages_of_a_sender_arrive_in_order(tmp_path: Path) -> None:
     expected = [100.0 * source + number for number in range(50) for source in (2, 1)]
-    assert ranks.run(in_order) == [expected, [], []]
-
-
-def many_rounds(comm: Communicator) -> list[float]:
-    sums = []
-    for number in range(100):
-        buffer = torch.tensor([float(number * (comm.rank + 1))])
-        comm.all_reduce(buffer, "sum")
-        sums.append(buffer.item())
-    return sums
-
-
-def test_consecutive_collectives_do_not_mix(ranks: ConnectedRanks) -> None:
-    assert ranks.run(many_rounds) == [[6.0 * number for number in range(100)]] * SIZE
+    assert run(tmp_path, in_order) == [expected, [], []]
 
 
 def late(comm: Communicator) -> tuple[float, float]:
@@ -150,8 +151,8 @@ def late(comm: Communicator) -> tuple[float, float]:
     return arrived, time.monotonic()
 
 
-def test_barrier_waits_for_the_slowest_rank(ranks: ConnectedRanks) -> None:
-    results = ranks.run(late)
+def test_barrier_waits_for_the_slowest_rank(tmp_path: Path) -> None:
+    results = run(tmp_path, late)
     assert min(left for _, left in results) >= max(arrived for arrived, _ in results)
 
 
@@ -163,9 +164,9 @@ def over_the_link(comm: Communicator) -> float:
     return psutil.net_io_counters(pernic=True)[loopback()].bytes_sent - before
 
 
-def test_bytes_cross_the_network_interface_and_not_shared_memory(ranks: ConnectedRanks) -> None:
+def test_bytes_cross_the_network_interface_and_not_shared_memory(tmp_path: Path) -> None:
     """Other processes use the interface too, so the count is a lower bound."""
-    assert min(ranks.run(over_the_link)) > 2 * 8_000_000 * (SIZE - 1)
+    assert min(run(tmp_path, over_the_link)) > 2 * 8_000_000 * (SIZE - 1)
 
 
 def one_dies(comm: Communicator) -> Any:
@@ -177,14 +178,13 @@ def one_dies(comm: Communicator) -> Any:
         comm.recv(torch.empty(1), source=1)
     with pytest.raises(CommunicationError, match="node 1"):
         comm.send(torch.empty(1), to=1)
-    raise CommunicationError(f"{caught.value} {time.monotonic() - began:.1f}")
+    raise CommunicationError(f"{caught.value} {time.monotonic() - began:.1f}")  # no rank can close
 
 
-def test_a_dead_peer_is_named_within_seconds(ranks: ConnectedRanks) -> None:
-    first, dead, last = ranks.run(one_dies)
+def test_a_dead_peer_is_named_within_seconds(tmp_path: Path) -> None:
+    first, dead, last = run(tmp_path, one_dies)
     assert dead is None
     for error in (first, last):
-        assert isinstance(error, CommunicationError)
         assert "node 1" in str(error)
         assert float(str(error).split()[-1]) < 5
 
@@ -196,9 +196,24 @@ def one_is_silent(comm: Communicator) -> None:
     comm.recv(torch.empty(1), source=1)
 
 
-def test_a_silent_peer_is_named_after_the_timeout(ranks: ConnectedRanks) -> None:
-    ranks.ranks.timeout_s = 5.0
-    first, _, last = ranks.run(one_is_silent)
+def test_a_silent_peer_is_named_after_the_timeout(tmp_path: Path) -> None:
+    first, _, last = run(tmp_path, one_is_silent, timeout_s=5.0)
     for error in (first, last):
         assert "node 1" in str(error)
         assert "5 s" in str(error)
+
+
+def gather_beside_a_message(comm: Communicator) -> list[float]:
+    """The first rank's message is on its way while both gather."""
+    message = torch.full((3,), 9.0)
+    sending = comm.isend(message, to=1) if comm.rank == 0 else None
+    gathered = comm.all_gather(torch.full((3,), 1.0 + comm.rank))
+    if sending:
+        sending.wait()
+    else:
+        comm.recv(message.zero_(), source=0)
+    return [*gathered[:, 0].tolist(), *message[:1].tolist()]
+
+
+def test_gathering_of_two_ranks_over_gloo_takes_no_message_of_a_send(tmp_path: Path) -> None:
+    assert run(tmp_path, gather_beside_a_message, 2, "gloo") == [[1.0, 2.0, 9.0]] * 2

@@ -1,9 +1,8 @@
-"""Warm nodes: a lost, slow or grown parent process is replaced, and every run has processes of its own."""
+"""Mistakes of warm nodes: a lost, slow or grown parent that stays, processes that runs share."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.execution.clusters import Clusters
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths
+from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
 from tests.support.nightly import nightly
 from tests.support.processes import private_network_missing, wait_until
-from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
+from tests.support.runs import DuringTraining, RecordingDisplay, digests, execute_on
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.process import GROWTH, ParentProcess
 
@@ -38,10 +36,7 @@ def clusters() -> Iterator[Clusters]:
 @pytest.fixture
 def execute(clusters: Clusters, tmp_path: Path) -> Execute:
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
-        run = RunSpec.model_validate({**SMALL, **fields})
-        return SweepRunner(
-            clusters, "local", SweepPaths(tmp_path), tmp_path / "data", display or RecordingDisplay()
-        ).run(run)
+        return execute_on(clusters, "local", tmp_path, display, fields)
 
     return execute
 
@@ -84,8 +79,7 @@ def test_parent_killed_during_a_run_is_replaced_and_the_run_repeated(
     assert (result.status, result.cause) == ("ok", None)
     assert "SIGKILL" in str(result.nodes_replaced)
     assert any("warm nodes" in flag for flag in result.flags)
-    digests = [[rank.weights_digest for rank in each.ranks] for each in (undisturbed, result)]
-    assert digests[0] == digests[1]
+    assert digests(result) == digests(undisturbed)
 
 
 def test_parent_killed_or_stopped_between_runs_is_replaced(
@@ -103,11 +97,15 @@ def test_parent_killed_or_stopped_between_runs_is_replaced(
 
 
 @pytest.mark.nightly
-def test_parent_that_has_grown_is_replaced(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_that_has_grown_is_replaced(
+    execute: Execute, warm_parent: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
     execute(strategy="one_shot", nodes=2)
+    before = warm_parent()
     assert {figure for figure, *_ in GROWTH} == {"descriptors", "other_mb"}
     monkeypatch.setattr("trainer.warm.process.GROWTH", [("descriptors", "descriptors", -1)])
     assert "descriptors" in str(execute(strategy="one_shot", nodes=2).nodes_replaced)
+    assert not before.is_running()
 
 
 def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> None:
@@ -118,27 +116,8 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
         assert execute(strategy=strategy, transport="gloo", nodes=2).status == "failed"
     again = execute(strategy="one_shot", nodes=2)
     assert (again.status, again.nodes_replaced) == ("ok", None)
-    assert [rank.weights_digest for rank in again.ranks] == [rank.weights_digest for rank in fine.ranks]
+    assert digests(again) == digests(fine)
     assert warm_parent() == parent
-
-
-@pytest.mark.nightly
-def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = ParentProcess._started
-
-    def killed_once(nodes: ParentProcess) -> subprocess.Popen[bytes]:
-        started.append(start(nodes))
-        if len(started) == 1:
-            started[0].kill()
-        return started[-1]
-
-    monkeypatch.setattr(ParentProcess, "_started", killed_once)
-    nodes = ParentProcess(f"shardyard-test-{uuid4().hex}", {})
-    assert nodes.ensure() is None
-    assert len(started) == 2
-    assert nodes.failure() is None
-    nodes.close()
 
 
 def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:

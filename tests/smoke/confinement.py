@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from tests.support.containers import docker
 
 NODE_USER = "10001"
 DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "mqueue", "core", "fd"}
@@ -91,11 +92,10 @@ def assert_linked_node_confined(container: str) -> int:
 
 
 def _assert_all(container: str, checks: Callable[[dict[str, Any], dict[str, Any]], Checks]) -> int:
-    probe = ["docker", "exec", "-i", container, "python", "-", *READ_ONLY, *IN_MEMORY]
+    probe = ["exec", "-i", container, "python", "-", *READ_ONLY, *IN_MEMORY]
     probe += ["/data", "/checkpoints", "/results"]
-    found = subprocess.run(probe, input=PROBE, capture_output=True, text=True, check=True)
-    shown = subprocess.run(["docker", "inspect", container], capture_output=True, text=True, check=True)
-    results = dict(checks(json.loads(found.stdout), json.loads(shown.stdout)[0]))
+    found, (shown,) = json.loads(docker(*probe, input=PROBE)), json.loads(docker("inspect", container))
+    results = dict(checks(found, shown))
     failed = [statement for statement, holds in results.items() if not holds]
     assert not failed, f"{container}: {failed}"
     return len(results)

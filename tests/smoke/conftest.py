@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command_line import PROJECT, environment
-from tests.support.containers import containers_missing, leftovers
+from tests.support.command_line import PROJECT, Done, Running, environment
+from tests.support.containers import containers_missing, docker, leftovers
 from tests.support.processes import wait_until
 from trainer.core.events import Event, EventReader
 
@@ -62,10 +62,10 @@ class Stack:
     def environment(self) -> dict[str, str]:
         return {**environment(), "SHARDYARD_RESULTS": str(self.results), **self.settings}
 
-    def up(self, nodes: int) -> subprocess.CompletedProcess[str]:
+    def up(self, nodes: int) -> Done:
         return self.run("up", "--scale", f"node={nodes}")
 
-    def start(self, nodes: int) -> subprocess.Popen[str]:
+    def start(self, nodes: int) -> Running:
         return subprocess.Popen(
             self.compose("up", "--scale", f"node={nodes}"),
             env=self.environment,
@@ -74,7 +74,7 @@ class Stack:
             text=True,
         )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> Done:
         return subprocess.run(
             self.compose(*arguments),
             env=self.environment,
@@ -92,15 +92,10 @@ class Stack:
     def inspect(self) -> list[dict[str, Any]]:
         """All containers, as the engine describes them."""
         found = self.run("ps", "-a", "--quiet").stdout.split()
-        shown = subprocess.run(["docker", "inspect", *found], capture_output=True, text=True, check=True)
-        containers: list[dict[str, Any]] = json.loads(shown.stdout)
-        return containers
+        return json.loads(docker("inspect", *found))
 
     def inspect_network(self) -> dict[str, Any]:
-        command = ["docker", "network", "inspect", f"{self.project}_run"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True)
-        network: dict[str, Any] = json.loads(shown.stdout)[0]
-        return network
+        return json.loads(docker("network", "inspect", f"{self.project}_run"))[0]
 
     def events(self) -> list[Event]:
         """The events of the only run in the results directory."""

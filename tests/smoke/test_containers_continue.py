@@ -1,59 +1,52 @@
-"""Runs that continue when a node is lost, in containers."""
+"""Mistakes of runs in containers that continue when a node is lost."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from orchestrator.results.records import RunResult
-from orchestrator.results.store import read_result
 from tests.support.command_line import start_sweep
+from tests.support.containers import container, docker
 from tests.support.processes import wait_until
-from tests.support.runs import event_files
+from tests.support.runs import SMALL, event_files, results_in, write_sweep
 
 RETURNS = {"kill": {"node": 1, "return_after": 1}, "at": {"epoch": 2}}
 # Epochs of about a second, so that the container of a node can be killed in one of them.
-SWEEP = {
-    "name": "continuing",
-    "base": {
-        "transport": "gloo",
-        "nodes": 3,
-        "dataset": {"name": "synthetic", "samples": 3000, "test_samples": 64, "noise": 1.0},
-        "model": {"name": "mlp", "hidden": [16]},
-        "epochs": 8,
-        "batch_size": 5,
-        "threads": 1,
-        "on_loss": "continue",
-        "timeout_s": 200,
-    },
-    "blocks": [
-        # The others do not wait for a node that starts again, which imports torch: their run takes several
-        # times as long.
-        {"base": {"strategy": "local_sgd", "epochs": 90, "faults": [RETURNS]}},
-        {"base": {"strategy": "gossip"}},
-    ],
+BASE = {
+    **SMALL,
+    "transport": "gloo",
+    "nodes": 3,
+    "dataset": {"name": "synthetic", "samples": 3000, "test_samples": 64, "noise": 1.0},
+    "epochs": 8,
+    "batch_size": 5,
+    "threads": 1,
+    "on_loss": "continue",
+    "timeout_s": 200,
 }
+RUNS = [
+    # The others do not wait for a node that starts again, which imports torch: their run takes several
+    # times as long.
+    {"strategy": "local_sgd", "epochs": 90, "faults": [RETURNS]},
+    {"strategy": "gossip"},
+]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)  # on a machine that runs other tests, too
 def test_runs_continue_without_a_killed_rank_and_without_a_killed_container(tmp_path: Path) -> None:
     """The rank of the first run is killed by a fault, and returns."""
-    file, out = tmp_path / "continuing.yml", tmp_path / "out"
-    file.write_text(json.dumps(SWEEP))
+    file, out = write_sweep(tmp_path / "continuing.yml", BASE, *RUNS), tmp_path / "out"
     process = start_sweep(file, out, "--runtime", "docker")
     try:
         wait_until(lambda: epochs(out, "gossip") > 0 or process.poll() is not None, timeout_s=400)
-        subprocess.run(["docker", "kill", container(out, "node-3")], check=True, capture_output=True)
+        docker("kill", container(out, "node-3"))
         output, _ = process.communicate(timeout=400)
     finally:
         process.terminate()
         process.communicate(timeout=60)
     assert process.returncode == 0, output
-    returned, lost = row_of(out, "local_sgd"), row_of(out, "gossip")
+    lost, returned = sorted(results_in(out), key=lambda row: row.key)  # gossip and local_sgd
 
     assert (returned.status, returned.cause, lost.status, lost.cause) == ("ok", None, "ok", None)
     assert returned.restarted == lost.restarted == 0
@@ -80,17 +73,3 @@ def epochs(out: Path, strategy: str) -> int:
         if path.relative_to(out).parts[0].startswith(f"{strategy}-")
     ]
     return min(found, default=0) if len(found) == 3 else 0
-
-
-def container(out: Path, name: str) -> str:
-    """The container of this name of the run in progress."""
-    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
-    argv = json.loads(plan.read_text())["cluster"]["processes"][0]["argv"]
-    return f"{argv[argv.index('-p') + 1]}-{name}"
-
-
-def row_of(out: Path, strategy: str) -> RunResult:
-    (path,) = out.glob(f"{strategy}-*/result.json")
-    row = read_result(path)
-    assert row is not None
-    return row

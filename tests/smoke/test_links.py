@@ -1,26 +1,23 @@
-"""`orchestrator sweep --runtime docker` with links: what nodes get of them, and what the switch may do."""
+"""Mistakes of links between containers: what nodes get of them, and what the switch may do."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import read_result
 from tests.smoke.confinement import (
     assert_coordinator_confined,
     assert_linked_node_confined,
     assert_switch_confined,
 )
 from tests.smoke.conftest import LABEL
-from tests.support.command_line import run_cli, start_sweep
+from tests.support.command_line import end, run_ok, start_sweep
+from tests.support.containers import docker
 from tests.support.processes import wait_until
-from tests.support.runs import event_files
+from tests.support.runs import event_files, only_result, results_in, write_sweep
 from trainer.spec.link import Links
 
 MS, MBIT = 1e-3, 1e6 / 8
@@ -28,15 +25,8 @@ SLOW, FAR = {"bandwidth_mbit": 10}, {"bandwidth_mbit": 100, "latency_ms": 10}
 
 
 def sweep_file(directory: Path, *links: Any, **fields: Any) -> Path:
-    file = directory / "links.yml"
     base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
-    blocks = [{"axes": {"link": [*links]}}]
-    file.write_text(json.dumps({"name": "links", "base": base, "blocks": blocks}))
-    return file
-
-
-def results(out: Path) -> list[RunResult]:
-    return [row for row in map(read_result, out.glob("*/result.json")) if row]
+    return write_sweep(directory / "links.yml", base, {"axes": {"link": [*links]}})
 
 
 def assert_as_requested(row: RunResult) -> None:
@@ -55,17 +45,9 @@ def assert_as_requested(row: RunResult) -> None:
 def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
     out = tmp_path / "out"
     far_from_1 = {"default": {"bandwidth_mbit": 100}, "pairs": {"1>0": {"latency_ms": 10}}}
-    done = run_cli(
-        "sweep",
-        sweep_file(tmp_path, SLOW, far_from_1, None),
-        "--out",
-        out,
-        "--runtime",
-        "docker",
-        timeout_s=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {str(row.run.link and row.run.link.canonical): row for row in results(out)}
+    file = sweep_file(tmp_path, SLOW, far_from_1, None)
+    run_ok("sweep", file, "--out", out, "--runtime", "docker")
+    rows = {str(row.run.link and row.run.link.canonical): row for row in results_in(out)}
     linked = [row for row in rows.values() if row.run.link]
     assert [row.status for row in rows.values()] == ["ok"] * 3
     assert all(row.warm and row.runtime_info.shapes_links and not row.nodes_replaced for row in linked)
@@ -81,12 +63,10 @@ def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_links_of_other_topologies(tmp_path: Path, transport: str, strategy: str) -> None:
     out = tmp_path / "out"
-    file = sweep_file(
-        tmp_path, {"bandwidth_mbit": 50, "latency_ms": 10}, strategy=strategy, transport=transport
-    )
-    done = run_cli("sweep", file, "--out", out, "--runtime", "docker", "--cold", timeout_s=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = results(out)
+    link = {"bandwidth_mbit": 50, "latency_ms": 10}
+    file = sweep_file(tmp_path, link, strategy=strategy, transport=transport)
+    run_ok("sweep", file, "--out", out, "--runtime", "docker", "--cold")
+    row = only_result(out)
     assert not row.warm
     assert_as_requested(row)
 
@@ -105,17 +85,14 @@ def test_confinement_and_the_end_of_a_switch(tmp_path: Path) -> None:
         for name, service in running.items():
             assert checks[service](name) >= 25
         (switch,) = [name for name, service in running.items() if service == "switch"]
-        subprocess.run(["docker", "kill", switch], check=True, capture_output=True)
+        docker("kill", switch)
         wait_until(lambda: switch not in containers())
         wait_until(lambda: "switch" in containers().values(), timeout_s=60)
     finally:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+        end(process)
 
 
 def containers() -> dict[str, str]:
     """The running containers of orchestrators and their services."""
     show = ["--filter", f"label={LABEL}", "--format", '{{.ID}} {{.Label "com.docker.compose.service"}}']
-    listed = subprocess.run(["docker", "ps", *show], capture_output=True, text=True, check=True)
-    return dict(line.split() for line in listed.stdout.splitlines())
+    return dict(line.split() for line in docker("ps", *show).splitlines())

@@ -1,28 +1,29 @@
-"""Runtime `swarm` on the engines of swarm/cluster: users' components, what is refused, and what is left."""
+"""Mistakes of runtime `swarm` on the engines of swarm/cluster: components, refusals, what is left.
+
+Lost nodes and machines are in tests/faults.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orchestrator.results.store import SweepPaths, read_result
+from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.swarm.options import SwarmOptions
-from orchestrator.shipped import ROOT
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.smoke.test_users_components import results_of
-from tests.support.command_line import heed_signals, run_cli
-from tests.support.containers import leftovers, swarm_host
+from tests.support.command_line import Running, end, orchestrator, run_cli, start
+from tests.support.containers import docker, leftovers, swarm_host
+from tests.support.pages import blocks
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.nightly
 
@@ -59,7 +60,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_left(manager: None) -> Iterator[None]:
     before = {*leftovers(LABEL)}
     yield
-    _until(lambda: {*leftovers(LABEL)} <= before)  # an engine still lists what it is removing
+    wait_until(lambda: {*leftovers(LABEL)} <= before, LEFT_S)  # an engine still lists what it is removing
 
 
 def test_own_components_reach_all_machines_without_a_rebuild(tmp_path: Path) -> None:
@@ -96,16 +97,9 @@ def test_what_swarm_cannot_do_is_refused_before_anything_starts(
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def running(directory: Path) -> Iterator[Running]:
     """A command whose run trains."""
-    command = [sys.executable, "-m", "orchestrator", *LONG, "--set", "epochs=1000", "--out", str(directory)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=heed_signals,
-    )
+    process = start(orchestrator(*LONG, "--set", "epochs=1000", "--out", directory))
     assert process.stdout
     try:
         assert any(re.search(r"epoch \d+/", line) for line in process.stdout), "the run did not train"
@@ -118,22 +112,8 @@ def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_an_interrupted_command_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path / "out") as process:
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        assert process.returncode == (130 if number == signal.SIGINT else -number)
-    _until(lambda: not leftovers(LABEL) and not any(map(_containers, engines())))
-
-
-def test_a_lost_rank_is_named(tmp_path: Path) -> None:
-    """A container that is killed on another machine, of which this one only sees the task."""
-    with running(tmp_path / "out") as process:
-        killed = next(filter(None, map(_kill_node, reversed(engines()))))
-        process.communicate(timeout=90)
-    (path,) = (tmp_path / "out").glob("*/result.json")
-    result = read_result(path)
-    assert result
-    assert result.status == "failed"
-    assert f"node {killed}" in str(result.cause)
+        end(process, number)
+    wait_until(lambda: not leftovers(LABEL) and not any(map(_containers, engines())), LEFT_S)
 
 
 def engines() -> list[str]:
@@ -144,34 +124,10 @@ def engines() -> list[str]:
 
 def _containers(engine: str) -> list[str]:
     """IDs of the containers of an engine, those included that have ended."""
-    listed = subprocess.run(
-        ["docker", "--host", engine, "ps", "--all", "--quiet"], capture_output=True, text=True, check=True
-    )
-    return listed.stdout.split()
-
-
-def _kill_node(engine: str) -> str | None:
-    """Kill a node's container on this engine. Returns the number of the node, or None."""
-    docker = ["docker", "--host", engine]
-    shown = '{{.ID}} {{.Label "com.docker.swarm.task.name"}}'
-    listed = subprocess.run([*docker, "ps", "--format", shown], capture_output=True, text=True, check=True)
-    for line in listed.stdout.splitlines():
-        identifier, _, task = line.partition(" ")
-        if "_node." in task:
-            subprocess.run([*docker, "kill", identifier], check=True, capture_output=True)
-            return str(int(task.split(".")[1]) - 1)
-    return None
-
-
-def _until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LEFT_S
-    while not reached():
-        assert time.monotonic() < deadline, leftovers(LABEL)
-        time.sleep(0.2)
+    return docker("--host", engine, "ps", "--all", "--quiet").split()
 
 
 def test_the_options_of_the_page_are_valid() -> None:
-    page = (ROOT / "docs" / "swarm.md").read_text()
-    options = page.partition("```yaml\n")[2].partition("```")[0]
+    options = blocks("docs/swarm.md", "yaml")[0]
     SwarmOptions.model_validate(parse_yaml(options, "docs/swarm.md")["swarm"])
     assert os.environ["DOCKER_HOST"] == swarm_host()

@@ -1,4 +1,4 @@
-"""swarm/cluster starts a killed machine again as the same one, and stop leaves nothing."""
+"""Mistakes of swarm/cluster: it starts a killed machine again as the same one, and stop leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,8 @@ def test_killed_machine_starts_again_and_stop_leaves_nothing(monkeypatch: pytest
     with trial_swarm() as swarm:
         ids = swarm.docker("machine1", "node", "ls", "--quiet")
         manager = swarm.engine("machine1")
-        swarm.docker(
-            "machine2",
-            "run",
-            "--detach",
-            os.environ.get("SHARDYARD_IMAGE", "shardyard-trainer"),
-            "sleep",
-            "300",
-        )
+        image = os.environ.get("SHARDYARD_IMAGE", "shardyard-trainer")
+        swarm.docker("machine2", "run", "--detach", image, "sleep", "300")
         swarm.engine("machine2").kill()
         del os.environ["DOCKER_HOST"]  # the image comes from the machine's own engine
         swarm.up()
@@ -38,6 +32,5 @@ def test_killed_machine_starts_again_and_stop_leaves_nothing(monkeypatch: pytest
         swarm.stop()
         assert all(map(ended, processes))
         assert not swarm.home.exists()
-        assert [
-            *Path("/sys/fs/cgroup").glob(f"**/shardyard-swarm{str(swarm.home).replace('/', '-')}")
-        ] == []
+        group = f"**/shardyard-swarm{str(swarm.home).replace('/', '-')}"
+        assert [*Path("/sys/fs/cgroup").glob(group)] == []

@@ -1,66 +1,39 @@
-"""`orchestrator sweep --runtime docker`: training in every topology, and failures."""
+"""Mistakes of `orchestrator sweep --runtime docker`: limits, failures, what is left, two sweeps at once.
+
+tests/faults has more: nodes that are cut off, warm containers that fail, runs that resume.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import read_result
 from tests.smoke.confinement import assert_coordinator_confined, assert_node_confined
-from tests.smoke.conftest import LABEL
-from tests.support.command_line import run_cli, start_sweep
-from tests.support.containers import cut_off, leftovers
+from tests.support.command_line import Running, end, run_cli, start_sweep
+from tests.support.containers import container, containers, docker
 from tests.support.datasets import real_mnist_dir
 from tests.support.nightly import nightly
 from tests.support.processes import wait_until
-from tests.support.runs import SMALL, RunCache, event_files
-
-HANGING = """
-name: hanging
-base: {strategy: {name: fault_injection, work_s: 300}, transport: gloo, nodes: 2, timeout_s: 300}
-blocks:
-  - axes: {seed: [1, 2, 3]}
-"""
-
-
-def sweep(file: Path, out: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    return run_cli("sweep", file, "--out", out, "--runtime", "docker", *options, timeout_s=280)
-
-
-def rows(out: Path) -> dict[str, RunResult]:
-    """The results by `strategy transport`."""
-    return {f"{row.spec['strategy']['name']} {row.spec['transport']}": row for row in all_rows(out)}
+from tests.support.runs import event_files, only_result, results_in, write_sweep
 
 
 def one_run(tmp_path: Path, *options: str | Path, **fields: Any) -> RunResult:
     """The result of a sweep with one run."""
-    file, out = tmp_path / "one.yml", tmp_path / "out"
-    file.write_text(json.dumps({"name": "one", "base": fields, "blocks": [{}]}))
-    sweep(file, out, *options)
-    (row,) = rows(out).values()
-    return row
+    file, out = write_sweep(tmp_path / "one.yml", fields), tmp_path / "out"
+    run_cli("sweep", file, "--out", out, "--runtime", "docker", *options, timeout_s=280)
+    return only_result(out)
 
 
 def test_nodes_read_the_dataset_from_the_mounted_directory(tmp_path: Path) -> None:
     """And the row has what each container has used of its limits."""
-    fields = {
-        "strategy": "one_shot",
-        "nodes": 2,
-        "dataset": "mnist",
-        "model": "mlp",
-        "epochs": 1,
-        "cpus": 0.5,
-    }
-    row = one_run(tmp_path, "--data-dir", real_mnist_dir(), **fields)
+    fields = {"strategy": "one_shot", "nodes": 2, "dataset": "mnist", "model": "mlp", "epochs": 1}
+    row = one_run(tmp_path, "--data-dir", real_mnist_dir(), cpus=0.5, **fields)
     assert (row.status, row.cause) == ("ok", None)
     assert row.certificate is not None
     assert sum(part.samples for part in row.certificate.first_epoch()) == 60_000
@@ -87,185 +60,64 @@ def test_out_of_memory(tmp_path: Path, transport: str, memory_mb: int) -> None:
 @pytest.mark.nightly
 def test_failures_during_a_sweep(tmp_path: Path) -> None:
     """One sweep of three cold runs: a pause is no failure, a killed container and a suspended node are."""
-    process, _, out = hanging_sweep(tmp_path, "--cold")
+    process, out = hanging_sweep(tmp_path, "--cold")
     for command in ("pause", "unpause"):
-        subprocess.run(["docker", command, container(out, "node-1")], check=True, capture_output=True)
+        docker(command, container(out, "node-1"))
         time.sleep(3)
     assert failures(out) == []
 
-    subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
+    docker("kill", container(out, "node-2"))
     wait_until(lambda: len(failures(out)) == 1)
     assert re.match(r"node 1 .*killed together with its container", failures(out)[0])
 
     wait_until_training(out, runs=2)
-    suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
-    subprocess.run(suspend, check=True, capture_output=True)
+    docker("exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1")
     wait_until(lambda: len(failures(out)) == 2, 200)  # silence or health check, not the timeout
     assert any(re.match(r"node 0\b", cause) for cause in failures(out))
 
     wait_until_training(out, runs=3)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    end(process)
     assert containers(out) == []
-
-
-@pytest.mark.nightly
-def test_node_that_is_cut_off_the_network_is_named(tmp_path: Path) -> None:
-    """Its run does not wait for the time limit of 300 s, and the next one starts."""
-    process, out = training_sweep(tmp_path, 10_000, 1)
-    (network,) = [name for name in leftovers(LABEL) if name.endswith(f"{project(out)}_run")]
-    cut = ["docker", "network", "disconnect", network.removeprefix("network "), container(out, "node-2")]
-    subprocess.run(cut, check=True, capture_output=True)
-    cut_at = time.time()
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 1, output
-    cut_row, next_row = sorted(all_rows(out), key=lambda row: row.started_at)
-    assert (cut_row.status, next_row.status) == ("failed", "ok")
-    assert re.match(r"node 1 .*heartbeat", str(cut_row.cause))
-    assert cut_row.started_at + cut_row.wall_s - cut_at < 60
-
-
-@pytest.mark.nightly
-def test_node_that_is_cut_off_for_a_moment_costs_nothing(tmp_path: Path) -> None:
-    process, out = training_sweep(tmp_path, 200)
-    cut_off(container(out, "node-2"), seconds=4)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    (row,) = all_rows(out)
-    assert (row.status, row.nodes_replaced) == ("ok", None)
-    assert row.replicas_equal
-
-
-@pytest.mark.nightly
-def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
-    """The runs lose a killed node and a suspended one; the soak also kills other containers."""
-    file, out = tmp_path / "short.yml", tmp_path / "out"
-    file.write_text(HANGING.replace("work_s: 300", "work_s: 4").replace("[1, 2, 3]", "[1, 2]"))
-    process = start_sweep(file, out, "--runtime", "docker")
-    wait_until_training(out, runs=1)
-    subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
-    wait_until_training(out, runs=2)
-    suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
-    subprocess.run(suspend, check=True, capture_output=True)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    found = sorted(all_rows(out), key=lambda row: row.key)
-    assert [(row.status, row.warm) for row in found] == [("ok", True)] * 2
-    causes = [str(row.nodes_replaced) for row in found]
-    assert "node 1 was killed by SIGKILL" in causes[0]
-    assert "node 0" in causes[1]  # its silence or its health check, whichever is noticed first
-    assert not (out / ".warm").exists()
 
 
 @pytest.mark.parametrize("transport", ["mpi", *nightly("memory")])
 def test_interrupt_removes_warm_containers(tmp_path: Path, transport: str) -> None:
-    process, _, out = hanging_sweep(tmp_path, transport=transport)
+    process, out = hanging_sweep(tmp_path, transport=transport)
     assert_confined(out)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    end(process)
     assert containers(out) == []
 
 
 def test_reaper_removes_the_containers_of_a_killed_orchestrator(tmp_path: Path) -> None:
-    process, _, out = hanging_sweep(tmp_path, transport="rpc")
+    process, out = hanging_sweep(tmp_path, transport="rpc")
     assert_confined(out)
-    process.kill()
-    process.communicate(timeout=30)
+    end(process, signal.SIGKILL)
     wait_until(lambda: containers(out) == [], timeout_s=30)
 
 
 @pytest.mark.nightly
-def test_next_start_removes_what_a_killed_reaper_left(tmp_path: Path) -> None:
-    process, file, out = hanging_sweep(tmp_path)
-    assert_confined(out)
-    for reaper in psutil.Process(process.pid).children():
-        if "orchestrator.runtimes.docker.reaper" in reaper.cmdline():
-            reaper.kill()
-    process.kill()
-    process.communicate(timeout=30)
-    assert containers(out)
-
-    file.write_text(HANGING.replace("work_s: 300", "work_s: 0").replace("[1, 2, 3]", "[1]"))
-    again = sweep(file, out)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert re.search(r"removed [1-9]\d* ", again.stdout)
-
-
-@pytest.mark.nightly
 def test_two_sweeps_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "short.yml"
     spec = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
-    file.write_text(json.dumps({"name": "short", "base": spec, "blocks": [{}]}))
+    file = write_sweep(tmp_path / "short.yml", spec)
     both = [start_sweep(file, tmp_path / name, "--runtime", "docker") for name in ("a", "b")]
     for process in both:
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
 
 
-@pytest.mark.nightly
-def test_killed_sweep_resumes_from_its_checkpoints(run_cache: RunCache, tmp_path: Path) -> None:
-    """The weights equal those of an uninterrupted run of local processes.
-
-    On three nodes, DDP's bucket order matters.
-    """
-    run = {
-        "strategy": "ddp",
-        "nodes": 3,
-        "dataset": {"name": "synthetic", "samples": 1500, "test_samples": 50, "noise": 1.0},
-        "model": {"name": "lenet", "dropout": 0.3},
-        "optimizer": "momentum",
-        "lr": 0.01,
-        "epochs": 4,
-        "batch_size": 10,
-        "checkpoint_steps": 20,
-    }
-    file, out = tmp_path / "one.yml", tmp_path / "out"
-    file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
-    killed = start_sweep(file, out, "--runtime", "docker")
-    wait_until(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")))
-    killed.kill()
-    killed.communicate()
-    assert sweep(file, out).returncode == 0
-    (resumed,), whole = rows(out).values(), run_cache.get(**run).result
-    assert [rank.weights_digest for rank in resumed.ranks] == [rank.weights_digest for rank in whole.ranks]
-    assert resumed.certificate == whole.certificate
-    assert "checkpoint" in resumed.flags[-1]
-    assert not list(tmp_path.glob("*/*/checkpoints"))
-
-
-def hanging_sweep(
-    tmp_path: Path, *options: str, transport: str = "gloo"
-) -> tuple[subprocess.Popen[str], Path, Path]:
-    """A sweep whose runs hang, with both ranks of the first run up; its file and results directory."""
-    file, out = tmp_path / "hanging.yml", tmp_path / "out"
-    file.write_text(HANGING.replace("gloo", transport))
+def hanging_sweep(tmp_path: Path, *options: str, transport: str = "gloo") -> tuple[Running, Path]:
+    """A sweep whose runs hang, with both ranks of the first run up; and its results directory."""
+    strategy = {"name": "fault_injection", "work_s": 300}
+    base = {"strategy": strategy, "transport": transport, "nodes": 2, "timeout_s": 300}
+    file, out = write_sweep(tmp_path / "hanging.yml", base, {"axes": {"seed": [1, 2, 3]}}), tmp_path / "out"
     process = start_sweep(file, out, "--runtime", "docker", *options)
     wait_until_training(out, runs=1)
-    return process, file, out
-
-
-def training_sweep(tmp_path: Path, *epochs: int) -> tuple[subprocess.Popen[str], Path]:
-    """A sweep of cold runs with these epochs, whose first one trains; and its results directory."""
-    file, out = tmp_path / "training.yml", tmp_path / "out"
-    base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "timeout_s": 300}
-    base |= {name: SMALL[name] for name in ("dataset", "model")}
-    blocks = [{"base": {"epochs": number, "seed": seed}} for seed, number in enumerate(epochs)]
-    file.write_text(json.dumps({"name": "training", "base": base, "blocks": blocks}))
-    process = start_sweep(file, out, "--runtime", "docker", "--cold", "--no-warm-up-run")
-    wait_until(lambda: sum('"train_start"' in path.read_text() for path in event_files(out)) == 2)
     return process, out
 
 
 def wait_until_training(out: Path, runs: int) -> None:
     """Wait until this many runs have a plan, and both ranks of the last one have started."""
-
-    def training() -> bool:
-        plans = len(list(out.glob("*/plan.json")))
-        return plans == runs and len(event_files(out)) == 2
-
-    wait_until(training)
+    wait_until(lambda: len(list(out.glob("*/plan.json"))) == runs and len(event_files(out)) == 2)
 
 
 def assert_confined(out: Path) -> None:
@@ -277,31 +129,4 @@ def assert_confined(out: Path) -> None:
 
 
 def failures(out: Path) -> list[str]:
-    return [str(row.cause) for row in all_rows(out)]
-
-
-def all_rows(out: Path) -> list[RunResult]:
-    return [row for row in map(read_result, out.glob("*/result.json")) if row]
-
-
-def project(out: Path) -> str:
-    """The compose project of the run in `out` that has no result."""
-    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
-    argv = json.loads(plan.read_text())["cluster"]["processes"][0]["argv"]
-    return str(argv[argv.index("-p") + 1])
-
-
-def containers(out: Path) -> list[str]:
-    """Names of the containers of the run in `out` that has no result."""
-    listed = subprocess.run(
-        ["docker", "ps", "-a", "--format", "{{.Names}}", "--filter", f"name=^{project(out)}-"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return listed.stdout.split()
-
-
-def container(out: Path, name: str) -> str:
-    (found,) = [each for each in containers(out) if each.endswith(f"-{name}")]
-    return found
+    return [str(row.cause) for row in results_in(out)]

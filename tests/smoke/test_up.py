@@ -1,4 +1,4 @@
-"""`docker compose up` without settings, with two nodes in every topology.
+"""Mistakes of `docker compose up` without settings, with two nodes in every topology.
 
 All tests of a topology look at one start. Nightly, the stopped containers start again.
 """
@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from orchestrator.execution.run_result import certify
 from orchestrator.results.records import ranks_of
 from orchestrator.runtimes.docker.compose import COMPOSE
 from tests.smoke.conftest import Stack
+from tests.support.command_line import Done
+from tests.support.containers import docker
 from tests.support.processes import wait_until
 from trainer.core.events import Event
 
@@ -34,7 +35,7 @@ class Started:
     """A stack that has trained, and stopped."""
 
     stack: Stack
-    up: subprocess.CompletedProcess[str]
+    up: Done
     spec: dict[str, Any]
     events: list[Event]
     containers: list[dict[str, Any]]
@@ -48,7 +49,7 @@ class Started:
     def results(self) -> Path:
         return self.stack.results
 
-    def assert_summary(self, up: subprocess.CompletedProcess[str]) -> None:
+    def assert_summary(self, up: Done) -> None:
         """A start has ended with exit code 0, and the summary is the last output of the containers."""
         assert up.returncode == 0, up.stdout
         lines = [line for line in up.stdout.splitlines() if "|" in line]
@@ -82,11 +83,8 @@ def test_training(started: Started) -> None:
     epochs = started.spec["epochs"]
     ranks = ranks_of(started.events)
     assert [rank.rank for rank in ranks] == list(range(WORLD_SIZES[started.topology]))
-    losses = [
-        event.fields["test_loss"]
-        for event in started.events
-        if event.kind == "epoch" and event.rank == ranks[0].rank
-    ]
+    points = [event for event in started.events if (event.kind, event.rank) == ("epoch", ranks[0].rank)]
+    losses = [point.fields["test_loss"] for point in points]
     assert len(losses) == epochs
     assert losses[-1] < losses[0] / 2
     assert (ranks[0].accuracy or 0) > 0.9
@@ -121,45 +119,6 @@ def test_results_belong_to_the_owner_of_the_spec(started: Started) -> None:
     assert {(path.stat().st_uid, path.stat().st_gid) for path in files} == {OWNER}
 
 
-def test_isolation(started: Started) -> None:
-    """As the engine sees the containers: capabilities, users, limits, mounts and network."""
-    for container in started.containers:
-        host = container["HostConfig"]
-        service = container["Config"]["Labels"]["com.docker.compose.service"]
-        assert host["CapDrop"] == ["ALL"]
-        assert not host["Privileged"]
-        assert not host["PortBindings"]
-        assert host["ReadonlyRootfs"]
-        assert "no-new-privileges:true" in host["SecurityOpt"]
-        if service in ("node", "launcher", "master"):
-            assert container["Config"]["User"] == "10001:10001"
-            assert not host["CapAdd"]
-            assert (host["NanoCpus"], host["Memory"]) == (10**9, 2048 * 2**20)
-            assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
-            writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
-            assert writable == {"/data": False, "/checkpoints": False, "/code": False}
-    assert started.network["Internal"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "source", "read_only"),
-    [
-        ({}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": ""}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": "/my/checkpoints"}, "/my/checkpoints", False),
-    ],
-    ids=["unset", "empty", "set"],
-)
-def test_checkpoints_are_writable_only_where_a_directory_is_set(
-    stack: Make, settings: dict[str, str], source: str, read_only: bool
-) -> None:
-    services = json.loads(stack("ddp", **settings).run("config", "--format", "json").stdout)["services"]
-    for name in ("node", "coordinator", "data"):
-        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
-        assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
-        assert volume["source"].endswith(source)
-
-
 @pytest.mark.parametrize(("topology", "transport"), [("ddp", "gloo"), ("mpi", "mpi")])
 def test_killed_node_ends_the_stack(stack: Make, tmp_path: Path, topology: str, transport: str) -> None:
     """The exit code is not 0, and the summary names the node."""
@@ -169,7 +128,7 @@ def test_killed_node_ends_the_stack(stack: Make, tmp_path: Path, topology: str, 
     cluster = stack(topology, SHARDYARD_SPEC=str(spec))
     up = cluster.start(2)
     wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")))
-    subprocess.run(["docker", "kill", f"{cluster.project}-node-1"], check=True, capture_output=True)
+    docker("kill", f"{cluster.project}-node-1")
     output, _ = up.communicate(timeout=60)
     assert up.returncode != 0
     assert re.search(r"coordinator-1 +\| FAILED: ", output), output

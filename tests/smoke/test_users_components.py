@@ -1,17 +1,16 @@
-"""Users' components in containers: no rebuild, the same weights as local processes, packages by file."""
+"""Mistakes of users' components in containers: rebuilds, other weights, packages, code that is written."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths, read_result
-from tests.support.command_line import run_cli
-from trainer.core.events import read_events
-from trainer.core.position import Position
+from orchestrator.results.store import SweepPaths
+from tests.support.command_line import refused, run_cli
+from tests.support.containers import docker
+from tests.support.runs import digests, results_in
 
 WORDS = """
 import os
@@ -38,7 +37,6 @@ class Fails(nn.Module):
 def entropy(output, target):
     return nn.functional.cross_entropy(output, target)
 """
-FAILING_LINE = 1 + next(n for n, line in enumerate(WORDS.splitlines()) if "write_text" in line)
 SWEEP = """
 name: words
 base: {dataset: ./words.py:sentences, model: ./words.py:net, loss: ./words.py:entropy, epochs: 1}
@@ -48,25 +46,9 @@ blocks:
     axes: {strategy: [ddp, pipeline]}
 """
 
-STUCK = """
-from trainer.core.strategy import Strategy
 
-class Stuck(Strategy):
-    transports = ("gloo", "mpi")
-
-    def train(self, session):
-        session.start(session.replica())
-        if session.rank == 0:
-            session.comm.barrier()  # barrier
-        session.comm.all_gather(session.replica().weights())  # all_gather
-        session.comm.barrier()
-"""
-HUNG = """
-name: hung
-base: {strategy: ./stuck.py:Stuck, nodes: 2, timeout_s: 40}
-blocks:
-  - axes: {transport: [gloo, mpi]}
-"""
+def line_of(code: str, words: str) -> int:
+    return 1 + next(number for number, line in enumerate(code.splitlines()) if words in line)
 
 
 def written(directory: Path, sweep: str) -> Path:
@@ -82,14 +64,13 @@ def results_of(file: Path, out: Path, runtime: str) -> dict[str, RunResult]:
     """The results by run key."""
     done = run_cli("sweep", file, "--out", out, "--runtime", runtime, timeout_s=280)
     assert "Traceback" not in done.stdout + done.stderr
-    found = {path.parent.name: read_result(path) for path in sorted(out.glob("*/result.json"))}
+    found = {result.key: result for result in results_in(out)}
     assert found, done.stdout + done.stderr
-    return {key: result for key, result in found.items() if result is not None}
+    return found
 
 
 def images() -> set[str]:
-    listed = subprocess.run(["docker", "images", "-q"], capture_output=True, text=True, check=True)
-    return {*listed.stdout.split()}
+    return {*docker("images", "-q").split()}
 
 
 def test_the_same_keys_and_weights_as_in_local_processes_without_a_rebuild(tmp_path: Path) -> None:
@@ -101,8 +82,7 @@ def test_the_same_keys_and_weights_as_in_local_processes_without_a_rebuild(tmp_p
     assert len(contained) == 3
     assert contained.keys() == local.keys()
     for key, result in contained.items():
-        digests = [each.weights_digest for each in result.ranks]
-        assert digests == [each.weights_digest for each in local[key].ranks], key
+        assert digests(result) == digests(local[key]), key
     copied = sorted(path.name for path in SweepPaths(tmp_path / "contained").code.glob("*/*"))
     assert "words.py" in copied
     assert "words.txt" in copied
@@ -115,7 +95,7 @@ def test_the_code_is_read_only_and_its_exception_is_the_cause(tmp_path: Path) ->
     found = results_of(written(tmp_path / "mine", sweep), tmp_path / "out", "docker")
     assert {result.status for result in found.values()} == {"failed"}
     for result in found.values():
-        assert f"words.py:{FAILING_LINE}: OSError" in (result.cause or "")
+        assert f"words.py:{line_of(WORDS, 'write_text')}: OSError" in (result.cause or "")
         assert "Read-only file system" in (result.cause or "")
 
 
@@ -137,28 +117,5 @@ def test_packages_that_the_image_lacks_are_added_once(tmp_path: Path) -> None:
 def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
     file = written(tmp_path / "mine", f"requirements: requirements.txt\n{SWEEP}")
     (tmp_path / "mine" / "requirements.txt").write_text("numpy==0.0.1\n")
-    done = run_cli("sweep", file, "--runtime", "docker", timeout_s=280)
-    assert done.returncode == 2
-    assert "requirements.txt: cannot be installed in the image" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.nightly
-def test_a_hung_run_names_line_and_exchange_of_each_node(tmp_path: Path) -> None:
-    file = written(tmp_path / "mine", HUNG)
-    (file.parent / "stuck.py").write_text(STUCK)
-    marks = ("# barrier", "# all_gather")
-    lines = [1 + next(n for n, line in enumerate(STUCK.splitlines()) if mark in line) for mark in marks]
-    found = results_of(file, tmp_path / "out", "docker")
-    assert {result.status for result in found.values()} == {"timeout"}
-    for key in found:
-        events = read_events(SweepPaths(tmp_path / "out").run(key).events)
-        positions = {
-            event.rank: Position.model_validate(event.fields["position"])
-            for event in events
-            if event.kind == "terminated"
-        }
-        assert [positions[rank].file for rank in (0, 1)] == ["stuck.py"] * 2
-        assert [positions[rank].line for rank in (0, 1)] == lines
-        kinds = [each.kind for rank in (0, 1) if (each := positions[rank].exchange)]
-        assert kinds == ["barrier", "all_gather"]
+    said = refused("sweep", file, "--runtime", "docker")
+    assert "requirements.txt: cannot be installed in the image" in said

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from contextlib import closing
 from functools import cache
+from pathlib import Path
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
-from orchestrator.runtimes.docker.image import image_name, image_trouble
+from orchestrator.runtimes.docker.image import image_trouble
 from orchestrator.runtimes.swarm.machines import manager_trouble
 from orchestrator.shipped import ROOT
 
@@ -29,25 +31,27 @@ def swarm_host() -> str:
     return os.environ.get("SHARDYARD_TEST_SWARM") or f"unix://{ROOT}/.swarm/1/docker.sock"
 
 
-# Takes the network interface of a container down for some seconds. Needs no tool of the image.
-CUT = """
-import fcntl, socket, struct, sys, time
-def switch(up):
-    request = struct.pack("16sH14x", b"eth0", 0)
-    (flags,) = struct.unpack_from("H", fcntl.ioctl(link, 0x8913, request), 16)  # SIOCGIFFLAGS
-    fcntl.ioctl(link, 0x8914, struct.pack("16sH14x", b"eth0", flags & ~1 | up))  # SIOCSIFFLAGS
-link = socket.socket()
-switch(0)
-time.sleep(float(sys.argv[1]))
-switch(1)
-"""
+def docker(*arguments: str, input: str | None = None) -> str:
+    """What a command of Docker prints; it must not fail."""
+    done = subprocess.run(["docker", *arguments], input=input, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
-def cut_off(container: str, seconds: float) -> None:
-    """Cut a running container off its network for this long."""
-    namespace = ["--network", f"container:{container}", "--cap-add", "NET_ADMIN", "--user", "0"]
-    python = ["--entrypoint", "python", image_name(), "-c", CUT, str(seconds)]
-    subprocess.run(["docker", "run", "--rm", *namespace, *python], check=True, capture_output=True)
+def project(out: Path) -> str:
+    """The compose project of the run of a results directory that has no result."""
+    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
+    argv = json.loads(plan.read_text())["cluster"]["processes"][0]["argv"]
+    return str(argv[argv.index("-p") + 1])
+
+
+def containers(out: Path) -> list[str]:
+    """Names of the containers of this run."""
+    return docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"name=^{project(out)}-").split()
+
+
+def container(out: Path, name: str) -> str:
+    (found,) = [each for each in containers(out) if each.endswith(f"-{name}")]
+    return found
 
 
 def leftovers(label: str) -> list[str]:
@@ -59,8 +63,5 @@ def leftovers(label: str) -> list[str]:
     for kind, name in kinds:
         every = ["--all"] if kind == "container" else []
         show = ["--format", f"{{{{.{name}}}}}", "--filter", f"label={label}"]
-        listed = subprocess.run(
-            ["docker", kind, "ls", *every, *show], capture_output=True, text=True, check=True
-        )
-        found += [f"{kind} {line}" for line in listed.stdout.split()]
+        found += [f"{kind} {line}" for line in docker(kind, "ls", *every, *show).split()]
     return found

@@ -67,7 +67,7 @@ def starts(number: float) -> float:
     return float(ceil(number * RANK_START * (time.monotonic() - begin)))
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 120, poll_s: float = 0.05) -> Any:
     """Poll `condition` until it is true; returns its value, and fails the test after `timeout_s`.
 
     The default only ends a test that hangs: a start that takes 5 s can take 60 s on a loaded machine.
@@ -75,5 +75,5 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"condition not met within {timeout_s:g} s"
-        time.sleep(0.05)
+        time.sleep(poll_s)
     return value

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -138,18 +137,8 @@ class TrialRay(Trial):
 @contextmanager
 def trial_ray() -> Iterator[TrialRay]:
     """A running cluster, which sweeps of this process use."""
-    with TemporaryDirectory(prefix="sy-") as directory:
-        before = dict(os.environ)
-        os.environ[TrialRay.variable] = f"{directory}/ray"
-        os.environ["RAY_ADDRESS"] = f"{LOOPBACK}:{free_port()}"
-        # Whoever reaches a cluster without a token runs code as its user.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
-        cluster = TrialRay()
-        try:
-            cluster.up()
-            wait_until(lambda: len(cluster.raylets()) == RAYLETS)
-            yield cluster
-        finally:
-            cluster.stop()
-            os.environ.clear()
-            os.environ |= before
+    # Whoever reaches a cluster without a token runs code as its user.
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+    with TrialRay.running(RAY_ADDRESS=f"{LOOPBACK}:{free_port()}", **access) as cluster:
+        wait_until(lambda: len(cluster.raylets()) == RAYLETS)
+        yield cluster

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 
 from orchestrator.runtimes.slurm.commands import unavailable_reason
-from tests.support.command_line import PROJECT
+from tests.support.command_line import PROJECT, Done
 from tests.support.processes import wait_until
 from tests.support.trial import Trial
 
@@ -77,26 +74,11 @@ class TrialCluster(Trial):
         self.up()
 
 
-@contextmanager
-def trial_cluster() -> Iterator[TrialCluster]:
+def trial_cluster() -> AbstractContextManager[TrialCluster]:
     """A running cluster, which the commands of Slurm of this process use."""
-    with TemporaryDirectory(prefix="sy-") as directory:
-        home = Path(directory) / "cluster"
-        before = dict(os.environ)
-        os.environ |= {
-            "SHARDYARD_SLURM_DIR": str(home),
-            "SHARDYARD_SLURM_PORT": str(free_port()),
-            "SLURM_CONF": f"{home}/slurm.conf",
-            "XDG_CONFIG_HOME": directory,
-        }
-        cluster = TrialCluster()
-        try:
-            cluster.up()
-            yield cluster
-        finally:
-            cluster.stop()
-            os.environ.clear()
-            os.environ |= before
+    return TrialCluster.running(
+        SHARDYARD_SLURM_PORT=str(free_port()), SLURM_CONF="HOME/slurm.conf", XDG_CONFIG_HOME="HOME-config"
+    )
 
 
 @dataclass(frozen=True)
@@ -106,8 +88,9 @@ class Cluster:
     environment: dict[str, str]
     hidden: Path | None
 
-    def shardyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def shardyard(self, *arguments: str | Path, code: int | None = None) -> Done:
+        """Run a command of ours. code: what it must exit with, if any."""
+        done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *map(str, arguments)],
             env=self.environment,
             cwd=PROJECT,
@@ -116,3 +99,14 @@ class Cluster:
             timeout=150,
             check=False,
         )
+        assert code in (None, done.returncode), done.stdout + done.stderr
+        return done
+
+    def swept(
+        self, file: Path, out: Path, *options: str | Path, runtime: str = "slurm", code: int = 0
+    ) -> Path:
+        """Execute a sweep. Returns the directory of its results."""
+        shared = ("--shared-network",) if runtime == "local" else ()
+        where = ("--runtime", runtime, "--out", out, "--no-warm-up-run")
+        self.shardyard("sweep", file, *where, *shared, *options, code=code)
+        return out

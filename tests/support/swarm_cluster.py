@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -95,15 +94,6 @@ def _pid_in_machine(process: psutil.Process) -> int | None:
 @contextmanager
 def trial_swarm() -> Iterator[TrialSwarm]:
     """A running swarm, whose manager the commands of Docker of this process use."""
-    with TemporaryDirectory(prefix="sy-") as directory:
-        before = dict(os.environ)
-        os.environ[TrialSwarm.variable] = f"{directory}/swarm"
-        swarm = TrialSwarm()
-        try:
-            swarm.up()
-            os.environ["DOCKER_HOST"] = swarm.host("machine1")
-            yield swarm
-        finally:
-            swarm.stop()
-            os.environ.clear()
-            os.environ |= before
+    with TrialSwarm.running() as swarm:
+        os.environ["DOCKER_HOST"] = swarm.host("machine1")
+        yield swarm

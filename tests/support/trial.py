@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from tempfile import TemporaryDirectory
+from typing import ClassVar, Self
 
 import psutil
 
@@ -30,6 +31,23 @@ class Trial:
 
     def __init__(self) -> None:
         self.home = Path(os.environ[self.variable])
+
+    @classmethod
+    @contextmanager
+    def running(cls, **variables: str) -> Iterator[Self]:
+        """A running cluster, which this process uses by these variables. HOME in them is its directory."""
+        with TemporaryDirectory(prefix="sy-") as directory:
+            before, home = dict(os.environ), f"{directory}/cluster"
+            own = {name: value.replace("HOME", home) for name, value in variables.items()}
+            os.environ |= {cls.variable: home, **own}
+            cluster = cls()
+            try:
+                cluster.up()
+                yield cluster
+            finally:
+                cluster.stop()
+                os.environ.clear()
+                os.environ |= before
 
     def up(self) -> None:
         """Start what does not run, and wait until all nodes are ready."""

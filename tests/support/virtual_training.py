@@ -48,7 +48,6 @@ def train_virtually(
     spec: RunSpec,
     options: VirtualOptions = MEASURED,
     datasets: DatasetCache | None = None,
-    reads_traces: bool = True,
 ) -> VirtualTraining:
     """Train as the spec says. Raises the first exception of a rank."""
     task, size = Task(spec, Path(), datasets or DatasetCache()), spec.world_size
@@ -91,7 +90,7 @@ def train_virtually(
             if isinstance(outcome, Exception):
                 raise outcome
         results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
-        paths = sorted(Path(name).glob("trace-*.bin"), key=_rank) if reads_traces else []
+        paths = sorted(Path(name).glob("trace-*.bin"), key=_rank)
         traces = [read_trace(path) for path in paths]
         weights = np.load(Path(name) / "weights.npy") if options.trains else np.zeros(0, np.float32)
     return VirtualTraining(weights, results, [each.events for each in events], traces, times)
