@@ -27,7 +27,6 @@ from orchestrator.results.store import RunPaths
 from tests.support.timelines import assert_trace_event_format, tracks_of
 from tests.support.traces import TraceBuilder, builders, traces
 from tests.unit.report_support import a_run
-from tests.unit.trainer.time_model.test_simulate import exchanges
 from trainer.core.trace import WORK_PHASES, Kind, Trace, encode_trace, trace_path
 from trainer.time_model.cluster import Cluster, Link, SoftwareCost
 from trainer.time_model.outcome import Replay
@@ -66,6 +65,36 @@ def timeline_of(found: Sequence[Trace], **fields: Any) -> tuple[dict[str, Any], 
     fields = {"run": "run", "cluster": a_cluster(len(found)), "steps": steps_of(found)[1]}
     both = Windows(wall=windows[0], replayed=windows[1], **fields)
     return json.loads(json.dumps(timeline(wall, tracks, both))), replay
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> list[TraceBuilder]:
+    """Ranks that exchange messages, collectives of a group and requests, in one order that all follow."""
+    transport = draw(st.sampled_from(["gloo", "mpi", "rpc"]))
+    ranks = [TraceBuilder(rank, 4, transport, groups=[[0, 1, 2]] if rank < 3 else []) for rank in range(4)]
+    sends: dict[tuple[int, int], int] = {}
+    for _ in range(draw(st.integers(0, 12))):
+        for rank in ranks:
+            rank.work(draw(st.floats(0.0, 2.0)))
+        kind = draw(st.sampled_from(["message", "beside", "group", "request"]))
+        first, second = draw(st.permutations(range(4)))[:2]
+        nbytes = draw(st.sampled_from([4, 1000, 100_000]))
+        if kind == "message":
+            ranks[first].add(Kind.SEND, nbytes, second)
+            ranks[second].add(Kind.RECEIVE, nbytes, first)
+            sends[first, second] = sends.get((first, second), 0) + 1
+        elif kind == "request":
+            ranks[first].add(Kind.REQUEST, nbytes, second)
+            ranks[second].add(Kind.TAKE, nbytes, first).work(0.5).add(Kind.RESPOND, 4, first)
+        elif kind == "group":
+            for rank in ranks[:3]:
+                rank.add(Kind.ALL_REDUCE, nbytes, group=1)
+        else:
+            for rank in ranks:
+                rank.add(Kind.START_ALL_REDUCE, nbytes).work(0.25).add(Kind.WAIT_STARTED)
+    for (first, second), count in sends.items():
+        ranks[first].add(Kind.SEND_WAIT, count - 1, second)
+    return ranks
 
 
 @settings(max_examples=20, deadline=None)

@@ -305,7 +305,7 @@ def test_interrupt_ends_an_operation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def group(rank: int) -> GlooGroup:
-        context = NodeContext(rank, 2, "gloo", tmp_path, timeout_s=20, rendezvous=f"{tmp_path}/rendezvous")
+        context = NodeContext(rank, 2, "gloo", tmp_path, timeout_s=8, rendezvous=f"{tmp_path}/rendezvous")
         formed = GlooGroups(context, Clock()).form("view-1", [0, 1], 0, "", lambda: False)
         assert isinstance(formed, GlooGroup)
         return formed
@@ -319,7 +319,7 @@ def test_interrupt_ends_an_operation(tmp_path: Path, monkeypatch: pytest.MonkeyP
             each.interrupt()
         for shift in shifts:
             with pytest.raises(CommunicationError):
-                shift.result(timeout=15)  # gloo's limit is 20 s
+                shift.result(timeout=6)  # gloo's limit is 8 s
 
 
 # The protocol; `make soak` searches larger settings
