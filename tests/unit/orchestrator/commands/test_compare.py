@@ -76,6 +76,7 @@ def test_each_directory_is_compared_with_the_first_by_intervals(compared: Compar
 def test_a_limit_is_broken_by_losses_that_are_claimed_and_above_it(compared: Comparing) -> None:
     for limits, broken in (
         ("slower=10%", 1),
+        ("slower=22%", 1),  # of the time of the reference
         ("slower=30%", 0),
         ("accuracy=1pt", 1),
         ("accuracy=20pt", 0),

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -290,6 +290,7 @@ NEAR_POWERS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.floats(1e-9, 1e14) | NEAR_POWERS)
 def test_a_written_number_times_its_unit_is_the_value(value: float) -> None:
     shown = float(f"{value:.2e}")

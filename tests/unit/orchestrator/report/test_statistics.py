@@ -29,7 +29,7 @@ from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_he
 from tests.unit.report_support import a_comparison, around, repeated
 
 LEVEL = 0.05
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=40, deadline=None)
 P_VALUES = st.lists(st.floats(1e-6, 1) | st.floats(LEVEL / 10, 2 * LEVEL), min_size=1, max_size=6)
 
 

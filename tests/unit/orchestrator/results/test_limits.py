@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.results import environment as module
@@ -239,6 +239,7 @@ def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple
 NEAR_UNITS = st.builds(lambda at, off: at + off, st.sampled_from((60, 3600, 7200)), st.floats(-1, 1))
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e5) | NEAR_UNITS)
 def test_a_time_is_rounded_to_its_last_unit_and_no_unit_is_full(seconds: float) -> None:
     parts = [(int(number), unit) for number, unit in re.findall(r"(\d+) (h|min|s)", duration(seconds))]
