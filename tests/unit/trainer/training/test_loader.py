@@ -55,7 +55,7 @@ class Parts(PartitionedSplit):
         return Partition([np.arange(e - n, e) for n, e in zip(self.sizes, ends, strict=True)], self.batch)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=4),
     batch=st.integers(1, 12),

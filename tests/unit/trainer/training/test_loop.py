@@ -81,11 +81,8 @@ def test_ranks_without_test_samples_call_neither_model_nor_loss(
 
 def test_chance_is_the_share_of_the_most_frequent_class() -> None:
     def chance(labels: list[int], others: Any = None, accuracy_is: str | None = None) -> float | None:
-        test, loss = (
-            Split(np.zeros((9, 3)), np.array(labels), others),
-            SimpleNamespace(accuracy_is=accuracy_is),
-        )
-        return Evaluation(test, loss, alone()).chance  # type: ignore[arg-type]
+        loss: Any = SimpleNamespace(accuracy_is=accuracy_is)
+        return Evaluation(Split(np.zeros((9, 3)), np.array(labels), others), loss, alone()).chance
 
     assert chance([0, 1, 1, 1, 2]) == 0.6
     assert chance([0, 1], np.ones((2, 1))) is chance([0, 1], None, "R²") is None
