@@ -94,7 +94,7 @@ test-unit: $(VENV)/ready-dev ## run all unit tests
 	$(RUN) -m pytest $(WORKERS) tests/unit $(ARGS)
 
 test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser; NIGHTLY=1 for all of them
-	$(RUN) -m pytest $(WORKERS) --dist loadgroup tests/integration tests/contract tests/browser tests/attacks -m "not containers$(KEPT)" $(ARGS)
+	$(RUN) -m pytest $(WORKERS) --dist loadfile tests/integration tests/contract tests/browser tests/attacks -m "not containers$(KEPT)" $(ARGS)
 
 test-all: ## run all tests: unit, local processes and containers
 	@status=0; \

@@ -40,21 +40,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # Run before pytest's own implementation of this hook, in which `-m` selects by markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests in tests/smoke, which all start containers, and those that share what a module starts.
-
-    xdist (`--dist loadgroup`) runs the tests of a group in one process, so that it is started once.
-    """
+    """Mark the tests in tests/smoke, which all start containers."""
     for item in items:
         if "smoke" in item.path.parts:
             item.add_marker("containers")
-        if item.get_closest_marker("xdist_group") is None and _scopes(item) & {"module"}:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
-def _scopes(item: pytest.Item) -> set[str]:
-    """The scopes of a test's fixtures."""
-    found = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    return {definition.scope for definitions in found.values() for definition in definitions}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

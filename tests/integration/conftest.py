@@ -36,7 +36,7 @@ def execute(tmp_path: Path) -> Callable[..., RunResult]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """For the tests in xdist's group `slurm`. Needs Slurm."""
+    """Needs Slurm."""
     with TemporaryDirectory(prefix="sy-") as directory, trial_cluster() as trial:
         hidden = Path(directory) if os.geteuid() == 0 else None
         if hidden:

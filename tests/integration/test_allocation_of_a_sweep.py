@@ -35,7 +35,6 @@ BLOCKS = (
 
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.xdist_group("slurm"),
 ]
 
 

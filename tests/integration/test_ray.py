@@ -31,7 +31,7 @@ from tests.support.runs import (
 from trainer.spec.run_spec import RunSpec
 
 MISSING = RayRuntime().unavailable_reason()
-pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 # A run that outlasts the tests.
 LONG = {**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 10_000}
 Execute = Callable[..., RunResult]

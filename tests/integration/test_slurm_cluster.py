@@ -13,7 +13,6 @@ from tests.support.slurm_cluster import TrialCluster, slurm_missing, trial_clust
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(slurm_missing() is not None, reason=str(slurm_missing())),
-    pytest.mark.xdist_group("slurm"),
 ]
 
 

@@ -49,7 +49,6 @@ REQUEUED = {
 
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.xdist_group("slurm"),
 ]
 
 
