@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.runtimes.docker.reaper import LABEL
 from tests.smoke.confinement import DEVICES, PROBE, READ_ONLY
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
 from tests.support.containers import leftovers
 from tests.support.hostile_submissions import HARMFUL, QUICK, RIGHT, write_submissions
 from tests.support.processes import wait_until
-
-LABEL = "shardyard.orchestrator"
 
 pytestmark = pytest.mark.containers
 

@@ -19,6 +19,7 @@ from orchestrator.commands import model as model_command
 from orchestrator.commands import partitions as partitions_command
 from orchestrator.errors import InputError
 from orchestrator.identity import labelled
+from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps import imports as module
@@ -34,7 +35,6 @@ from trainer.spec.run_spec import RunSpec
 from trainer.strategies.ddp import Ddp
 from trainer.user_components.strategy import DECLARED, StrategyFacts
 
-LABEL = "shardyard.orchestrator"
 HONEST = """
 import math
 from torch import nn

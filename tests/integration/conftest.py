@@ -36,7 +36,7 @@ def execute(tmp_path: Path) -> Callable[..., RunResult]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Needs Slurm."""
+    """One cluster for all tests of a process. Needs Slurm."""
     with TemporaryDirectory(prefix="sy-") as directory, trial_cluster() as trial:
         hidden = Path(directory) if os.geteuid() == 0 else None
         if hidden:

@@ -15,12 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator.runtimes.docker.reaper import LABEL
 from tests.support.command_line import PROJECT, Done, Running, environment
 from tests.support.containers import containers_missing, docker, leftovers
 from tests.support.processes import wait_until
 from trainer.core.events import Event, EventReader
-
-LABEL = "shardyard.orchestrator"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from orchestrator.results.records import RunResult
+from orchestrator.runtimes.docker.reaper import LABEL
 from tests.smoke.confinement import (
     assert_coordinator_confined,
     assert_linked_node_confined,
     assert_switch_confined,
 )
-from tests.smoke.conftest import LABEL
 from tests.support.command_line import end, run_ok, start_sweep
 from tests.support.containers import docker
 from tests.support.processes import wait_until

@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.swarm.options import SwarmOptions
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.smoke.test_users_components import results_of
@@ -27,7 +28,6 @@ from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.nightly
 
-LABEL = "shardyard.orchestrator"
 OWN = """
 import torch
 from torch import nn

@@ -337,11 +337,6 @@ def timed(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields:
     return repeated(strategy, around(mean, 0.01), nodes=nodes, **fields)
 
 
-def scored(strategy: str | dict[str, Any], mean: float, nodes: int = 2, **fields: Any) -> list[RunResult]:
-    """Five seeds of nearly the same accuracy."""
-    return repeated(strategy, around(mean), "accuracy", nodes=nodes, **fields)
-
-
 def decisions(finding: Finding) -> list[str]:
     return [each["decision"] for each in finding.data["compared"]]
 

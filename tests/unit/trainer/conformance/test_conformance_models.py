@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.nn import functional
 
 from trainer.conformance.law import examine_all
 from trainer.conformance.model import laws
-from trainer.data.base import PixelScale
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.data.datasets.text import Copy
 from trainer.models.base import Model
@@ -23,7 +21,6 @@ from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.spec.registries import MODELS
 
 SHAPE, CLASSES = (1, 28, 28), 10
-UNSCALED = PixelScale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
 SMALLER = {
     "wide_resnet": {"widen": 1},
     "gpt": {"layers": 1},

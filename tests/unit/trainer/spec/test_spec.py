@@ -204,8 +204,12 @@ def test_the_quota_of_a_node_is_its_share_of_cpus() -> None:
 def test_a_run_is_oversubscribed_if_a_rank_has_less_than_a_core() -> None:
     enough = [{"cpus": 2, "processes_per_node": 2}, {"cpus": 4, "node_speed": [1, 0.5]}]
     # A thread of a slower local process has its share of a core.
-    scarce = [{"cpus": 0.5}, {"node_speed": {0: 0.5}}, {"cpus": 4, "threads": 1, "node_speed": [1, 0.5]}]
-    found = [spec(nodes=2, **fields).oversubscribed for fields in (*enough, *scarce)]
+    oversubscribed = [
+        {"cpus": 0.5},
+        {"node_speed": {0: 0.5}},
+        {"cpus": 4, "threads": 1, "node_speed": [1, 0.5]},
+    ]
+    found = [spec(nodes=2, **fields).oversubscribed for fields in (*enough, *oversubscribed)]
     assert found == [False] * 2 + [True] * 3
 
 
