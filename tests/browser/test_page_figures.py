@@ -145,18 +145,15 @@ def wait_for_series(figure: Locator, series: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["strategies", "timelines", "stragglers", "labels"])
-def test_panels_stand_below_each_other_on_a_narrow_page(
-    kind: str, reader: Reader, golden_report: Path
-) -> None:
-    figures = f"figure[data-figure^='{kind}']"
-    wide, narrow = (reader.open(golden_report, width=width) for width in (1280, 768))
-    heights = []
-    for page in (wide, narrow):
-        figure = page.locator(figures).first
-        figure.scroll_into_view_if_needed()
-        expect(figure.locator("svg.marks")).to_be_visible()
-        drawing = figure.locator(".drawing")
-        assert drawing.evaluate("box => box.scrollWidth <= box.clientWidth")
-        heights.append(drawing.evaluate("box => box.clientHeight"))
-    assert heights[1] >= heights[0]
+def test_panels_stand_below_each_other_on_a_narrow_page(reader: Reader, golden_report: Path) -> None:
+    pages = [reader.open(golden_report, width=width) for width in (1280, 768)]
+    for kind in ("strategies", "timelines", "stragglers", "labels"):
+        heights = []
+        for page in pages:
+            figure = page.locator(f"figure[data-figure^='{kind}']").first
+            figure.scroll_into_view_if_needed()
+            expect(figure.locator("svg.marks")).to_be_visible()
+            drawing = figure.locator(".drawing")
+            assert drawing.evaluate("box => box.scrollWidth <= box.clientWidth")
+            heights.append(drawing.evaluate("box => box.clientHeight"))
+        assert heights[1] >= heights[0]

@@ -19,7 +19,7 @@ from orchestrator.runtimes.slurm.commands import queued
 from tests.integration.test_slurm_runtime import DEBUG, HANGING, MISSING, RUN, hanging, no_job_is_left
 from tests.support.command_line import Running, end
 from tests.support.processes import wait_until
-from tests.support.runs import event_files, results_in, write_sweep
+from tests.support.runs import RunCache, event_files, results_in, write_sweep
 from tests.support.slurm_cluster import Cluster
 from trainer.slurm_allocation.messages import SILENCE_S
 
@@ -55,24 +55,19 @@ def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_all_runs_share_one_allocation_and_have_the_weights_of_local_runs(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, run_cache: RunCache, tmp_path: Path
 ) -> None:
-    for runtime in ("slurm", "local"):
-        options = ("--data-dir", tmp_path / "data") + (("--shared-network",) if runtime == "slurm" else ())
-        cluster.swept(sweep_file(tmp_path), tmp_path / runtime, *options, runtime=runtime, code=1)
-    assert (tmp_path / "slurm" / "allocation" / "job.sh").exists()
-    locals_ = {result.key: result for result in results_in(tmp_path / "local")}
-    found = results_in(tmp_path / "slurm")
-    assert len(found) == len(locals_) == 4
-    for slurm in found:
-        assert (slurm.warm, slurm.runtime_info.warm, slurm.nodes_replaced) == (True, True, None)
-        if slurm.key.startswith("fault_injection"):
-            assert slurm.status == locals_[slurm.key].status != "ok"
-            assert "node 1" in str(slurm.cause)
-            continue
-        assert (slurm.status, locals_[slurm.key].status) == ("ok", "ok"), slurm.cause
-        homes = (tmp_path / name / slurm.key for name in ("slurm", "local"))
-        np.testing.assert_array_equal(*(np.load(RunPaths(home).weights) for home in homes))
+    options = ("--data-dir", tmp_path / "data", "--shared-network")
+    out = cluster.swept(sweep_file(tmp_path), tmp_path / "out", *options, code=1)
+    assert (out / "allocation" / "job.sh").exists()
+    found = sorted(results_in(out), key=lambda each: each.status)
+    assert [each.status for each in found] == ["failed"] + ["ok"] * 3
+    assert "node 1" in str(found[0].cause)
+    for result in found:
+        assert (result.warm, result.runtime_info.warm, result.nodes_replaced) == (True, True, None)
+    for result in found[1:]:
+        same = run_cache.get(**result.run.model_dump())
+        np.testing.assert_array_equal(np.load(RunPaths(out / result.key).weights), same.weights)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,15 @@ from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import Running, end, start_sweep
 from tests.support.pages import blocks
 from tests.support.processes import wait_until
-from tests.support.runs import SMALL, digests, event_files, only_result, results_in, write_sweep
+from tests.support.runs import (
+    SMALL,
+    RunCache,
+    digests,
+    event_files,
+    only_result,
+    results_in,
+    write_sweep,
+)
 from tests.support.slurm_cluster import START_AGAIN, Cluster, slurm_missing
 
 MISSING = slurm_missing()
@@ -60,23 +68,23 @@ def no_job_is_left(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def smoke(cluster: Cluster) -> Iterator[Path]:
-    """The results of the same sweep, by runtime."""
+    """The results of a sweep."""
     with TemporaryDirectory(prefix="sy-") as name:
         home = Path(name)
         ddp = {"strategy": "ddp", "transport": "gloo"}
         sweep = write_sweep(home / "smoke.yml", RUN, ddp, OVER_MPI, slurm=DEBUG)
-        for runtime in ("slurm", "local"):
-            cluster.swept(sweep, home / runtime, "--data-dir", home / "data", runtime=runtime)
-        yield home
+        yield cluster.swept(sweep, home / "slurm", "--data-dir", home / "data")
 
 
-def test_same_sweep_has_the_same_weights_and_its_results_know_the_cluster(smoke: Path) -> None:
-    found = results_in(smoke / "slurm")
-    assert [result.status for result in (*found, *results_in(smoke / "local"))] == ["ok"] * 4
+def test_runs_have_the_weights_of_local_runs_and_results_know_the_cluster(
+    smoke: Path, run_cache: RunCache
+) -> None:
+    found = results_in(smoke)
+    assert [result.status for result in found] == ["ok"] * 2
     for result in found:
-        paths = RunPaths(smoke / "slurm" / result.key)
-        slurm, local = (np.load(RunPaths(smoke / name / result.key).weights) for name in ("slurm", "local"))
-        np.testing.assert_array_equal(slurm, local)
+        paths = RunPaths(smoke / result.key)
+        same = run_cache.get(**result.run.model_dump())
+        np.testing.assert_array_equal(np.load(paths.weights), same.weights)
         assert result.environment["slurm"]
         assert result.cores == os.cpu_count()
         assert not paths.live.exists()
@@ -95,10 +103,10 @@ def test_ranks_of_pmix_have_the_same_weights(cluster: Cluster, smoke: Path, tmp_
     if trouble := pmix_trouble():
         pytest.skip(f"srun --mpi=pmix does not start: {trouble}")
     sweep = write_sweep(tmp_path / "pmix.yml", RUN, OVER_MPI, slurm={"mpi": "pmix"})
-    out = cluster.swept(sweep, tmp_path / "out", "--data-dir", smoke / "data")
+    out = cluster.swept(sweep, tmp_path / "out", "--data-dir", tmp_path / "data")
     key = only_result(out).key
     assert "--mpi=pmix" in (RunPaths(out / key).directory / SCRIPT).read_text()
-    pmix, mpirun = (np.load(RunPaths(home / key).weights) for home in (out, smoke / "slurm"))
+    pmix, mpirun = (np.load(RunPaths(home / key).weights) for home in (out, smoke))
     np.testing.assert_array_equal(pmix, mpirun)
 
 

@@ -17,7 +17,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRuntime
 from tests.support.nightly import nightly
-from tests.support.processes import private_network_missing, wait_until
+from tests.support.processes import ended, private_network_missing, wait_until
 from tests.support.runs import DuringTraining, RecordingDisplay, digests, execute_on
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.process import GROWTH, ParentProcess
@@ -49,7 +49,8 @@ def warm_parent(clusters: Clusters) -> Callable[[], psutil.Process]:
         plan = clusters.plan(RunSpec(strategy="serial"), RunPaths(Path()), Path())
         name = plan.processes[0].argv[-1]
         command = ["-m", "trainer.warm", name]
-        found = [child for child in psutil.Process().children() if child.cmdline()[-3:] == command]
+        alive = [child for child in psutil.Process().children() if not ended(child)]
+        found = [child for child in alive if child.cmdline()[-3:] == command]
         assert len(found) == 1
         return found[0]
 
