@@ -90,7 +90,7 @@ def positions(results: Results, key: str) -> dict[int, Position]:
     [("gloo", "barrier"), *nightly(("mpi", "barrier"), ("rpc", "nothing"), ("memory", "recv"))],
 )
 def test_a_timeout_names_line_and_exchange_of_each_rank(tmp_path: Path, transport: str, by: str) -> None:
-    results = swept(tmp_path, [{"strategy": strategy(by)}], transport=transport, timeout_s=starts(8))
+    results = swept(tmp_path, [{"strategy": strategy(by)}], transport=transport, timeout_s=starts(4))
     (line,) = results.runs
     assert line["status"] == "timeout"
     found = positions(results, str(line["key"]))

@@ -46,12 +46,12 @@ Execute = Callable[..., RunResult]
         ("hogwild", "memory", 1, 1),
         ("async_parameter_server", "rpc", 0, 1),
         ({"name": "async_parameter_server", "max_staleness": 0}, "rpc", 2, 1),
-        ("rpc_split", "rpc", 0, 1),
         ("rpc_split", "rpc", 2, 1),
         ("all_reduce", "gloo", 2, 2),
-        ("all_reduce", "mpi", 2, 2),
-        ("hogwild", "memory", 2, 2),
         *nightly(
+            ("rpc_split", "rpc", 0, 1),
+            ("all_reduce", "mpi", 2, 2),
+            ("hogwild", "memory", 2, 2),
             ("all_reduce", "gloo", 1, 1),
             ("all_reduce", "rpc", 1, 1),
             ("ddp", "gloo", 1, 1),
@@ -79,7 +79,7 @@ def test_killed_rank_is_named(
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("start", 0), ("start", 1)], ids=["at-start", "at-rendezvous"])
-@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+@pytest.mark.parametrize("transport", ["gloo", *nightly("mpi", "rpc")])
 def test_rank_killed_before_training_is_named(
     execute: Execute, tmp_path: Path, transport: str, kind: str, ranks: int
 ) -> None:

@@ -67,6 +67,7 @@ def test_times_bytes_and_cost_of_more_nodes_are_predicted(measured: Path, tmp_pa
     assert sorted(path.name for path in measured.iterdir()) == before
 
 
+@pytest.mark.nightly
 def test_a_report_has_the_predictions_until_a_run_is_repeated(measured: Path, tmp_path: Path) -> None:
     copy = tmp_path / "results"
     shutil.copytree(measured, copy)
