@@ -286,7 +286,8 @@ def test_interrupt_ends_the_connections_of_its_group_alone(monkeypatch: pytest.M
     with ExitStack() as stack:
         pairs = [[stack.enter_context(each) for each in socket.socketpair()] for _ in range(3)]
         (kept, its_peer), (closed, _), (new, its_new_peer) = pairs
-        sockets = {each.fileno(): open_sockets()[each.fileno()] for each in (kept, closed)}
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sockets = {each.fileno(): open_sockets()[each.fileno()] for each in (listener, kept, closed)}
         duplicate, number = os.dup, closed.fileno()
 
         def dup(each: int) -> int:
@@ -297,6 +298,7 @@ def test_interrupt_ends_the_connections_of_its_group_alone(monkeypatch: pytest.M
         assert its_peer.recv(1, socket.MSG_DONTWAIT) == b""
         with pytest.raises(BlockingIOError):
             its_new_peer.recv(1, socket.MSG_DONTWAIT)
+        socket.create_connection(listener.getsockname()).close()  # it still listens
 
 
 @pytest.mark.usefixtures("_left_alone")
