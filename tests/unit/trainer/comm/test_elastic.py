@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,7 +30,7 @@ from trainer.comm.views import Operate, Survivor
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import Event
-from trainer.core.membership import Membership, MembershipTracker
+from trainer.core.membership import MembershipTracker
 
 TIMEOUT_S = 30.0
 SIZE = 4
@@ -336,28 +335,6 @@ def test_every_live_rank_finishes_and_agrees_on_every_result(setting: Setting) -
     found = search(setting)
     assert found.wrong is None
     assert found.states > 10_000  # the search is not cut short
-
-
-class CountsEveryChange(MembershipTracker):
-    """The number of a group also grows when a rank waits to join it."""
-
-    def _change(self, rank: int, **fields: object) -> None:
-        super()._change(rank, **fields)
-        self._view = self._generation
-
-
-class WaitsForLosses(Survivor):
-    """A rank that forms a group looks for losses alone, not for another number of the group."""
-
-    def superseded(self, membership: Membership) -> bool:
-        return self.lacks_member(membership)
-
-
-@pytest.mark.slow
-def test_the_search_finds_the_rule_by_which_a_node_that_returned_hung_the_others() -> None:
-    found = search(replace(SMALL, survivor=WaitsForLosses, tracker=CountsEveryChange)).wrong
-    assert found is not None
-    assert "deadlock" in found.splitlines()[0]
 
 
 def test_a_rank_joins_once_all_members_know_that_it_waits() -> None:
