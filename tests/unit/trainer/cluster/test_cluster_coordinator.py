@@ -241,7 +241,6 @@ def test_cause_of_a_failed_run(
 @pytest.mark.parametrize(
     ("reason", "message"),
     [
-        ("hello is not expected from this agent", {"kind": "hello"}),
         ("clean is not expected from this agent", {"kind": "clean", "left": None}),
         ("trace is not expected from this agent", {"kind": "trace", "rank": 0, "chunk": "", "last": True}),
         ("exit: codes: of a rank that is not this agent's", {**EXIT, "codes": {"0": 0}}),

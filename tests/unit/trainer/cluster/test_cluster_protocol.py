@@ -55,7 +55,6 @@ VALUES: list[tuple[str, dict[str, Any], str, list[Any], list[Any]]] = [
     ("exit", EXIT, "codes", [{"0": -255, "65535": 255}], [{"0": -256}, {"0": 256}, {"0": True}]),
     ("exit", EXIT, "codes", [], [{each: 0} for each in ("", "123456", "1\n", "-1", "\u0663")]),
     ("exit", EXIT, "mpirun", [-255, 255], [-256, 256, "1"]),
-    ("exit", EXIT, "usage", [USAGE], [{"sent_bytes": -1}, {"more": 1}]),
     ("alive", {}, "mpirun", [1, 2**31 - 1, None], [0, 2**31]),
     ("alive", {}, "suspended", [[], [0, 2**16 - 1]], [[-1], [2**16], [0.0], 1]),
     ("hello", {}, "public_keys", KEYS, [*({"key": each} for each in ODD_KEYS), {"other": KEY}]),

@@ -271,8 +271,8 @@ def test_merged_events_are_read_from_a_file_without_anything_else(tmp_path: Path
     merged, whole = tmp_path / "events.jsonl", [line("start"), line("failed", cause="größer", rank=3)]
     merged.write_text("\n".join(whole))
     assert [each.to_line() for each in events.read_events(merged)] == whole
-    for cut in (whole[0][:30], line("ready", odd=1), ""):
-        merged.write_text(f"{whole[0]}\n{cut}\n{whole[1]}\n")
+    for odd in (whole[0][:30], line("ready", odd=1), ""):
+        merged.write_text(f"{whole[0]}\n{odd}\n")
         with pytest.raises(ValueError, match="event"):
             [*events.read_events(merged)]
     (tmp_path / "link").symlink_to(merged)
