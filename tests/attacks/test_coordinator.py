@@ -154,18 +154,14 @@ MANY = TRACE.replace(b'"count":3', b'"count":1000000')[:-CHECKSUM_BYTES]
 # What is named, and the messages.
 INVALID: dict[str, list[tuple[Any, ...]]] = {
     "lines": [
+        ("message exit", exit_of(), exit_of()),
+        ("message exit: usage.sent_bytes", exit_of(usage={"sent_bytes": -1})),
         ("message: nested", b"[" * 60_000 + b"\n"),
         ("message: kind", {"kind": "odd\x1b[2J"}),
     ],
     "events": [
         ("event: kind", event("odd\x1b[2J")),
-        ("rank: 1", event("done", 1)),
         ("attempt: 1", event("start", pid=1, attempt=1)),
-        ("60000", {"kind": "event", "line": "x" * 60_000}),
-    ],
-    "exits": [
-        ("message exit", exit_of(), exit_of()),
-        ("message exit: usage.sent_bytes", exit_of(usage={"sent_bytes": -1})),
     ],
     "weights": [
         ("weights: chunk", {"kind": "weights", "chunk": "not base64!", "last": False}),

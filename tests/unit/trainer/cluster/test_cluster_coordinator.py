@@ -215,7 +215,6 @@ ENDED_BY_SIGNAL = [sends("died", cause="stopped by SIGTERM", signal="SIGTERM"), 
 @pytest.mark.parametrize(
     ("steps", "cause", "kinds", "fields"),
     [
-        ([STARTS, exits(-9), END], "rank 1 was killed by SIGKILL", ["start", "died"], {}),
         ([exits(3), END], "ended with exit code 3", [], {}),
         ([STARTS, exits(-9, out_of_memory=1), END], "than 64 MiB", ["start", "died"], {"memory_mb": 64}),
         ([STARTS, disconnect], LOST, ["start", "died"], {}),
@@ -226,7 +225,7 @@ ENDED_BY_SIGNAL = [sends("died", cause="stopped by SIGTERM", signal="SIGTERM"), 
         ([WEIGHTS, END], "weights", ["damaged"], {"save_weights": True}),
         ([STARTS, TRAINS, FAILS, exits(1), END], "odd", ["start", "train_start", "failed"], CONTINUES),
     ],
-    ids=["killed", "code", "memory", "lost", "hangs", "unreported", "signal", "forged", "weights", "error"],
+    ids=["code", "memory", "lost", "hangs", "unreported", "signal", "forged", "weights", "error"],
 )
 def test_cause_of_a_failed_run(
     cluster: LoopbackCluster, steps: list[Script], cause: str, kinds: list[str], fields: dict[str, Any]

@@ -75,7 +75,6 @@ def test_ranks_of_mpi_meet_before_an_operation_that_spins_if_they_share_cores(na
 
 
 def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None:
-    """An exchange asks for a message before it sends one."""
     dist, own, group = MagicMock(P2POp=lambda *each: each), MagicMock(), {"group": "group"}
     comm = gloo.GlooCommunicator(1, 3, Clock(), dist, "group", [4, 5, 7])
     comm._broadcast(own, 2)
@@ -83,7 +82,7 @@ def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None
     comm._isend(own, 2)()
     comm._recv(own, 0)
     dist.batch_isend_irecv.return_value = [dist.isend.return_value]
-    new = comm._shift(own, 2, 0)
+    new = comm._shift(own, 2, 0)  # asks for its message before it sends one
     assert dist.isend.return_value.wait.call_count == 2
     assert dist.method_calls == [
         call.broadcast(own, src=7, **group),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from trainer.__main__ import _redirect_console
 from trainer.comm.base import CommunicationError
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
@@ -138,3 +139,10 @@ def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.Monk
     )
     assert not run_forked(NodeContext(0, 3, "shared_memory", Path()), task, events, None)
     assert written == [(1, "died", {"cause": "killed by SIGKILL", "signal": "SIGKILL"})]
+
+
+def test_both_streams_of_a_rank_are_appended_to_its_log(tmp_path: Path, monkeypatch: Any) -> None:
+    (log := tmp_path / "node-0.log").write_text("of another rank ")
+    monkeypatch.setattr(os, "dup2", lambda file, to: os.write(file, b"%d" % to))
+    _redirect_console(log)
+    assert log.read_text() == "of another rank 12"
