@@ -67,25 +67,6 @@ def _rank(context: NodeContext, body: Body, sender: Connection) -> None:
     os._exit(0)
 
 
-def in_order(comm: Communicator) -> list[float]:
-    results = []
-    for number in range(50):
-        for source in (2, 1):
-            buffer = torch.full((1 + 1000 * (50 - number),), 100.0 * source + number)
-            if comm.rank == source:
-                comm.send(buffer, to=0)
-                buffer.fill_(-1)  # the buffer may be reused after send returns
-            elif comm.rank == 0:
-                comm.recv(buffer.zero_(), source)
-                results += {*buffer.tolist()}
-    return results
-
-
-def test_messages_of_a_sender_arrive_in_order(tmp_path: Path) -> None:
-    expected = [100.0 * source + number for number in range(50) for source in (2, 1)]
-    assert run(tmp_path, in_order) == [expected, [], []]
-
-
 def over_the_link(comm: Communicator) -> float:
     before = psutil.net_io_counters(pernic=True)[loopback()].bytes_sent
     comm.barrier()  # otherwise a late rank would miss bytes that others have sent already

@@ -54,7 +54,12 @@ class TorchRpc:
         return self._mailboxes.setdefault((self.here.rank, group, source), SimpleQueue())
 
     def rpc_async(self, name: str, call: Callable[..., None], args: Sequence[Any], timeout: float) -> Any:
-        own, self.here.rank = self.here.rank, int(name.removeprefix("node-"))
-        call(*(each.clone() if isinstance(each, Tensor) else each for each in args))
-        self.here.rank = own
-        return SimpleNamespace(wait=lambda: None)
+        """A message arrives when it is waited for: without that, another one may overtake it."""
+        sent, own = [each.clone() if isinstance(each, Tensor) else each for each in args], self.here.rank
+
+        def wait() -> None:
+            self.here.rank = int(name.removeprefix("node-"))
+            call(*sent)
+            self.here.rank = own
+
+        return SimpleNamespace(wait=wait)

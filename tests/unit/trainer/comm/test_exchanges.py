@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import ANY, Mock, call, patch
 
 import pytest
 import torch
@@ -261,6 +261,17 @@ def test_a_silent_peer_of_rpc_is_named_after_the_timeout() -> None:
         comm = rpc.RpcCommunicator(0, 2, Clock(), network, Mock(), timeout_s=0.05, ranks=[0, 7])
         with pytest.raises(CommunicationError, match=r"^waiting for node 7 .* within 0\.05 s$"):
             comm.recv(torch.empty(1), source=1)
+
+
+def test_rank_0_leaves_rpc_last() -> None:
+    for rank, at_store in ((0, call.wait(["left/1", "left/2"], ANY)), (2, call.set("left/2", ""))):
+        network, store = Mock(), Mock()
+        comm: Any = rpc.RpcCommunicator(rank, 3, Clock(), network, store, timeout_s=7.0)
+        comm._barrier = Mock()
+        comm.close()
+        comm._barrier.assert_called_once_with()
+        assert network.mock_calls == [call.shutdown(graceful=True, timeout=7.0)]
+        assert store.mock_calls == [at_store]
 
 
 # Checks of runs with `debug`

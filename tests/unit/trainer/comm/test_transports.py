@@ -83,13 +83,18 @@ def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None
     comm._recv(own, 0)
     dist.batch_isend_irecv.return_value = [dist.isend.return_value]
     new = comm._shift(own, 2, 0)  # asks for its message before it sends one
-    assert dist.isend.return_value.wait.call_count == 2
+    gloo.GlooCommunicator(1, 2, Clock(), dist, "group", [4, 5])._all_gather(own)
+    assert dist.isend.return_value.wait.call_count == 3
+    comm.close()
     assert dist.method_calls == [
         call.broadcast(own, src=7, **group),
         call.send(own, dst=7, **group),
         call.isend(own, dst=7, **group),
         call.recv(own, src=4, **group),
         call.batch_isend_irecv([(dist.irecv, new, 4, "group", ANY), (dist.isend, own, 7, "group", ANY)]),
+        call.batch_isend_irecv([(dist.irecv, ANY, 4, "group", ANY), (dist.isend, own, 4, "group", ANY)]),
+        call.barrier(**group),
+        call.destroy_process_group(),
     ]
 
 
