@@ -265,13 +265,11 @@ def test_a_silent_peer_of_rpc_is_named_after_the_timeout() -> None:
 
 def test_rank_0_leaves_rpc_last() -> None:
     for rank, at_store in ((0, call.wait(["left/1", "left/2"], ANY)), (2, call.set("left/2", ""))):
-        network, store = Mock(), Mock()
-        comm: Any = rpc.RpcCommunicator(rank, 3, Clock(), network, store, timeout_s=7.0)
-        comm._barrier = Mock()
+        torch_rpc = Mock()
+        comm: Any = rpc.RpcCommunicator(rank, 3, Clock(), torch_rpc, torch_rpc, timeout_s=7.0)
+        comm._barrier = torch_rpc.barrier
         comm.close()
-        comm._barrier.assert_called_once_with()
-        assert network.mock_calls == [call.shutdown(graceful=True, timeout=7.0)]
-        assert store.mock_calls == [at_store]
+        assert torch_rpc.mock_calls == [call.barrier(), call.shutdown(graceful=True, timeout=7.0), at_store]
 
 
 # Checks of runs with `debug`
