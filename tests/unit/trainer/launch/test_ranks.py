@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -141,8 +142,8 @@ def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.Monk
     assert written == [(1, "died", {"cause": "killed by SIGKILL", "signal": "SIGKILL"})]
 
 
-def test_both_streams_of_a_rank_are_appended_to_its_log(tmp_path: Path, monkeypatch: Any) -> None:
+def test_both_streams_of_a_rank_are_appended_to_its_log(tmp_path: Path) -> None:
     (log := tmp_path / "node-0.log").write_text("of another rank ")
-    monkeypatch.setattr(os, "dup2", lambda file, to: os.write(file, b"%d" % to))
-    _redirect_console(log)
+    with patch.object(os, "dup2", lambda file, to: os.write(file, b"%d" % to)):
+        _redirect_console(log)
     assert log.read_text() == "of another rank 12"
