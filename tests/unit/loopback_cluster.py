@@ -182,7 +182,7 @@ class LoopbackCluster:
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         self.unreachable: set[str] = set()  # names of containers
-        self.delays: dict[str, Callable[[], Awaitable[Any]]] = {}  # by address, before agents connect
+        self.delays: dict[str, Callable[[], Awaitable[Any]]] = {}  # by address, before agents connect first
         self.hellos: dict[str, bytes] = {}  # by address, other first messages
         for name, value in {"REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}.items():
             monkeypatch.setattr(module, name, value)
@@ -283,14 +283,14 @@ class LoopbackCluster:
         return container_name(*self.expected[address]) not in self.unreachable
 
     async def run_agent(self, name: str, address: str, script: Script) -> None:
-        if address in self.delays:
-            await self.delays[address]()
         agent = self.agents[name] = await self.connect(address, self.hellos.get(address, HELLO))
         await script(agent)
         await agent.connection.close()
 
     async def connect(self, address: str, hello: bytes = HELLO) -> FakeAgent:
         """Connect as soon as the coordinator listens, and send the first message."""
+        if address in self.delays:
+            await self.delays.pop(address)()
         while True:
             try:
                 reader, writer = await asyncio.open_connection(

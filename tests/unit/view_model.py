@@ -42,8 +42,6 @@ class Setting:
     losses: int = 0
     returns: int = 0
     delayed: bool = False
-    survivor: type[Survivor] = Survivor
-    tracker: type[MembershipTracker] = MembershipTracker
 
 
 class Exchange(NamedTuple):
@@ -67,7 +65,7 @@ class Program:
 
     def __init__(self, setting: Setting, rank: int, incarnation: int) -> None:
         self.setting, self.rank, self.incarnation = setting, rank, incarnation
-        self.survivor = setting.survivor(rank, incarnation, setting.ranks)
+        self.survivor = Survivor(rank, incarnation, setting.ranks)
         self.result = self.newest = None
         self.recent: dict[int, Any] = {}  # by number of operation
 
@@ -277,7 +275,7 @@ class Model:
 
     def initial(self) -> State:
         size = self.setting.ranks
-        owner = Owner(self.setting.tracker(dict.fromkeys(range(size), ""), range(0), {}))
+        owner = Owner(MembershipTracker(dict.fromkeys(range(size), ""), range(0), {}))
         for rank in range(size):
             owner = self._tracked(owner, rank, Report("train_start"))
         sent: dict[tuple[int, int], tuple[Any, ...]] = {(0, rank): () for rank in range(size)}

@@ -329,7 +329,7 @@ def test_environment_of_the_node_overrides_that_of_ssh(home: Path, monkeypatch: 
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("SHARDYARD_OUT", "of the shell")
     command = {"argv": ["/bin/trainer", "of", "a", "rank"], "environment": {"SHARDYARD_OUT": "/out"}}
-    (home / "rank.json").write_text(json.dumps(command))
+    (home / "rank.json").write_bytes(json.dumps(command).encode())
     mpi_rank.main()
     assert executed[:2] == ["/bin/trainer", command["argv"]]
     assert executed[2].items() >= {"OMPI_COMM_WORLD_RANK": "1", "SHARDYARD_OUT": "/out"}.items()

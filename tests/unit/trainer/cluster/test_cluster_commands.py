@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.unit.cluster_support import assigned, index_of
 from trainer.cluster import commands as module
 from trainer.cluster import mpi_rank
-from trainer.cluster.commands import TRAINER, Command, commands, environment, mpirun
+from trainer.cluster.commands import TRAINER, Command, commands, environment
 from trainer.cluster.rank_assignment import RankAssignment
 from trainer.launch.environment import read_context
 
@@ -49,10 +48,7 @@ def test_every_node_starts_its_ranks(
     for name, expected in ranks.items():
         found = started(assignment, name)
         assert [command.ranks for command in found] == expected
-        for local, command in enumerate(found):
-            if topology == "mpi":
-                assert command.argv == mpirun(assignment)
-                continue
+        for local, command in enumerate(each for each in found if each.ranks):
             assert command.argv == TRAINER
             context = read_context(assignment.spec, command.environment)
             assert (context.rank, context.size) == (command.ranks[0], assignment.spec.world_size)
@@ -66,16 +62,20 @@ def test_every_node_starts_its_ranks(
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_environment_of_every_rank(topology: str) -> None:
     found = variables(topology, "node-1", threads=3)
-    assert found["SHARDYARD_SPEC"] == str(module.SPEC) == "/run/shardyard/spec.json"
-    assert (found["SHARDYARD_OUT"], found["SHARDYARD_DATA"]) == (str(module.OUT), "/data")
-    assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its agent
-    # Only ranks of mpirun write to the console of their node.
-    assert found.get("SHARDYARD_CONSOLE") == ("/proc/4711/fd/1" if topology == "mpi" else None)
-    # Compose writes the node's name before each line; ranks that share a node add their own.
-    assert found["SHARDYARD_PREFIX"] == ("rank {rank} | " if topology == "single" else "")
-    assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL")} == {"3"}
-    assert {found[f"{name}_SOCKET_IFNAME"] for name in ("GLOO", "NCCL", "TP")} == {module.INTERFACE}
-    assert not {f"SHARDYARD_{name}" for name in ("CHECKPOINTS", "MEMBERSHIP", "LINKED")} & found.keys()
+    threads = {found.pop(name) for name in [*found] if name.endswith("_NUM_THREADS")}
+    assert threads == {"3"}
+    assert found == {
+        "SHARDYARD_SPEC": "/run/shardyard/spec.json",
+        "SHARDYARD_OUT": "/run/shardyard/out",
+        "SHARDYARD_DATA": "/data",
+        "SHARDYARD_CODE": "/code",
+        "SHARDYARD_LAUNCHER": {"mpi": "openmpi", "single": "none"}.get(topology, "torchrun"),
+        "SHARDYARD_PARENT_PID": str(PID),  # a rank ends with its agent
+        # Compose writes the node's name before each line; ranks that share a node add their own.
+        "SHARDYARD_PREFIX": "rank {rank} | " if topology == "single" else "",
+        **{f"{name}_SOCKET_IFNAME": "eth0" for name in ("GLOO", "NCCL", "TP")},
+        **({"SHARDYARD_CONSOLE": "/proc/4711/fd/1"} if topology == "mpi" else {}),
+    }
 
 
 def test_variables_of_some_runs() -> None:
@@ -83,8 +83,8 @@ def test_variables_of_some_runs() -> None:
     found = environment(assignment, PID)
     assert found["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
     assert found["SHARDYARD_PREFIX"] == "rank {rank} | "
-    linked = variables("rpc", "node-2", link={"bandwidth_mbit": 10})["SHARDYARD_LINKED"]
-    assert linked == "10.0.0.100,10.0.0.1"  # the others
+    for topology, others in (("rpc", "10.0.0.100,10.0.0.1"), ("mpi", "10.0.0.1")):  # not the launcher
+        assert variables(topology, "node-2", link={"bandwidth_mbit": 10})["SHARDYARD_LINKED"] == others
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
@@ -108,7 +108,13 @@ def test_a_node_sees_its_own_gpus() -> None:
 
 
 def test_mpirun_starts_several_ranks_on_each_node() -> None:
-    argv = mpirun(assigned("mpi", 1, 2, 3, processes_per_node=4))
-    options = dict(pairwise(argv))
-    assert (options["-n"], options["--map-by"]) == ("12", "ppr:4:node")
-    assert argv[-4:] == (sys.executable, "-S", "-E", mpi_rank.__file__)
+    (command,) = started(assigned("mpi", 1, 2, 3, processes_per_node=4), "launcher")
+    assert " ".join(command.argv) == (
+        f"{sys.prefix}/bin/mpirun --prefix {sys.prefix} --hostfile /run/shardyard/hosts --wdir "
+        "/opt/shardyard -n 12 --map-by ppr:4:node --bind-to none --oversubscribe --mca mpi_yield_when_idle "
+        "1 --mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include eth0 "
+        f"{sys.executable} -S -E {mpi_rank.__file__}"
+    )
+    settings = {"plm_ssh_agent": "ssh -F /run/shardyard/ssh/config", "plm_ssh_no_tree_spawn": "1"}
+    settings |= {"prte_if_include": "eth0", "odls_base_sigkill_timeout": "5"}
+    assert command.environment.items() >= {f"PRTE_MCA_{name}": settings[name] for name in settings}.items()

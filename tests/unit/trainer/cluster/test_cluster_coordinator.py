@@ -87,6 +87,30 @@ def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
     assert cluster.summary == ["FAILED: stopped by SIGTERM"]
 
 
+HAS_KEY, HAS_HOST_KEY = ({name: key} for name, key in loopback.KEYS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("node 0", {"kind": "alive"}, "message alive before hello"),
+        ("node 0", {"public_keys": HAS_KEY}, "message hello: public_keys: host_key: missing"),
+        ("launcher", {"public_keys": HAS_HOST_KEY}, "message hello: public_keys: key: missing"),
+        ("node 0", {"replaced": "x" * 4096}, "a message of 4130 bytes; allowed: at most 4096"),
+    ],
+)
+def test_container_without_a_valid_hello_is_named(
+    cluster: LoopbackCluster, name: str, fields: dict[str, Any], reason: str
+) -> None:
+    async def is_rejected(agent: FakeAgent) -> None:
+        assert await agent.receive() == {"kind": "rejected", "cause": f"rejected: {reason}"}
+
+    names = ("node-1", "launcher") if name == "launcher" else ("launcher", "node-1")
+    cluster.hellos["127.0.0.2"] = json.dumps({"kind": "hello", **fields}).encode() + b"\n"
+    assert cluster.run(dict(zip(names, (is_surplus, is_rejected), strict=True)), topology="mpi") == 1
+    assert cluster.summary == [f"FAILED: {name} sent invalid data: {reason}"]
+
+
 def test_unknown_address_is_rejected_while_agents_register(cluster: LoopbackCluster) -> None:
     rejected = asyncio.Event()
     cluster.delays["127.0.0.2"] = rejected.wait
@@ -182,6 +206,8 @@ def test_full_disk_fails_the_run(cluster: LoopbackCluster) -> None:
 
 # Causes
 
+
+EXIT = {"kind": "exit", "codes": {}, "cause": None, "usage": loopback.USAGE}
 WEIGHTS: Script = lambda agent: agent.send_weights(loopback.weights_file(1))  # noqa: E731
 ENDED_BY_SIGNAL = [sends("died", cause="stopped by SIGTERM", signal="SIGTERM"), exits(-15), FakeAgent.leave]
 
@@ -189,7 +215,6 @@ ENDED_BY_SIGNAL = [sends("died", cause="stopped by SIGTERM", signal="SIGTERM"), 
 @pytest.mark.parametrize(
     ("steps", "cause", "kinds", "fields"),
     [
-        ([STARTS, exits(-9), END], "rank 1 was killed by SIGKILL", ["start", "died"], {}),
         ([exits(3), END], "ended with exit code 3", [], {}),
         ([STARTS, exits(-9, out_of_memory=1), END], "than 64 MiB", ["start", "died"], {"memory_mb": 64}),
         ([STARTS, disconnect], LOST, ["start", "died"], {}),
@@ -200,7 +225,7 @@ ENDED_BY_SIGNAL = [sends("died", cause="stopped by SIGTERM", signal="SIGTERM"), 
         ([WEIGHTS, END], "weights", ["damaged"], {"save_weights": True}),
         ([STARTS, TRAINS, FAILS, exits(1), END], "odd", ["start", "train_start", "failed"], CONTINUES),
     ],
-    ids=["killed", "code", "memory", "lost", "hangs", "unreported", "signal", "forged", "weights", "error"],
+    ids=["code", "memory", "lost", "hangs", "unreported", "signal", "forged", "weights", "error"],
 )
 def test_cause_of_a_failed_run(
     cluster: LoopbackCluster, steps: list[Script], cause: str, kinds: list[str], fields: dict[str, Any]
@@ -210,6 +235,23 @@ def test_cause_of_a_failed_run(
     assert cause in cluster.causes["node-2"]
     assert not kinds or cluster.kinds(1) == kinds
     assert cluster.agents["node-1"].received == ["assignment", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("clean is not expected from this agent", {"kind": "clean", "left": None}),
+        ("trace is not expected from this agent", {"kind": "trace", "rank": 0, "chunk": "", "last": True}),
+        ("exit: codes: of a rank that is not this agent's", {**EXIT, "codes": {"0": 0}}),
+        ("alive: mpirun: not from the launcher", {"kind": "alive", "mpirun": 7}),
+        ("alive: suspended: a rank that is not this agent's", {"kind": "alive", "suspended": [1, 0]}),
+    ],
+)
+def test_message_that_an_agent_may_not_send(cluster: LoopbackCluster, reason: str, message: Any) -> None:
+    sends_it = plays(lambda agent: agent.connection.send(**message), END)
+    assert cluster.run({"node-1": keeps_training, "node-2": sends_it}) == 1
+    assert cluster.causes == {"node-2": f"sent invalid data: message {reason}"}
+    assert cluster.kinds(1) == ["damaged"]
 
 
 def test_timeout_names_the_ranks_that_are_suspended(cluster: LoopbackCluster) -> None:

@@ -1,16 +1,18 @@
-"""Mistakes in the connection of agent and coordinator: messages that change, arrive in part, or block."""
+"""Mistakes in the connection of agent and coordinator: messages that change, arrive in part, are odd."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.cluster.protocol import FROM_AGENT, MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE_BYTES, Connection, Message
 
+KEY = "ssh-ed25519 " + 68 * "A"
 USAGE = {"cpu_s": 0.5, "throttled_s": None, "out_of_memory": 0}
 MESSAGES: list[Message] = [
-    {"kind": "hello", "public_keys": {"key": f"ssh-ed25519 {'A' * 68}"}, "replaced": "it was killed"},
+    {"kind": "hello", "public_keys": {"key": KEY}, "replaced": "it was killed"},
     {"kind": "event", "line": 'newline\n and "quotes" and \u2028 and 漢字'},
     {"kind": "exit", "codes": {"0": -9}, "cause": None, "usage": USAGE},
     {"kind": "weights", "chunk": "x" * (MAX_LINE_BYTES - 100), "last": False},
@@ -30,3 +32,41 @@ def test_only_whole_messages_arrive() -> None:
         assert connection.error is None
 
     asyncio.run(talk())
+
+
+def receive(line: bytes) -> tuple[Message | None, str | None]:
+    """The message in a line from an agent or the coordinator, or what is wrong with it."""
+
+    async def read() -> tuple[Message | None, str | None]:
+        reader, writer = asyncio.StreamReader(limit=MAX_LINE_BYTES), SimpleNamespace()
+        reader.feed_data(line)
+        reader.feed_eof()
+        connection = Connection(reader, writer, {**FROM_COORDINATOR, **FROM_AGENT})  # type: ignore[arg-type]
+        return await connection.receive(), connection.error
+
+    return asyncio.run(read())
+
+
+KEYS = [{"key": KEY, "host_key": f"{KEY[:52]}=="}, {"key": f"{KEY[:12]}{100 * '/'}"}, {}]
+ODD_KEYS = [f"{KEY}\n", f"{KEY}\n{KEY}", f"{KEY} x", f"x{KEY}", f"{KEY}===", KEY[:51], KEY + 33 * "A", ""]
+EXIT = {"codes": {}, "cause": None, "usage": USAGE}
+# Other fields, and values of one field that are accepted, and that are not.
+VALUES: list[tuple[str, dict[str, Any], str, list[Any], list[Any]]] = [
+    ("exit", EXIT, "codes", [{"0": -255, "65535": 255}], [{"0": -256}, {"0": 256}, {"0": True}]),
+    ("exit", EXIT, "codes", [], [{each: 0} for each in ("", "123456", "1\n", "-1", "\u0663")]),
+    ("exit", EXIT, "mpirun", [-255, 255], [-256, 256, "1"]),
+    ("alive", {}, "mpirun", [1, 2**31 - 1, None], [0, 2**31]),
+    ("alive", {}, "suspended", [[], [0, 2**16 - 1]], [[-1], [2**16], [0.0], 1]),
+    ("hello", {}, "public_keys", KEYS, [*({"key": each} for each in ODD_KEYS), {"other": KEY}]),
+]
+
+
+def test_values_of_a_message_include_the_ends_of_their_ranges_and_no_more() -> None:
+    for kind, others, field, accepted, refused in VALUES:
+        for value in accepted:
+            message = {"kind": kind, **others, field: value}
+            assert receive(json.dumps(message).encode() + b"\n") == (message, None)
+        for value in refused:
+            found, error = receive(json.dumps({"kind": kind, **others, field: value}).encode() + b"\n")
+            assert found is None
+            assert str(error).startswith(f"message {kind}: {field}"), value

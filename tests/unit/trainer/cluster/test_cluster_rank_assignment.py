@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import FIELDS, registered
-from trainer.cluster.rank_assignment import (
-    AssignmentError,
-    assign_ranks,
-    needed_agents,
-    read_spec,
-)
+from trainer.cluster.rank_assignment import AssignmentError, assign_ranks, needed_agents, read_spec
 
 MPI = ["launcher", "node-2", "node-3"]
 
@@ -57,12 +52,7 @@ SPEED, LINK = {"node_speed": [1, 0.25]}, {"link": {"bandwidth_mbit": 10}}
         ("ddp", {"nodes": 4}, {}, "the run has 4 nodes, 2 registered: use --scale node=4"),
         ("ddp", {"nodes": 1}, {}, "the run has 1 nodes, 2 registered: use --scale node=1"),
         ("rpc", {"nodes": 4}, {}, "the run has 4 nodes, 3 registered: use --scale node=3"),
-        (
-            "ddp",
-            {"strategy": "rpc_split"},
-            {},
-            "use compose/rpc.yml, not compose/ddp.yml",
-        ),
+        ("ddp", {"strategy": "rpc_split"}, {}, "use compose/rpc.yml, not compose/ddp.yml"),
         ("single", {"strategy": "ddp"}, {}, "use compose/ddp.yml, not compose/single.yml"),
         ("single", {"strategy": "serial"}, {}, "serial cannot run on 2 nodes"),
         ("ddp", {"cpus": 2}, {"cpus": 1.0}, "SHARDYARD_CPUS=2"),

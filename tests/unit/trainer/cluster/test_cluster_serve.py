@@ -8,20 +8,12 @@ import time
 import pytest
 
 from tests.unit import loopback_cluster as loopback
-from tests.unit.loopback_cluster import (
-    FakeAgent,
-    LoopbackCluster,
-    exits,
-    is_surplus,
-    plays,
-    receive,
-    succeeds,
-)
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, exits, is_surplus, plays, succeeds
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import CANCEL, ENDED, NEXT, Ending, log_marks
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
-FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], receive]
+FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], loopback.receive]
 
 
 def summary(cluster: LoopbackCluster, number: int) -> list[str]:
@@ -84,13 +76,28 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
     async def cancel(_: FakeAgent) -> None:
         (cluster.run_directory(1) / CANCEL).touch()
 
-    cancels = plays(loopback.STARTS, cancel, receive, exits(143), FakeAgent.leave)
+    cancels = plays(loopback.STARTS, cancel, loopback.receive, exits(143), FakeAgent.leave)
     scripts = {"node-1": [cancels, succeeds], "node-2": [loopback.keeps_training, succeeds]}
     cancelled, after = cluster.serve(scripts, {}, {})
     assert cancelled.exits == {"node-1": 1, "coordinator": 1}  # the other one did not report any
     assert after == OK
     assert summary(cluster, 1)[0].startswith("FAILED: ")
     assert cluster.connections["node-2"][0].received == ["assignment", "shutdown"]
+
+
+def test_file_cancels_a_run_for_which_a_container_is_missing(cluster: LoopbackCluster) -> None:
+    async def cancel(agent: FakeAgent) -> None:
+        (cluster.run_directory(1) / CANCEL).touch()
+        await is_surplus(agent)
+
+    async def after_the_run() -> None:
+        while not (cluster.run_directory(1) / ENDED).exists():
+            await asyncio.sleep(0.005)
+
+    cluster.delays["127.0.0.2"] = after_the_run
+    cancelled, after = cluster.serve({"node-1": [cancel, succeeds], "node-2": [succeeds]}, {}, {})
+    assert (cancelled, after) == (Ending(exits={"coordinator": 1}), OK)
+    assert summary(cluster, 1) == ["FAILED: cancelled by the orchestrator"]
 
 
 def test_run_that_cannot_start_leaves_the_agents_to_the_next(cluster: LoopbackCluster) -> None:

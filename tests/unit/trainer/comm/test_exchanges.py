@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import ANY, Mock, call, patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.unit.conftest import PROJECT
-from tests.unit.threads import running_clock, together
-from trainer.comm.base import Communicator
+from tests.unit.threads import TorchRpc, running_clock, together
+from trainer.comm import rpc
+from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
@@ -67,6 +69,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
     "mean": (in_place(lambda c, x: c.all_reduce(x, "mean")), lambda b, *_: b.mean(0), reduced),
     "weighted": (lambda c, x: c.weighted_mean(x, c.rank + 1), weighted, with_weight),
     "weight 0": (lambda c, x: c.weighted_mean(x, 0), lambda b, r, P: b[r], with_weight),
+    "part": (  # of fewer elements than ranks
+        lambda c, x: (c.all_reduce(x[1:3], "sum"), x[1:3].clone())[1],
+        lambda b, *_: b.sum(0)[1:3],
+        lambda r, P: reduced(r, P) * 2 / VALUES,
+    ),
     "all_gather": (lambda c, x: c.all_gather(x), lambda b, *_: b, lambda r, P: P - 1),
     "float64": (
         lambda c, x: c.all_gather_float64(x.double() / 3),
@@ -117,7 +124,18 @@ def virtually(size: int, body: Body, clock: Callable[[], Clock] = running_clock)
     return [outcomes[rank] for rank in range(size)]
 
 
-@pytest.fixture(params=[together, checked, virtually], ids=["threads", "checked", "virtual"])
+def over_rpc(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
+    network: Any = TorchRpc()
+
+    def own(comm: MemoryCommunicator) -> Any:
+        network.here.rank = comm.rank
+        return body(rpc.RpcCommunicator(comm.rank, size, comm.clock, network, Mock(), timeout_s=10.0))
+
+    with patch.multiple(rpc, _mailbox=network.mailbox, Heartbeat=Mock()):
+        return together(size, own, clock)
+
+
+@pytest.fixture(params=[together, checked, virtually, over_rpc])
 def run(request: pytest.FixtureRequest) -> Run:
     found: Run = request.param
     return found
@@ -166,7 +184,7 @@ def test_every_rank_has_a_result_of_its_own_and_counts_what_it_sent(run: Run, si
                 assert [source for *_, source in traffic.receives] == [before] * 2
                 assert [to for _, to in traffic.sends] == [following] * 2
                 assert traffic.bytes_to == {following: 2 * NBYTES}
-        if name in ("sum", "mean", "weighted"):  # so that replicas stay equal
+        if name in ("sum", "mean", "weighted", "part"):  # so that replicas stay equal
             assert all(torch.equal(found[name][0], ranks[0][name][0]) for found in ranks)
 
 
@@ -234,6 +252,24 @@ def test_groups_of_groups_know_their_ranks_and_count_for_their_parents(run: Run)
     found, ranks = run(5, body), ([0, 2, 4], [1, 2], [2, 4])
     assert [found[2], found[4]] == [(ranks, [2, 4], 4 + NBYTES, {to: NBYTES}) for to in (4, 2)]
     assert found[1] == (([1, 3], [0], [1]), [1], 0, {})
+
+
+def test_a_silent_peer_of_rpc_is_named_after_the_timeout() -> None:
+    network: Any = TorchRpc()
+    network.here.rank = 0
+    with patch.multiple(rpc, _mailbox=network.mailbox, Heartbeat=Mock()):
+        comm = rpc.RpcCommunicator(0, 2, Clock(), network, Mock(), timeout_s=0.05, ranks=[0, 7])
+        with pytest.raises(CommunicationError, match=r"^waiting for node 7 .* within 0\.05 s$"):
+            comm.recv(torch.empty(1), source=1)
+
+
+def test_rank_0_leaves_rpc_last() -> None:
+    for rank, at_store in ((0, call.wait(["left/1", "left/2"], ANY)), (2, call.set("left/2", ""))):
+        torch_rpc = Mock()
+        comm: Any = rpc.RpcCommunicator(rank, 3, Clock(), torch_rpc, torch_rpc, timeout_s=7.0)
+        comm._barrier = torch_rpc.barrier
+        comm.close()
+        assert torch_rpc.mock_calls == [call.barrier(), call.shutdown(graceful=True, timeout=7.0), at_store]
 
 
 # Checks of runs with `debug`

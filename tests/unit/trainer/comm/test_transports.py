@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, MagicMock, Mock, call
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
 from trainer.comm import gloo
+from trainer.comm import mpi as mpi_transport
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup, total
 from trainer.comm.mpi import MpiCommunicator
@@ -41,6 +44,68 @@ def test_mpi_gets_contiguous_memory_of_a_type_that_it_knows() -> None:
     for buffer in (torch.ones(4, dtype=torch.int64), torch.ones(8)[::2]):
         with pytest.raises(ValueError, match="contiguous"):
             comm._memory(buffer)
+
+
+def mpi_calls(naps: bool, operation: Callable[[MpiCommunicator, torch.Tensor], Any]) -> list[Any]:
+    """What rank 1 of 3 calls in an operation on its own buffer. No request is ever pending."""
+    world, mpi, own = Mock(), Mock(FLOAT="f", IN_PLACE="in place", SUM="+"), torch.ones(6)
+    mpi.buffer.fromaddress = lambda address, nbytes: ("own" if address == own.data_ptr() else "new", nbytes)
+    operation(MpiCommunicator(1, 3, Clock(), mpi, naps, world), own)
+    return list(world.mock_calls)
+
+
+@pytest.mark.parametrize("naps", [False, True])
+def test_ranks_of_mpi_meet_before_an_operation_that_spins_if_they_share_cores(naps: bool) -> None:
+    own, new, all_new = (("own", 24), "f"), (("new", 24), "f"), (("new", 72), "f")
+    meet = [call.Ibarrier(), call.Ibarrier().Test()] if naps else []
+    send, receive = call.Isend(own, dest=2), call.Irecv(own, source=0)
+    sent, received = (getattr(each, "Test" if naps else "Wait")() for each in (call.Isend(), call.Irecv()))
+    operations: list[tuple[Callable[[Any, torch.Tensor], Any], list[Any]]] = [
+        (lambda c, x: c._all_reduce(x), [*meet, call.Allreduce("in place", own, op="+")]),
+        (lambda c, x: c._all_gather(x), [*meet, call.Allgather(own, all_new)]),
+        (lambda c, x: c._all_to_all(x), [*meet, call.Alltoall(own, new)]),
+        (lambda c, x: c._broadcast(x, 2), [*meet, call.Bcast(own, root=2)]),
+        (lambda c, x: c._send(x, 2), [send, sent]),
+        (lambda c, x: c._recv(x, 0), [receive, received]),
+        (lambda c, x: c._shift(x, 2, 0), [call.Irecv(new, source=0), send, sent, received]),
+        (lambda c, x: c._barrier(), meet or [call.Ibarrier(), call.Ibarrier().Wait()]),
+    ]
+    for operation, expected in operations:
+        assert mpi_calls(naps, operation) == expected
+
+
+def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None:
+    dist, own, group = MagicMock(P2POp=lambda *each: each), MagicMock(), {"group": "group"}
+    comm = gloo.GlooCommunicator(1, 3, Clock(), dist, "group", [4, 5, 7])
+    comm._broadcast(own, 2)
+    comm._send(own, 2)
+    comm._isend(own, 2)()
+    comm._recv(own, 0)
+    dist.batch_isend_irecv.return_value = [dist.isend.return_value]
+    new = comm._shift(own, 2, 0)  # asks for its message before it sends one
+    gloo.GlooCommunicator(1, 2, Clock(), dist, "group", [4, 5])._all_gather(own)
+    assert dist.isend.return_value.wait.call_count == 3
+    comm.close()
+    assert dist.method_calls == [
+        call.broadcast(own, src=7, **group),
+        call.send(own, dst=7, **group),
+        call.isend(own, dst=7, **group),
+        call.recv(own, src=4, **group),
+        call.batch_isend_irecv([(dist.irecv, new, 4, "group", ANY), (dist.isend, own, 7, "group", ANY)]),
+        call.batch_isend_irecv([(dist.irecv, ANY, 4, "group", ANY), (dist.isend, own, 4, "group", ANY)]),
+        call.barrier(**group),
+        call.destroy_process_group(),
+    ]
+
+
+def test_a_wait_of_mpi_spins_for_a_moment_and_then_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, naps = FakeTime(0.0), list[float]()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "sleep", naps.append)
+    ends = iter([False] * 5 + [True])
+    request: Any = Mock(Test=lambda: (clock.pass_(mpi_transport.SPIN_S / 2.5), next(ends))[1])
+    MpiCommunicator(0, 2, Clock(), Mock(), naps=True, world=Mock())._finish(request)
+    assert naps == [mpi_transport.NAP_S] * 3
 
 
 def context(local_rank: int) -> NodeContext:

@@ -267,6 +267,19 @@ def test_what_is_no_file_of_events_is_damaged_once(tmp_path: Path) -> None:
         path.rename(tmp_path / kind)
 
 
+def test_merged_events_are_read_from_a_file_without_anything_else(tmp_path: Path) -> None:
+    merged, whole = tmp_path / "events.jsonl", [line("start"), line("failed", cause="größer", rank=3)]
+    merged.write_text("\n".join(whole))
+    assert [each.to_line() for each in events.read_events(merged)] == whole
+    for odd in (whole[0][:30], line("ready", odd=1), ""):
+        merged.write_text(f"{whole[0]}\n{odd}\n")
+        with pytest.raises(ValueError, match="event"):
+            [*events.read_events(merged)]
+    (tmp_path / "link").symlink_to(merged)
+    with pytest.raises(OSError, match="symbolic link"):
+        next(events.read_events(tmp_path / "link"))
+
+
 def test_a_removed_file_is_damaged_once_unless_the_run_is_over(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path, line("ready", rank=rank), rank=rank)

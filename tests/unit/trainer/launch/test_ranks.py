@@ -10,9 +10,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from trainer.__main__ import _redirect_console
 from trainer.comm.base import CommunicationError
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
@@ -138,3 +140,10 @@ def test_only_the_first_forked_rank_that_fails_has_died(monkeypatch: pytest.Monk
     )
     assert not run_forked(NodeContext(0, 3, "shared_memory", Path()), task, events, None)
     assert written == [(1, "died", {"cause": "killed by SIGKILL", "signal": "SIGKILL"})]
+
+
+def test_both_streams_of_a_rank_are_appended_to_its_log(tmp_path: Path) -> None:
+    (log := tmp_path / "node-0.log").write_text("of another rank ")
+    with patch.object(os, "dup2", lambda file, to: os.write(file, b"%d" % to)):
+        _redirect_console(log)
+    assert log.read_text() == "of another rank 12"
