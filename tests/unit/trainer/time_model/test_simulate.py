@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import TraceBuilder, builders, traces
-from trainer.core.trace import Kind
+from trainer.core.trace import WORK_PHASES, Kind
 from trainer.time_model.algorithms import TRANSPORTS, Network
 from trainer.time_model.cluster import Cluster, Link
 from trainer.time_model.errors import ReplayError
@@ -54,6 +55,13 @@ def replayed(ranks: list[TraceBuilder], link: Link = LINK, bound: int | None = N
         assert sum(phases) == pytest.approx(rank.end_s)
         assert rank.overlapped_s >= 0
         assert all(interval.end <= following.start for interval, following in pairwise(rank.intervals))
+        shown, took = Counter[int](), Counter[str]()
+        for name, start, end, wait_s, cause, _ in rank.intervals:
+            shown[cause] += wait_s
+            took[name] += end - start
+        assert [took[name] for name in WORK_PHASES] == pytest.approx(rank.work_s)
+        assert sum(took.values()) == pytest.approx(rank.end_s)
+        assert waits(rank) == pytest.approx({each: seconds for each, seconds in shown.items() if seconds})
     return replay
 
 
@@ -237,12 +245,7 @@ def test_a_server_and_its_workers_wait_for_each_other() -> None:
     [
         # Worker 1 takes its steps while worker 2 computes its first, though the recorded server took turns.
         ([3, 3], None, [1.5, 3.0, 4.5], 0.0),
-        (
-            [3, 3],
-            1,
-            [1.5, 3.0, 8.5 + 1.5],
-            8.5 - 3,
-        ),  # it waits for the first push of the slow one
+        ([3, 3], 1, [1.5, 3.0, 8.5 + 1.5], 8.5 - 3),  # it waits for the first push of the slow one
         ([3, 3], 0, [1.5, 8.5 + 1.5, 17 + 1.5], 8.5 - 1.5 + 17 - 10),  # in lock step
         ([3, 1], 0, [1.5, 8.5 + 1.5, 8.5 + 3.0], 8.5 - 1.5),  # who has finished holds nobody up
     ],
@@ -262,14 +265,8 @@ def test_bounded_staleness_is_applied_again(
 
 ENDED = r"rank 0, record \d.*never ends: the trace of rank 1 has ended"
 WRONG: list[tuple[Build, str]] = [
-    (
-        lambda a, b: (a.add(BARRIER).add(ALL_REDUCE, 4), b.add(BARRIER)),
-        r"0, record 1 .*rank 1 has ended",
-    ),
-    (
-        lambda a, b: (a.add(ALL_REDUCE, 4), b.work(1.0).add(ALL_REDUCE, 8)),
-        r"1, record 1 .*8.*0, record 0 ",
-    ),
+    (lambda a, b: (a.add(BARRIER).add(ALL_REDUCE, 4), b.add(BARRIER)), r"0, record 1 .*rank 1 has ended"),
+    (lambda a, b: (a.add(ALL_REDUCE, 4), b.work(1.0).add(ALL_REDUCE, 8)), r"1, record 1 .*8.*0, record 0 "),
     (lambda a, b: (a.add(RECEIVE, 4, 1), b.add(RECEIVE, 4, 0)), r"rank 0, record 0 .*rank 1, record 0"),
     (lambda a, b: a.add(RECEIVE, 4, 1), ENDED),
     (lambda a, b: a.send(1, 4, index=0), ENDED),

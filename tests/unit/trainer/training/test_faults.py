@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +24,8 @@ from trainer.core.context import NodeContext
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.attempts import Attempts
-from trainer.training.faults import FaultError, FaultInjector
-from trainer.training.packet_loss import PacketLoss
+from trainer.training.faults import FaultError, FaultInjector, RealMeans
+from trainer.training.packet_loss import PacketLoss, connections, service_ports
 
 
 def spec(*faults: Any, **fields: Any) -> RunSpec:
@@ -210,6 +211,32 @@ def test_slices_are_lost_if_the_number_drawn_is_below_the_share(monkeypatch: pyt
         loss.start(share)
         loss.stop()
         assert done == loses
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_packets_are_lost_on_connections_between_ranks_alone() -> None:
+    """Not on sockets that listen, of UDP, or of a service, which has the port of one end."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+        socket.socket(type=socket.SOCK_DGRAM) as datagrams,
+    ):
+        datagrams.connect(server.getsockname())
+        every = (client, accepted, server, datagrams)
+        port, own = (each.getsockname()[1] for each in (server, client))
+        for services, both in (((), 255), ((1,), 255), ((port,), 0), ((own,), 0)):  # 0: no limit
+            loss = PacketLoss(connections(services))
+            loss.start(1.0)
+            limits = [each.getsockopt(socket.IPPROTO_IP, 21) for each in every]
+            loss.stop()
+            assert limits == [both, both, 0, 0]
+        assert {each.getsockopt(socket.IPPROTO_IP, 21) for each in every} == {0}
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 255)
+        with pytest.raises(OSError, match=r"from 127\.0\.0\.1 .* cannot be limited"):
+            RealMeans(NodeContext(1, 3, "gloo", Path())).lose_packets(1.0)
+    uris = {"PMIX_SERVER_URI2": "prte.0;tcp4://10.0.0.2,127.0.0.1:4711\n", "OTHER_URI": "tcp://a:4712"}
+    assert service_ports("tcp://node0:29500", uris) == {29500, 4711}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
