@@ -65,12 +65,15 @@ def test_target_must_be_reached_in_consecutive_epochs() -> None:
         assert [found.reached(accuracy) for accuracy in accuracies] == ends
 
 
+LOCAL = {"name": "local_sgd", "local_steps": 5}
+
+
 def epochs(done: Training, rank: int = 0) -> list[tuple[int, bool]]:
     return [(e.fields["epoch"], e.fields["target_reached"]) for e in done.of("epoch", rank)]
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("hybrid", 4), ("parameter_server", 3)])
-def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str, ranks: int) -> None:
+@pytest.mark.parametrize(("strategy", "ranks"), [("hybrid", 4), ("parameter_server", 3), (LOCAL, 2)])
+def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: Any, ranks: int) -> None:
     """Until then, they train as without a target."""
     easy = {"dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 0.1}, "lr": 0.2}
     whole = train(strategy, ranks, epochs=4, **easy)
@@ -82,12 +85,3 @@ def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str, ra
         assert epochs(done, rank) == [(epoch, epoch == first) for epoch in range(1, first + 1)]
     assert done.same_weights
     assert {result.accuracy for result in done.results} == {target}
-
-
-def test_local_replicas_end_with_the_average_that_reached_the_target() -> None:
-    done = train({"name": "local_sgd", "local_steps": 4}, 2, epochs=5, target_accuracy=0.01)
-    assert epochs(done) == [(1, True)]
-    assert done.same_weights
-    (epoch,) = done.of("epoch")
-    for result in done.results:
-        assert (result.accuracy, result.test_loss) == (epoch.fields["accuracy"], epoch.fields["test_loss"])
