@@ -67,7 +67,6 @@ def test_other_split_points_than_that_of_the_classifier_are_balanced_for_whole_b
 def test_blocks_are_measured_with_a_micro_batch_and_in_cpu_time_if_one_thread_computes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of which split points weigh the time, and the bytes of the output."""
     names = spec().model.names
     seconds, output_bytes = ([*range(first, first + len(names))] for first in (1, 100))
     costs = zip(seconds, output_bytes, strict=True)

@@ -20,8 +20,6 @@ from torch.nn.functional import nll_loss
 from orchestrator.execution.run_result import certify
 from tests.unit.training import SMALL, train
 from trainer.core.clock import Clock
-from trainer.core.participation import Participation, Round, Rounds
-from trainer.core.rng import RngFactory
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
@@ -29,8 +27,6 @@ from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
 from trainer.training.loader import Batch, BatchLoader
-from trainer.training.participants import Participants
-from trainer.training.partition import Partition
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -427,13 +423,6 @@ def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[i
     with torch.no_grad():
         loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
     assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
-
-
-def test_late_epochs_need_no_earlier_ones() -> None:
-    """As in a run that resumes there."""
-    rounds = Rounds(participation=Participation(schedule=[[0], [1]]), steps=3)
-    participants = Participants(rounds, RngFactory(0), lambda _: Partition([np.arange(5)] * 2, batch=5))
-    assert participants.round(9000, 0, "join") == Round(2999, frozenset({1}))
 
 
 def test_neighbours_are_those_of_the_graph() -> None:

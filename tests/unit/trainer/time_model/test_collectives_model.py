@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from operator import add
 
 import numpy as np
@@ -150,12 +150,11 @@ def network(transport: str, size: int = 2, **fields: object) -> Network:
 def test_algorithms_of_a_transport_are_those_of_its_library() -> None:
     """Open MPI changes that of an all-reduce with its size, and with the number of ranks."""
     doubling, ring = "recursive_doubling", "ring"
-    limits = {4096: (doubling, ring), 8192: (ring, doubling), 16384: (doubling, ring)}
-    few = {**limits, 262144: (ring, "rabenseifner")}
-    for size, changes in ((2, few), (3, few), (4, {8192: (doubling, "rabenseifner")})):
-        for limit, names in changes.items():
+    few = {0: doubling, 4096: ring, 8192: doubling, 16384: ring, 262144: "rabenseifner"}
+    for size, changes in ((2, few), (3, few), (4, {0: doubling, 8192: "rabenseifner"})):
+        for (_, before), (limit, name) in pairwise(changes.items()):
             found = [network("mpi").algorithm("all_reduce", size, n) for n in (limit - 1, limit)]
-            assert found == [*names], (size, limit)
+            assert found == [before, name], (size, limit)
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
     for transport, algorithms in {
         "gloo": ["segmented_ring", ring, "all_reduce", "direct", "binomial", "dissemination"],
