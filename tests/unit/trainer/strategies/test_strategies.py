@@ -19,6 +19,7 @@ from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
 from tests.unit.training import SMALL, train
+from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
@@ -28,6 +29,7 @@ from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.replica import Replica
+from trainer.training.session import Session
 from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
@@ -423,6 +425,24 @@ def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[i
     with torch.no_grad():
         loss = nll_loss(models[0](torch.from_numpy(test.inputs)), torch.from_numpy(test.labels))
     assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_a_rank_that_returns_goes_on_with_weights_and_state_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 loses them before each epoch."""
+    rounds, share = {"name": "diloco", "local_steps": 2}, Session._share_position
+    expected = train(rounds, 3, epochs=3).weights
+
+    def share_what_is_lost(own: Session, epoch: int) -> int:
+        if own.rank == 0:
+            own._replica.set_weights(0 * own._replica.weights())
+            vars(own._common).update({name: 0 * value for name, value in vars(own._common).items()})
+        return share(own, epoch)
+
+    monkeypatch.setattr(Session, "_share_position", share_what_is_lost)
+    monkeypatch.setattr(MemoryCommunicator, "admit", lambda _: [0])
+    np.testing.assert_array_equal(train(rounds, 3, epochs=3).weights, expected)
 
 
 def test_neighbours_are_those_of_the_graph() -> None:
