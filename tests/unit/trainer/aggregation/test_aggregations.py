@@ -90,10 +90,7 @@ def combined(rule: Aggregation, rows: Matrix, weights: Matrix) -> Matrix:
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_a_rule_is_its_formula(case: tuple[Any, ...], data: st.DataObject) -> None:
-    """On a coarse grid values and scores tie, and a reference in float64 computes all of them exactly.
-
-    The square of a far vector is beyond float32.
-    """
+    """On a coarse grid values and scores tie, and a reference in float64 computes all of them exactly."""
     form, reference, least, of_8 = case
     rule = AGGREGATIONS.parse(form)
     assert (rule.least, rule.tolerated(8)) == (least, of_8)
@@ -103,7 +100,7 @@ def test_a_rule_is_its_formula(case: tuple[Any, ...], data: st.DataObject) -> No
     if data.draw(st.booleans(), "fine"):
         rows = (rows + rng.normal(size=(n, M))).astype(np.float32).astype(float)
     if data.draw(st.booleans(), "far"):
-        rows[rng.integers(n)] *= 1e30
+        rows[rng.integers(n)] *= 1e30  # its square is beyond float32
     weights = rng.integers(1, data.draw(st.sampled_from([2, 6]), "largest weight"), size=n).astype(float)
     expected = reference(rows, weights, **{name: value for name, value in form.items() if name != "name"})
     np.testing.assert_allclose(combined(rule, rows, weights), expected, rtol=1e-5, atol=1e-5)

@@ -40,8 +40,8 @@ def test_a_split_backward_pass_computes_the_gradient_of_weights_last() -> None:
     passes = []
     for x in inputs:
         split(x).square().sum().backward()
-        weights = [each for each in split.parameters() if each.dim() > 1]
-        assert [each.grad for each in weights] == [None] * 3  # both passes come first
+        # Both passes come first.
+        assert [each.grad for each in split.parameters() if each.dim() > 1] == [None] * 3
         passes.append(layers.take())
     found = [x.grad for x in inputs]
     for each in passes:
