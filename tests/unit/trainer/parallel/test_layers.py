@@ -40,8 +40,7 @@ def test_a_split_backward_pass_computes_the_gradient_of_weights_last() -> None:
     passes = []
     for x in inputs:
         split(x).square().sum().backward()
-        # Both passes come first.
-        assert [each.grad for each in split.parameters() if each.dim() > 1] == [None] * 3
+        assert [each.grad for each in split.parameters() if each.dim() > 1] == [None] * 3  # both come first
         passes.append(layers.take())
     found = [x.grad for x in inputs]
     for each in passes:

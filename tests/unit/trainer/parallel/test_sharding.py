@@ -47,7 +47,6 @@ def test_the_broadcasts_of_zero1_are_a_collective_whose_first_record_has_the_tim
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_fsdp_gathers_the_weights_in_every_step_also_after_an_evaluation() -> None:
-    """In a group of torch that sends nothing. The model has two blocks with weights."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from trainer.parallel.sharding import ShardedReplica
@@ -63,7 +62,7 @@ def test_fsdp_gathers_the_weights_in_every_step_also_after_an_evaluation() -> No
             half = 4 * replica.parameter_count // 2
             for step in (1, 2, 3):
                 replica.backward(batch)
-                times = step * passes + step - 1  # with an evaluation after each step
+                times = step * passes + step - 1  # of two blocks; evaluations follow steps
                 assert (len(comm.traffic.collectives), comm.bytes_sent) == (2 * times, half * times)
                 with replica.evaluating():
                     replica.predict(batch.inputs)

@@ -427,9 +427,7 @@ def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[i
     assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
 
 
-def test_a_rank_that_returns_goes_on_with_weights_and_state_of_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_returns_takes_over_weights_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 loses them before each epoch."""
     rounds, share = {"name": "diloco", "local_steps": 2}, Session._share_position
     expected = train(rounds, 3, epochs=3).weights

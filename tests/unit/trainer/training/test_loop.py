@@ -106,11 +106,10 @@ def test_step_events_have_the_speed_since_the_last_one(monkeypatch: pytest.Monke
     now, events = FakeTime(), Notes(0)
     monkeypatch.setattr(time, "perf_counter", now)
     replica: Any = SimpleNamespace(loss=torch.tensor(0.5), batch_accuracy=0.25)
-    progress = StepProgress(2, 3, replica, events)
+    progress: Any = StepProgress(2, 3, replica, events)
     for step, (seconds, samples) in enumerate([(0.5, 6), (0.25, 2), (1.0, 2), (0.25, 9)], start=4):
         now.pass_(seconds)
-        batch: Any = SimpleNamespace(step=step, steps=9)
-        progress.after_step(batch, samples)
+        progress.after_step(SimpleNamespace(step=step, steps=9), samples)
     same = {"epoch": 2, "epochs": 3, "steps": 9, "loss": 0.5, "accuracy": 0.25}
     expected = [{**same, "step": 5, "samples_per_s": 8 / 0.75}, {**same, "step": 6, "samples_per_s": 2.0}]
     assert [event.fields for event in events.events] == expected
