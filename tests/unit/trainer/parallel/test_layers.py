@@ -24,8 +24,6 @@ def rank_of(rank: int, size: int) -> MemoryCommunicator:
 
 
 def test_a_split_backward_pass_computes_the_gradient_of_weights_last() -> None:
-    """Also that of column- and row-parallel layers."""
-
     def model(sharded: bool) -> nn.Sequential:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(3, 3), nn.Flatten(), nn.Linear(12, 4))

@@ -428,12 +428,11 @@ def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[i
 
 
 def test_a_rank_that_returns_takes_over_weights_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 loses them before each epoch."""
     rounds, share = {"name": "diloco", "local_steps": 2}, Session._share_position
     expected = train(rounds, 3, epochs=3).weights
 
     def share_what_is_lost(own: Session, epoch: int) -> int:
-        if own.rank == 0:
+        if own.rank == 0:  # it returns before each epoch
             own._replica.set_weights(0 * own._replica.weights())
             vars(own._common).update({name: 0 * value for name, value in vars(own._common).items()})
         return share(own, epoch)

@@ -77,10 +77,12 @@ def message(sender_s: float, nbytes: int, receiver_s: float = 0.0) -> Build:
     )
 
 
+COST = [{"bytes": 0, "seconds": 0.0}, {"bytes": 1000, "seconds": 2.0}]  # a second of 500 bytes
+SLOW = {"overhead_s": 0.25, "software": {"send": COST, "receive": COST}}
 RPC, MPI = ({"transport": each} for each in ("rpc", "mpi"))
 # Fields of the cluster and the ranks; what the ranks do; when each ends, and for whom it has waited.
 PROGRAMS: dict[str, tuple[dict[str, Any], Build, list[tuple[float, dict[int, float]]]]] = {
-    "a message": ({"overhead_s": 0.25}, message(1.0, 500), [(1.75, {}), (2 + LATENCY_S, {0: 1.0})]),
+    "a message": (SLOW, message(1.0, 500), [(2.25, {}), (3 + LATENCY_S, {0: 1.0})]),
     "an acknowledged message": (RPC, message(1.0, 500), [(1.75, {}), (1.5 + LATENCY_S, {0: 1.0})]),
     "a message asked for": ({}, message(0.0, 500, 3.0), [(3.5 + LATENCY_S, {1: 3.0}), (3.75, {})]),
     "a message above the limit of what is sent at once": (
@@ -227,8 +229,7 @@ def served(worker_s: Sequence[float], steps: Sequence[int], service_s: float = 0
 def test_each_message_of_a_request_takes_its_time_and_its_software() -> None:
     # Pull: request, response of 100 bytes. Push: request of 100 bytes, response. Then the barrier, whose
     # messages are answered. The software counts the bytes of a request and those of its answer.
-    software = {"request": [{"bytes": 0, "seconds": 0.0}, {"bytes": 200, "seconds": 2.0}]}
-    for fields, software_s in (({}, 0.0), ({"software": software}, 2 * 1.0)):
+    for fields, software_s in (({}, 0.0), ({"software": {"request": COST}}, 2 * 0.2)):
         replay = replayed(served([2.0], [1]), **fields)
         assert replay.cluster_s == pytest.approx(2.5 + 6 * LATENCY_S + 2 * 0.1 + software_s)
 
