@@ -99,6 +99,8 @@ def test_a_rule_is_its_formula(case: tuple[Any, ...], data: st.DataObject) -> No
     rows = rng.integers(-2, 3, size=(n, M)) / 4
     if data.draw(st.booleans(), "fine"):
         rows = (rows + rng.normal(size=(n, M))).astype(np.float32).astype(float)
+    if data.draw(st.booleans(), "far"):
+        rows[rng.integers(n)] *= 1e30  # its square is beyond float32
     weights = rng.integers(1, data.draw(st.sampled_from([2, 6]), "largest weight"), size=n).astype(float)
     expected = reference(rows, weights, **{name: value for name, value in form.items() if name != "name"})
     np.testing.assert_allclose(combined(rule, rows, weights), expected, rtol=1e-5, atol=1e-5)
@@ -119,6 +121,7 @@ def test_the_geometric_median_is_that_of_weiszfeld(iterations: int, nu: float) -
     for seed in range(5):
         rng = np.random.default_rng(seed)
         rows = rng.normal(size=(3 + seed, M)).astype(np.float32).astype(float)
+        rows[0] *= 1e6 if seed > 2 else 1
         weights = rng.integers(1, 6, size=len(rows)).astype(float)
         expected = weiszfeld(rows, weights, iterations, nu)
         np.testing.assert_allclose(combined(rule, rows, weights), expected, rtol=1e-3, atol=1e-4)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.unit.conftest import FakeTime
 from tests.unit.training import SMALL
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
 from trainer.parallel import rpc_stages
@@ -66,13 +67,20 @@ def test_other_split_points_than_that_of_the_classifier_are_balanced_for_whole_b
 def test_blocks_are_measured_with_a_micro_batch_and_in_cpu_time_if_one_thread_computes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    profile = MagicMock(side_effect=InterruptedError)
+    names = spec().model.names
+    seconds, output_bytes = ([*range(first, first + len(names))] for first in (1, 100))
+    costs = zip(seconds, output_bytes, strict=True)
+    blocks = [SimpleNamespace(seconds=each, output_bytes=size) for each, size in costs]
+    profile, balanced = MagicMock(return_value=blocks), MagicMock(return_value=["flatten", "fc1"])
     monkeypatch.setattr("trainer.parallel.pipeline_stage.profile_blocks", profile)
+    monkeypatch.setattr("trainer.parallel.pipeline_stage.balanced_split_points", balanced)
+    comm, pairs = MemoryCommunicator(0, 1, Clock(), ThreadGroup(1)), [MagicMock()]
     for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
-        with pytest.raises(InterruptedError):
-            choose_split_points(Task(spec(threads=threads), Path()), link(Clock(), rank=0), 3, None, 5)
+        task = Task(spec(threads=threads), Path())
+        assert choose_split_points(task, comm, 3, None, 5, pairs) == ["flatten", "fc1"]
         assert profile.call_args.kwargs["clock"] is clock
-        assert len(profile.call_args.args[1]) == 10 // 5
+        assert len(profile.call_args.args[1]) == len(profile.call_args.args[2]) == 10 // 5
+        assert balanced.call_args.args == (names, seconds, [2 * each for each in output_bytes], 3, pairs)
 
 
 # Time and traffic of a stage

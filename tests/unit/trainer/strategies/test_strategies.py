@@ -19,9 +19,8 @@ from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
 from tests.unit.training import SMALL, train
+from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
-from trainer.core.participation import Participation, Round, Rounds
-from trainer.core.rng import RngFactory
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
@@ -29,9 +28,8 @@ from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
 from trainer.training.loader import Batch, BatchLoader
-from trainer.training.participants import Participants
-from trainer.training.partition import Partition
 from trainer.training.replica import Replica
+from trainer.training.session import Session
 from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
@@ -155,24 +153,7 @@ def test_bytes_of_a_step() -> None:
             assert STRATEGIES.parse(name).step_bytes(n, rank, 3) in (None, pytest.approx(sent))
 
 
-# Averaging gradients
-
-
-def test_all_reduce_equals_one_node_with_the_global_batch() -> None:
-    """The reference is plain torch: each step uses the samples of all ranks as one batch."""
-    task = task_of("all_reduce", 2)
-    model = task.build_model(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.spec.lr)
-    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, rank, 2) for rank in range(2)]
-    for epoch in (1, 2):
-        for step in zip(*(loader.batches(epoch) for loader in loaders), strict=True):
-            inputs, targets = (
-                torch.cat([getattr(batch, of) for batch, _ in step]) for of in ("inputs", "targets")
-            )
-            optimizer.zero_grad()
-            nll_loss(model(inputs), targets).backward()
-            optimizer.step()
-    close(train("all_reduce", 2).weights, flat(model.parameters()))
+# Averaging gradients. test_batch_norm.py compares it with plain torch.
 
 
 def test_workers_of_a_parameter_server_do_what_ranks_of_all_reduce_do() -> None:
@@ -249,15 +230,6 @@ def test_local_sgd_that_averages_only_at_the_end_equals_one_shot(init: str, weig
         assert first.fields["accuracy"] == found.of("epoch")[0].fields["accuracy"]
         assert last.fields["accuracy"] == found.results[rank].accuracy
         assert last.fields["consensus_distance"] > 0.01
-
-
-def test_local_steps_between_two_averages() -> None:
-    for steps in (1, 5, 11, 12, 100):
-        training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
-        rank, other = training.results
-        averages = -(-12 // steps)  # the last round may be shorter
-        assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
-        assert training.same_weights
 
 
 # DiLoCo, FedOpt and FedProx
@@ -376,15 +348,18 @@ def reference(
         (PLAIN["diloco"], "equal", SCHEDULE),
         (PLAIN["fedopt"], "size", SCHEDULE),
         ({"name": "fedprox", "mu": 4.0}, "size", SCHEDULE),
+        ({"name": "one_shot"}, "size", SCHEDULE),
     ],
-    ids=["everyone", "local_sgd", *PLAIN],
+    ids=["everyone", "local_sgd", *PLAIN, "one_shot"],
 )
 def test_rounds_equal_reference(
     strategy: dict[str, Any], weighting: str, schedule: list[list[int]]
 ) -> None:
     taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
-    training = train({**strategy, "local_steps": H, "weighting": weighting, **taking_part}, 3, **PARTS)
-    weights, counts = reference(schedule, H, weighting, strategy.get("mu", 0.0))
+    rounds = {} if strategy["name"] == "one_shot" else {"local_steps": H}  # else the run is one round
+    training = train({**strategy, **rounds, "weighting": weighting, **taking_part}, 3, **PARTS)
+    length = rounds.get("local_steps", 100)
+    weights, counts = reference(schedule, length, weighting, strategy.get("mu", 0.0))
     close(training.weights, weights)
     assert training.same_weights
 
@@ -403,9 +378,7 @@ def test_rounds_equal_reference(
 def test_the_certificate_counts_rounds() -> None:
     participation = {"schedule": [[0, 1], [1], [1, 2], [1]]}
     form = {"name": "local_sgd", "local_steps": 2, "participation": participation}
-    events = [
-        event for events in train(form, 3).events for event in events
-    ]  # 4 steps per epoch, so 2 rounds
+    events = [event for own in train(form, 3).events for event in own]  # 4 steps per epoch: 2 rounds
     certificate = certify(events)
     assert certificate is not None
     rounds = {(part.rank, part.epoch): part.rounds for part in certificate.parts}
@@ -454,11 +427,19 @@ def test_gossip_equals_reference(graph: Graph, nodes: int, schedule: list[list[i
     assert training.results[0].test_loss == pytest.approx(loss.item(), rel=1e-4)
 
 
-def test_late_epochs_need_no_earlier_ones() -> None:
-    """As in a run that resumes there."""
-    rounds = Rounds(participation=Participation(schedule=[[0], [1]]), steps=3)
-    participants = Participants(rounds, RngFactory(0), lambda _: Partition([np.arange(5)] * 2, batch=5))
-    assert participants.round(9000, 0, "join") == Round(2999, frozenset({1}))
+def test_a_rank_that_returns_takes_over_weights_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, share = {"name": "diloco", "local_steps": 2}, Session._share_position
+    expected = train(rounds, 3, epochs=3).weights
+
+    def share_what_is_lost(own: Session, epoch: int) -> int:
+        if own.rank == 0:  # it returns before each epoch
+            own._replica.set_weights(0 * own._replica.weights())
+            vars(own._common).update({name: 0 * value for name, value in vars(own._common).items()})
+        return share(own, epoch)
+
+    monkeypatch.setattr(Session, "_share_position", share_what_is_lost)
+    monkeypatch.setattr(MemoryCommunicator, "admit", lambda _: [0])
+    np.testing.assert_array_equal(train(rounds, 3, epochs=3).weights, expected)
 
 
 def test_neighbours_are_those_of_the_graph() -> None:

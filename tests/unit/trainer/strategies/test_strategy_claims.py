@@ -63,20 +63,12 @@ def test_equality_bytes_and_checkpoints_are_claimed_with_the_plain_mean_alone() 
 
 def test_whether_an_update_uses_the_samples_of_all_ranks() -> None:
     in_steps = ("local_sgd", "diloco", "fedopt", "fedprox")
-    order = {"graph": "complete", "order": "step_then_mix"}
-    for whole, forms in (
-        (True, [*({"name": name, "local_steps": 1} for name in in_steps), {"name": "gossip", **order}]),
-        (False, [{"name": name, "local_steps": 2} for name in in_steps]),
-        (
-            False,
-            [{"name": "local_sgd", "local_steps": None}, "one_shot", "async_parameter_server", "hogwild"],
-        ),
-        (False, [{"name": "gossip", **order, "order": "mix_then_step"}]),
-        (False, [{"name": "gossip", **order, "graph": "ring"}]),
-        (True, ["all_reduce"]),
-    ):
-        for form in forms:
-            assert parsed(form).updates_use_global_batch is whole, form
+    gossips = {"name": "gossip", "graph": "complete", "order": "step_then_mix"}
+    whole = ["all_reduce", gossips, *({"name": name, "local_steps": 1} for name in in_steps)]
+    others = ["one_shot", "async_parameter_server", "hogwild", {"name": "local_sgd", "local_steps": None}]
+    others += [{"name": name, "local_steps": 2} for name in in_steps]
+    others += [{**gossips, "order": "mix_then_step"}, {**gossips, "graph": "ring"}]
+    assert [form for form in [*whole, *others] if parsed(form).updates_use_global_batch] == whole
 
 
 def test_parameters_without_effect_on_a_server() -> None:

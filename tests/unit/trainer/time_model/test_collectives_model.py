@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from operator import add
 
 import numpy as np
@@ -68,11 +68,8 @@ def test_ranks_that_enter_together_take_the_time_of_the_formula() -> None:
     assert {each[:2] for each in FORMULAS} == {*EACH}
     for kind, name, sizes, formula in FORMULAS:
         for size in sizes:
-            assert duration(kind, name, size, 1200.0) == pytest.approx(formula(size, 1200.0)), (
-                kind,
-                name,
-                size,
-            )
+            expected = pytest.approx(formula(size, 1200.0))
+            assert duration(kind, name, size, 1200.0) == expected, (kind, name, size)
 
 
 def test_a_rank_waits_for_those_whose_data_it_needs() -> None:
@@ -148,6 +145,23 @@ def test_equal_links_and_others_many_ranks_and_few_have_the_same_costs(
 
 def network(transport: str, size: int = 2, **fields: object) -> Network:
     return Network(Cluster.model_validate({"node_speed": [1.0] * size, "link": LINK, **fields}), transport)
+
+
+def test_algorithms_of_a_transport_are_those_of_its_library() -> None:
+    """Open MPI changes that of an all-reduce with its size, and with the number of ranks."""
+    doubling, ring = "recursive_doubling", "ring"
+    few = {0: doubling, 4096: ring, 8192: doubling, 16384: ring, 262144: "rabenseifner"}
+    for size, changes in ((2, few), (3, few), (4, {0: doubling, 8192: "rabenseifner"})):
+        for (_, before), (limit, name) in pairwise(changes.items()):
+            found = [network("mpi").algorithm("all_reduce", size, n) for n in (limit - 1, limit)]
+            assert found == [before, name], (size, limit)
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+    for transport, algorithms in {
+        "gloo": ["segmented_ring", ring, "all_reduce", "direct", "binomial", "dissemination"],
+        "mpi": [doubling, ring, ring, "pairwise", "binomial", "dissemination"],
+        "rpc": ["direct", "direct", ring, "direct", "linear", "direct"],
+    }.items():
+        assert [network(transport).algorithm(kind, 4, 0) for kind in kinds] == algorithms
 
 
 def test_a_description_can_choose_algorithms_and_overheads() -> None:

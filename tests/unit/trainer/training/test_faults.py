@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.execution.faults import contradicts, repeated_steps
+from orchestrator.execution.run_result import _resumed
 from orchestrator.sweeps.validation import dotted, error_lines
 from tests.unit.conftest import PROJECT, FakeTime, event
 from trainer.core.clock import Clock
@@ -23,8 +25,8 @@ from trainer.core.context import NodeContext
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.attempts import Attempts
-from trainer.training.faults import FaultError, FaultInjector
-from trainer.training.packet_loss import PacketLoss
+from trainer.training.faults import FaultError, FaultInjector, RealMeans
+from trainer.training.packet_loss import PacketLoss, connections, service_ports
 
 
 def spec(*faults: Any, **fields: Any) -> RunSpec:
@@ -191,10 +193,11 @@ def test_slow_node_sleeps_in_proportion_to_its_work(tmp_path: Path) -> None:
     assert [each[1] for each in done if isinstance(each, tuple)] == [2.0, 5.0, 1.0, 1.0]
 
 
-def test_a_fault_that_is_not_possible_fails_the_run(tmp_path: Path) -> None:
+def test_an_impossible_fault_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unconnected(_: float) -> None:
         raise OSError("no TCP connection")
 
+    monkeypatch.setattr(FaultInjector, "_path", lambda *_: None)  # also of a run that keeps no files
     faults, _ = injector(tmp_path, fault_of("cut_off", {"step": 1}, seconds=1), lose_packets=unconnected)
     with pytest.raises(FaultError, match=r"fault 0, cut_off of node 1 at step 1.*no TCP connection"):
         train(faults)
@@ -210,6 +213,31 @@ def test_slices_are_lost_if_the_number_drawn_is_below_the_share(monkeypatch: pyt
         loss.start(share)
         loss.stop()
         assert done == loses
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_packets_are_lost_on_connections_between_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on sockets that listen, of UDP, or of a service, which has the port of one end."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+        socket.socket(type=socket.SOCK_DGRAM) as datagrams,
+    ):
+        datagrams.connect(server.getsockname())
+        every = (client, accepted, server, datagrams)
+        port, own = (each.getsockname()[1] for each in (server, client))
+        for services, both in (((), 255), ((1,), 255), ((port,), 0), ((own,), 0)):  # 0: no limit
+            loss = PacketLoss(connections(services))
+            loss.start(1.0)
+            limits = [each.getsockopt(socket.IPPROTO_IP, 21) for each in every]
+            loss.stop()
+            assert limits == [both, both, 0, 0]
+    uris = {"PMIX_SERVER_URI2": "prte.0;tcp4://10.0.0.2,127.0.0.1:4711\n", "OTHER_URI": "tcp://a:4712"}
+    assert service_ports("tcp://node0:29500", uris) == {29500, 4711}
+    monkeypatch.setattr("trainer.training.faults.connections", lambda _: [])
+    with pytest.raises(OSError, match="no TCP connection"):
+        RealMeans(NodeContext(1, 3, "gloo", Path())).lose_packets(0.5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -241,7 +269,7 @@ def fault(rank: int = 1, number: int = 0, **fields: Any) -> Event:
 
 
 STEP = event("step", epoch=2, step=5, steps=20)
-RESUMED = events("resumed", epoch=1, step=0, age_s=1.0, times=None, steps_taken=20)
+RESUMED = events("resumed", epoch=1, step=0, age_s=1.0, times=2, steps_taken=20)
 
 
 def test_steps_after_the_checkpoint_are_repeated_by_each_restart() -> None:
@@ -250,6 +278,9 @@ def test_steps_after_the_checkpoint_are_repeated_by_each_restart() -> None:
         for one in [*events("start", pid=7, attempt=number), *each]:
             found.add(one)
     assert repeated_steps(found) == 17 + 5
+    for started_at in (-1.0, -0.5):  # of a command that is as old as the checkpoint, or younger
+        (flag,) = _resumed(found, started_at, "all times")
+        assert flag.endswith("; all times cover the last command only") is (started_at > -1.0)
 
 
 def test_events_of_other_faults_contradict_the_spec() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,9 @@ import torch
 from torch import nn
 from torch.nn.functional import nll_loss
 
+from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
-from tests.unit.training import ON_TOKENS, fields_for, train
+from tests.unit.training import ON_TOKENS, Notes, fields_for, train
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
@@ -24,7 +27,9 @@ from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.losses.nll import Nll
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.serial import Serial
 from trainer.training.evaluation import Evaluation
+from trainer.training.metrics import StepProgress
 from trainer.training.session import Session
 from trainer.training.task import Task
 
@@ -96,6 +101,37 @@ def test_a_loss_that_is_not_finite_ends_training(monkeypatch: pytest.MonkeyPatch
             train("serial", 1)
 
 
-def test_a_rank_counts_its_steps_and_samples() -> None:
-    (result,) = train("serial", 1, batch_size=25).results
-    assert (result.steps, result.samples, result.bytes_sent, result.local_accuracy) == (10, 240, 0, None)
+def test_step_events_have_the_speed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more than half a second has passed: 8 samples in 0.75 s, then 2 in 1 s."""
+    now, events = FakeTime(), Notes(0)
+    monkeypatch.setattr(time, "perf_counter", now)
+    replica: Any = SimpleNamespace(loss=torch.tensor(0.5), batch_accuracy=0.25)
+    progress: Any = StepProgress(2, 3, replica, events)
+    for step, (seconds, samples) in enumerate([(0.5, 6), (0.25, 2), (1.0, 2), (0.25, 9)], start=4):
+        now.pass_(seconds)
+        progress.after_step(SimpleNamespace(step=step, steps=9), samples)
+    same = {"epoch": 2, "epochs": 3, "steps": 9, "loss": 0.5, "accuracy": 0.25}
+    expected = [{**same, "step": 5, "samples_per_s": 8 / 0.75}, {**same, "step": 6, "samples_per_s": 2.0}]
+    assert [event.fields for event in events.events] == expected
+
+
+def test_the_result_and_the_events_of_a_run_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    trains = Serial.train
+    stale = [1, 4, 4]
+    monkeypatch.setattr(
+        Serial, "train", lambda own, each: (trains(own, each), each.report_staleness(stale))
+    )
+    training = train("serial", 1, batch_size=25, warm_up_epochs=1, optimizer="momentum")
+    found = training.results[0].model_dump(exclude_none=True)
+    epochs = [event.fields for event in training.of("epoch")]
+    numbers = [(each["epoch"], each["epochs"], each["lr"], each["target_reached"]) for each in epochs]
+    assert numbers == [(1, 2, 0.05, False), (2, 2, 0.1, False)]
+    measured = {name: found[name] for name in ("train_s", "work_cpu_s", "seconds", "peak_memory_mb")}
+    learnt = {name: epochs[-1][name] for name in ("accuracy", "test_loss")}
+    saved = 25 * (4 * (784 + 8 + 10) + 8) + 4  # what blocks pass on, the targets, and their total weight
+    counts = {"steps": 10, "samples": 240, "parameters": 6370, "bytes_sent": 0.0, "activation_bytes": saved}
+    others = {"staleness_mean": 3.0, "staleness_max": 4, "test_samples": 40, "chance_accuracy": 0.1}
+    assert found == measured | learnt | counts | others | {
+        "weights_digest": sha256(training.weights).hexdigest()[:16],
+        "state_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * 6370),
+    }

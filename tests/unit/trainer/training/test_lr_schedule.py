@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR
 
-from tests.unit.training import Training, train
+from tests.unit.training import train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.lr_schedule import Target, learning_rate
 
@@ -65,11 +65,7 @@ def test_target_must_be_reached_in_consecutive_epochs() -> None:
         assert [found.reached(accuracy) for accuracy in accuracies] == ends
 
 
-def epochs(done: Training, rank: int = 0) -> list[tuple[int, bool]]:
-    return [(e.fields["epoch"], e.fields["target_reached"]) for e in done.of("epoch", rank)]
-
-
-@pytest.mark.parametrize(("strategy", "ranks"), [("hybrid", 4), ("parameter_server", 3)])
+@pytest.mark.parametrize(("strategy", "ranks"), [("hybrid", 4), ("parameter_server", 3), ("local_sgd", 2)])
 def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str, ranks: int) -> None:
     """Until then, they train as without a target."""
     easy = {"dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 0.1}, "lr": 0.2}
@@ -79,15 +75,7 @@ def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str, ra
     first = next(epoch for epoch, accuracy in enumerate(reached, 1) if accuracy >= target)
     done = train(strategy, ranks, epochs=6, **easy, target_accuracy=target)
     for rank in range(ranks):
-        assert epochs(done, rank) == [(epoch, epoch == first) for epoch in range(1, first + 1)]
+        epochs = [(e.fields["epoch"], e.fields["target_reached"]) for e in done.of("epoch", rank)]
+        assert epochs == [(epoch, epoch == first) for epoch in range(1, first + 1)]
     assert done.same_weights
     assert {result.accuracy for result in done.results} == {target}
-
-
-def test_local_replicas_end_with_the_average_that_reached_the_target() -> None:
-    done = train({"name": "local_sgd", "local_steps": 4}, 2, epochs=5, target_accuracy=0.01)
-    assert epochs(done) == [(1, True)]
-    assert done.same_weights
-    (epoch,) = done.of("epoch")
-    for result in done.results:
-        assert (result.accuracy, result.test_loss) == (epoch.fields["accuracy"], epoch.fields["test_loss"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from trainer.training.memory import Activations, peak_memory_mb, reset_peak_memo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak")
-def test_peak_in_mebibytes_excludes_what_was_freed_before_a_reset() -> None:
+def test_peak_in_mebibytes_excludes_what_was_freed_before_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     reset_peak_memory()
     before = peak_memory_mb() or 0
     np.ones(2**24)  # 128 MiB
@@ -21,6 +22,8 @@ def test_peak_in_mebibytes_excludes_what_was_freed_before_a_reset() -> None:
     reset_peak_memory()
     assert before + 100 < freed < before + 150
     assert 0 < (peak_memory_mb() or 0) < before + 50
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "VmPeak:\t9 kB\nVmHWM:\t 3200 kB\n")
+    assert peak_memory_mb() == 3.125
 
 
 def test_each_storage_counts_once_until_it_is_released_and_weights_do_not_count() -> None:

@@ -12,7 +12,7 @@ import pytest
 from trainer.core.context import NodeContext
 from trainer.training import limits
 from trainer.training.bare_session import BareSession
-from trainer.training.limits import QuotaError
+from trainer.training.limits import LinkError, QuotaError, wait_for_links
 
 
 def start(done: list[Any], **fields: Any) -> None:
@@ -44,3 +44,11 @@ def test_a_rank_of_a_slower_local_node_waits_for_the_throttle(
     (tmp_path / "mark").touch()
     start(done, cpu_quota=0.25, throttle_mark=tmp_path / "mark")
     assert done == ["train_start", "ready", "ready", "train_start"]
+
+
+def test_a_rank_waits_for_the_links_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "wait_until_linked", lambda nodes, _: nodes == ("a",))
+    for nodes in ((), ("a",)):
+        wait_for_links(NodeContext(1, 2, "gloo", Path(), linked=nodes))
+    with pytest.raises(LinkError):
+        wait_for_links(NodeContext(1, 2, "gloo", Path(), linked=("b",)))

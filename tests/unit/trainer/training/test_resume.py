@@ -140,6 +140,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
 def test_checkpoints_are_written_at_their_interval_but_not_after_the_last_step(whole: Training) -> None:
     places = [(0, 3), (0, 6), (1, 3), (1, 6), (2, 3)]
     assert steps_of(whole, "checkpoint") == [(rank, *at) for rank in range(2) for at in places]
+    written, result = [event.fields for event in whole.of("checkpoint", 1)], whole.results[1]
+    assert all(each["seconds"] > 0 and each["bytes"] > 4 * result.parameters for each in written)
+    assert sum(each["seconds"] for each in written) <= result.seconds["checkpoint"]
 
 
 def damage(path: Path) -> None:

@@ -143,7 +143,7 @@ def test_weights_are_those_of_threads(name: str) -> None:
 def assert_times_of_the_traces(spec: RunSpec, training: VirtualTraining) -> Replay:
     """The times of a replay; the phases of each rank add up to them, and its work to that of its phases."""
     staleness = getattr(spec.strategy, "max_staleness", None)
-    replay = simulate(training.traces, cluster_of_run(spec), staleness)
+    replay = simulate(training.traces, cluster_of_run(spec), staleness, intervals=True)
     for replayed, result, times in zip(replay.ranks, training.results, training.times, strict=True):
         assert replayed.end_s == pytest.approx(times.end_s, rel=1e-9)
         phases = {name: value for name, value in result.seconds.items() if name != "evaluate"}
@@ -151,6 +151,11 @@ def assert_times_of_the_traces(spec: RunSpec, training: VirtualTraining) -> Repl
         worked = sum(phases[name] for name in WORK_PHASES)
         assert worked == pytest.approx(sum(times.work_s), abs=1e-5)
         assert phases["cpu_contention"] == 0
+        # Waits of requests and of a server are not attributed.
+        served = [each for each in replayed.intervals if each.name in ("request", "take")]
+        for cause, attributed_s in enumerate(result.wait_s_by_rank or []):
+            of_requests_s = sum(each.wait_s for each in served if each.cause == cause)
+            assert attributed_s == pytest.approx(times.wait_s.get(cause, 0.0) - of_requests_s, abs=2e-6)
     return replay
 
 
