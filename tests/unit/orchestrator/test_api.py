@@ -18,8 +18,6 @@ from orchestrator.results.csv_text import csv_text
 from orchestrator.results.store import is_claimed
 from tests.unit.report_support import around, repeated, unrendered_figures, write_page
 
-BLOCK = {"base": {"strategy": "ddp"}, "axes": {"nodes": [4]}}
-
 
 def test_a_notebook_shows_the_first_lines_of_a_table_escaped_and_without_empty_columns() -> None:
     lines = tuple({"<a>": 1 / 3, "b": None, "c": f"&{at}" if at else None} for at in range(22))
@@ -59,7 +57,8 @@ def test_arguments_are_those_of_the_runs(ran: Mock, monkeypatch: pytest.MonkeyPa
     fields = {"lr": np.float32(0.5), "model.hidden": np.array([7])}
     given: dict[str, Any] = {"runtime": "virtual", "repeat": np.int64(2), "progress": False}
     monkeypatch.setattr("orchestrator.commands.sweep.memory_free", lambda: 0)
-    sweep = {"name": "s", "base": {"model": "mlp"}, "blocks": [BLOCK]}
+    block = {"base": {"strategy": "ddp"}, "axes": {"nodes": [4]}}
+    sweep = {"name": "s", "base": {"model": "mlp"}, "blocks": [block]}
     swept = api.sweep(sweep, nodes=np.array([3, 2]), fields=fields, data_dir="d", **given)  # type: ignore[arg-type]
     one = {"name": "local_sgd", "local_steps": 3}
     del given["runtime"]

@@ -240,6 +240,8 @@ def test_a_sweep_says_how_it_ended_and_reports_what_has_finished(
                 lambda *_: nullcontext(lambda: console.print("(after run)")),
             ),
             (f"{run_sweep.__name__}.publish_report", report),
+            (f"{run_sweep.__name__}.memory_warning", lambda *_: options if "memory" in options else None),
+            (f"{run_sweep.__name__}.unconfined_code", lambda *_: options if "code" in options else None),
         ):
             monkeypatch.setattr(name, stub)
         how = run_sweep.HowToRun("fail-fast" in options, "no warm-up" not in options, "strict" in options)

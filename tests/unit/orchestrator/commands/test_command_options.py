@@ -11,12 +11,15 @@ import pytest
 
 from orchestrator.commands import course
 from orchestrator.commands.layout import asked, parse_memory
-from orchestrator.commands.predict import parse_nodes, parse_price
+from orchestrator.commands.predict import asked as predicted
+from orchestrator.commands.predict import parse_nodes, parse_price, question_of
 from orchestrator.commands.replay import Options, parse_link, parse_speeds
 from orchestrator.commands.sweep import text_console
 from orchestrator.course.grading import Grade
 from orchestrator.course.table import gradebook
 from orchestrator.errors import InputError
+from orchestrator.layouts.trials import Network
+from orchestrator.prediction.forecast import Question
 from orchestrator.report.directory_comparison.limits import Limits
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.sandbox.base import Limits as SandboxLimits
@@ -29,6 +32,8 @@ def test_values_are_read_in_their_units() -> None:
     assert parse_nodes("64, 8,8") == (8, 64)
     assert (parse_price("2.50/h"), parse_price(None)) == (2.5, None)
     assert (parse_memory("4gb"), parse_memory("1.5 GiB")) == (4e9, 1.5 * 2**30)
+    question = question_of(predicted("8", "8bit/2s", 0.5, "3/h"))
+    assert question == Question([8], Link(bytes_per_s=1, latency_s=2), 0.5, 3.0, None, ())
     assert parse_link("100mbit/50us") == Link(bytes_per_s=12.5e6, latency_s=50 * 1e-6)
     assert parse_speeds("1, 0.5") == (1, 0.5)
     assert Limits.parse("slower=10%,accuracy=1pt") == Limits(slower=0.1, accuracy=0.01)
@@ -69,6 +74,7 @@ LAYOUT |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
 def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
     found = asked(**LAYOUT | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
     assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (64, 16, "adamw")
+    assert asked(**LAYOUT).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
     other = asked(**LAYOUT | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
 
