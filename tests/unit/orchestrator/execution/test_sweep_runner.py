@@ -239,7 +239,7 @@ def test_a_sweep_stops_when_results_cannot_be_written(commands: Commands, troubl
         commands.patch(FakeRun, "new_events", remove)
     sweep, runner = commands.sweep(2, "[{base: {strategy: fault_injection}}]"), commands.runner()
     runner.prepare(sweep)
-    with pytest.raises(StorageError, match=trouble):
+    with pytest.raises(StorageError, match=f"{sweep.runs[0].key}: {trouble}. Repair"):
         list(runner.results(sweep))
     first, second = (commands.paths.run(run.key) for run in sweep.runs)
     row = read_result(first.result)
