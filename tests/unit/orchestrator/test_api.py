@@ -104,7 +104,7 @@ def test_what_is_not_given_is_that_of_the_environment(ran: Mock, monkeypatch: py
         (lambda: api.sweep({"name": object()}), "^source: .*object"),
         (lambda: api.run("dpp"), "^strategy: 'dpp'"),
         (lambda: api.run({"name": object()}), "^strategy: .*object"),
-        (lambda: api.run("ddp", nodes=np.int64(0)), "^nodes: 0 is not allowed"),
+        (lambda: api.run("ddp", nodes=0), "^nodes: 0 is not allowed"),
         (lambda: api.run("ddp", nodes=10**5000), "^nodes: cannot be written"),
         (lambda: api.run("ddp", repeat=10**5000), "^repeat: cannot be written"),
         (lambda: api.run("ddp", runtime="nowhere"), "nowhere"),

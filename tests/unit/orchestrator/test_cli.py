@@ -211,7 +211,7 @@ def test_a_sweep_says_how_it_ended_and_reports_what_has_finished(
         "full": StorageError("x", "y"),
         "interrupted": KeyboardInterrupt(),
     }
-    found = {"ok": run_result(), "failed": failed, "timeout": late, **errors}
+    found: dict[str, Any] = {"ok": run_result(), "failed": failed, "timeout": late, **errors}
     selected = run_sweep.select_runtime("local")
     monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 2)
 

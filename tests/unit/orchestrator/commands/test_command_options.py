@@ -15,7 +15,7 @@ from orchestrator.commands.predict import asked as predicted
 from orchestrator.commands.predict import parse_nodes, parse_price, question_of
 from orchestrator.commands.replay import Options, parse_link, parse_speeds
 from orchestrator.commands.sweep import text_console
-from orchestrator.course.grading import Grade
+from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.table import gradebook
 from orchestrator.errors import InputError
 from orchestrator.layouts.trials import Network
@@ -98,7 +98,7 @@ def test_what_is_not_graded_and_own_lost_points_are_failures_and_all_are_written
         path.mkdir()
     monkeypatch.setattr(course, "load_checks", list)
     monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 0)
-    monkeypatch.setattr(course.Grader, "grade_all", grade_all)
+    monkeypatch.setattr(Grader, "grade_all", grade_all)
     grade = partial(course.grade, [*submissions.values()], [], "local", 3, SandboxLimits())
     for grades, own, code in (
         ([a_grade("a"), a_grade("b", 1)], False, 0),

@@ -216,12 +216,13 @@ def test_the_first_message_has_everything(address: str, sweep: SweepInProgress) 
     message = first(address)
     assert message["order"] == [run.key for run in sweep.runs]
     assert [run["state"] for run in message["runs"]] == ["failed", "running", "waiting"]
-    head = {"name": SHOWN, "state": "running", "doing": "", "running": running.key, "failed": failed.key}
-    head |= {"counts": ["1 of 3 runs ended", "1 failed"], "done": round((1 + 1 / 3) / 3, 4), "damage": []}
-    head |= {"file": str(sweep.paths.html), "more_damage": 0, "elapsed": "", "left": "", "report": ""}
+    head: dict[str, Any] = {"name": SHOWN, "state": "running", "doing": "", "running": running.key}
+    head |= {"failed": failed.key, "counts": ["1 of 3 runs ended", "1 failed"], "damage": []}
+    head |= {"done": round((1 + 1 / 3) / 3, 4), "more_damage": 0, "elapsed": "", "left": "", "report": ""}
+    head["file"] = str(sweep.paths.html)
     assert {**message["head"], "elapsed": "", "left": "", "report": ""} == head
-    detail = {"key": running.key, "state": "running", "cause": "", "time": "", "more": 0, "follows": True}
-    detail |= {"epoch": "1/3 done", "loss": "0.500", "accuracy": "50.0%"}
+    detail: dict[str, Any] = {"key": running.key, "state": "running", "cause": "", "time": "", "more": 0}
+    detail |= {"epoch": "1/3 done", "loss": "0.500", "accuracy": "50.0%", "follows": True}
     detail |= {"ranks": [["node 0", "1/3 done", "0.500", "50.0%", ""]]}
     assert {**message["detail"], "time": ""} == detail
     assert message["curves"] == {"run": running.key, "epochs": 3, "points": [[1, 0.5, 0.5]]}
