@@ -35,7 +35,6 @@ FOUND = yaml.safe_load((GOLDEN / "commands.yml").read_text())
 
 
 def shown(*lines: Any) -> str:
-    """As on a terminal of 80 columns."""
     console = text_console(file := io.StringIO())
     console.width = 80
     for line in lines:
@@ -44,7 +43,6 @@ def shown(*lines: Any) -> str:
 
 
 def texts(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
-    """What the commands print, one after the other."""
     skewed = {"name": "dirichlet", "alpha": 0.123456789, "min_samples": 2}
     base = {"strategy": "one_shot", "nodes": 3, "partitioner": skewed}
     few, many = (
