@@ -101,8 +101,9 @@ test-all: ## run all tests: unit, local processes and containers
 	for part in test-unit test-process smoke; do $(MAKE) $$part NIGHTLY=1 || status=1; done; \
 	exit $$status
 
-golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
-	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/orchestrator/report/test_report_golden.py
+golden: $(VENV)/ready-dev ## renew the golden texts in tests/golden; read their diff
+	RENEW_GOLDEN=1 $(RUN) -m pytest -q $(addprefix tests/unit/orchestrator/,report/test_report_golden.py \
+		commands/test_command_texts.py export/test_export_sweeps.py test_cli.py)
 
 # Tests that start containers look at all containers of the engine, so they run one after the other. Many of
 # them are about faults and have time limits, so they do not run beside the others.

@@ -5,20 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shutil
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shardyard
 from orchestrator.shipped import IMPORT_ROOT
-from shardyard import InputError, Results
+from shardyard import Results
 from tests.support.pages import blocks
 
 DOCS = IMPORT_ROOT / "docs"
@@ -102,70 +99,10 @@ def test_cells_of_the_notebook_have_the_ids_that_its_version_of_the_format_requi
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_progress_and_warnings_are_displayed_as_wanted(
-    progress: bool,
-    results: Results,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("orchestrator.commands.sweep.memory_free", lambda: 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        shardyard.sweep(SMALL, runtime="local", progress=progress)
-    assert [each.filename for each in caught] == ([] if progress else [__file__])
-    assert ("warning: memory" in capsys.readouterr().out) == progress
-    displayed: list[str] = []  # in a notebook
-    monkeypatch.undo()
+@pytest.mark.usefixtures("results")
+def test_a_notebook_displays_progress_as_wanted(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[str] = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda segments, text: displayed.append(text))
     shardyard.sweep(SMALL, runtime="local", progress=progress)
     assert bool(displayed) == progress
-
-
-def test_results_are_those_of_the_files(results: Results) -> None:
-    assert [line["strategy"] for line in results.runs] == ["serial", "ddp"]
-    assert results.runs[0]["accuracy"] == pytest.approx(results.configurations[0]["accuracy"])
-    assert results.report.is_file()
-    assert len(results.epochs) == 2
-    assert results.findings == tuple(json.loads((results.directory / "findings.json").read_text()))
-    assert {f"{name}.svg" for name in results.figures} == {
-        file.name for file in (results.directory / "plots").glob("*.svg")
-    }
-
-
-def test_hostile_text_is_escaped_in_a_notebook(results: Results, folder: Path) -> None:
-    directory = folder / "hostile"
-    shutil.copytree(results.directory, directory)
-    (path,) = directory.glob("ddp*/result.json")
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "status": "failed", "cause": "<script>alert(1)</script>"}))
-    shown = shardyard.load(directory).runs._repr_html_()
-    assert "<script>" not in shown
-    assert "&lt;script&gt;" in shown
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: shardyard.load("no-such-directory"), "no-such-directory"),
-        (lambda: shardyard.sweep("no-such-sweep", runtime="local"), "no-such-sweep"),
-        (lambda: shardyard.sweep({"name": "x", "blocks": []}, runtime="local"), "blocks"),
-        (lambda: shardyard.sweep({"name": object()}, runtime="local"), "^source: .*object"),
-        (lambda: shardyard.run("dpp", runtime="local"), "^strategy: 'dpp'"),
-        (lambda: shardyard.run({"name": object()}, runtime="local"), "^strategy: .*object"),
-        (lambda: shardyard.run("ddp", nodes=np.int64(0), runtime="local"), "^nodes: 0 is not allowed"),
-        (lambda: shardyard.run("ddp", nodes=10**5000, runtime="local"), "^nodes: cannot be written"),
-        (lambda: shardyard.run("ddp", repeat=10**5000, runtime="local"), "^repeat: cannot be written"),
-        (lambda: shardyard.run("ddp", runtime="local", epochs=10**5000), "^epochs: cannot be written"),
-        (lambda: shardyard.sweep("quickstart", nodes=[10**5000], runtime="local"), "^nodes: cannot be"),
-        (lambda: shardyard.run("ddp", runtime="nowhere"), "nowhere"),
-        (lambda: shardyard.run("ddp", runtime="local", epoch=3), "epochs"),
-        (lambda: shardyard.run("ddp", runtime="local", lr=np.float32(-1)), "-1.0 is not allowed"),
-        (lambda: shardyard.run("ddp", runtime="local", lr=np.ones(1)), r"\[1.0\] is not allowed"),
-        (lambda: shardyard.run("ddp", runtime="local", model=object()), "^model: <object"),
-        (lambda: shardyard.run("ddp", runtime="local", model=Path), "^model: .*Path.* import path"),
-    ],
-)
-def test_bad_input_is_an_input_error(folder: Path, call: Any, named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        call()

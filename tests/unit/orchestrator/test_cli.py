@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import typer
@@ -24,12 +29,13 @@ from orchestrator.errors import InputError, StorageError
 from orchestrator.execution.order import execution_order
 from orchestrator.interrupts import SIGNALS, interruptible
 from orchestrator.report import Written
+from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.terminal import _Output
-from tests.unit.conftest import PROJECT
+from tests.unit.conftest import PROJECT, run_result
 
 SERIAL = "name: s\nblocks: [{base: {strategy: serial}}]"
 
@@ -129,36 +135,6 @@ def test_code_that_no_container_confines_is_named(
 # What is printed
 
 
-def swept(
-    monkeypatch: pytest.MonkeyPatch, out: Path, unequal: Sequence[str], strict: bool
-) -> tuple[int, str]:
-    """The exit code of a sweep without runs, and what it prints."""
-    runner = "orchestrator.execution.sweep_runner.SweepRunner"
-    monkeypatch.setattr(f"{runner}.prepare", lambda self, loaded: None)
-    monkeypatch.setattr(f"{runner}.results", lambda self, loaded: iter(()))
-    monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 2)
-    monkeypatch.setattr(run_sweep, "publish_report", lambda paths, console: unequal)
-    loaded, how = (
-        load_sweep(Path("s.yml"), text=SERIAL),
-        run_sweep.HowToRun(warm_up_run=False, strict=strict),
-    )
-    selected, file = run_sweep.select_runtime("local"), io.StringIO()
-    console = run_sweep.text_console(file)
-    return run_sweep.run_sweep(loaded, SweepPaths(out), selected, out, console, how), file.getvalue()
-
-
-def test_a_sweep_shows_its_runtime_and_fails_if_unequal_conditions_are_errors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    code, text = swept(monkeypatch, tmp_path, ["one", "other"], strict=False)
-    assert (code, "unequal" in text) == (0, False)
-    assert "removed 2 leftover(s)" in text
-    assert "nodes are local processes (--runtime local)\n" in text
-    code, text = swept(monkeypatch, tmp_path, ["one", "other"], strict=True)
-    assert (code, "unequal conditions: one\nunequal conditions: other\n" in text) == (1, True)
-    assert swept(monkeypatch, tmp_path, [], strict=True)[0] == 0
-
-
 def test_verdicts_and_the_path_of_a_report_are_printed_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written("", ["Choose a[/b]:ok:."] * 5, [])
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: written)
@@ -176,6 +152,109 @@ def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.Monke
     findings.append(Finding("torch", "missing", "make venv", required=True))
     with pytest.raises(typer.Exit):
         cli.doctor(Path())
+
+
+def test_clean_counts_what_every_runtime_has_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(RUNTIMES.entries):
+        monkeypatch.setattr(RUNTIMES.load(name), "clean", lambda self, number=number: 2**number)
+    cli.clean()
+    assert capsys.readouterr().out.startswith(f"removed {2 ** len(RUNTIMES.entries) - 1} process")
+
+
+# What commands pass on, and how sweeps end. `make golden` writes all but the first lines of these texts.
+
+
+def check_golden(name: str, describe: Callable[[str], Iterator[str]]) -> None:
+    """Compare the blocks of a text with the lines that follow from their first ones."""
+    golden = PROJECT / "tests/golden" / name
+    firsts = [block.partition("\n")[0] for block in golden.read_text().split("\n\n")]
+    text = "\n\n".join("\n".join([first, *describe(first)]) for first in firsts) + "\n"
+    if "RENEW_GOLDEN" in os.environ:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+class CalledError(Exception):
+    """The function was called that does the work of a command."""
+
+
+def test_options_reach_the_functions_that_they_are_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def arguments(line: str) -> Iterator[str]:
+        command, _, function = line.partition(" -> ")
+        module, _, name = f"orchestrator.{function}".rpartition(".")
+        signature = inspect.signature(getattr(import_module(module), name))
+        with patch(f"orchestrator.{function}", side_effect=CalledError) as called, suppress(CalledError):
+            cli.app(command.split(), standalone_mode=False)
+        bound = signature.bind(*called.call_args.args, **called.call_args.kwargs)
+        for option, value in bound.arguments.items():
+            if isinstance(value, run_sweep.SelectedRuntime):
+                of = value.runtime
+                yield f"  {option}: {value.name}, cold {of.cold}, shared network {of.shared_network}"
+            elif option not in ("console", "cores", "imports", "loaded"):  # which the command makes
+                yield f"  {option}: {repr(value).replace(f'{PROJECT}/', '')}"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    check_golden("options.txt", arguments)
+
+
+def test_a_sweep_says_how_it_ended_and_reports_what_has_finished(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed, late = run_result("failed", log="node-0.log"), run_result("timeout")
+    errors = {
+        "refused": InputError("x"),
+        "full": StorageError("x", "y"),
+        "interrupted": KeyboardInterrupt(),
+    }
+    found: dict[str, Any] = {"ok": run_result(), "failed": failed, "timeout": late, **errors}
+    selected = run_sweep.select_runtime("local")
+    monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 2)
+
+    def lines(first: str) -> Iterator[str]:
+        def results(*_: object) -> Iterator[RunResult]:
+            for word in runs.split():
+                if isinstance(each := found[word], BaseException):
+                    raise each
+                yield each
+
+        def report(*_: object) -> list[str]:
+            console.print("(report)")
+            if "unreadable" in options:
+                raise InputError("there is no record")
+            return ["one", "other"] * ("unequal" in options)
+
+        runs, _, options = first.partition(" with ")
+        console = run_sweep.text_console(file := io.StringIO())
+        runner = "orchestrator.execution.sweep_runner.SweepRunner"
+        for name, stub in (
+            (f"{runner}.prepare", lambda *_: None),
+            (f"{runner}.warm_up", lambda *_: console.print("(warm-up run)")),
+            (f"{runner}.results", results),
+            (
+                f"{run_sweep.__name__}._followed",
+                lambda *_: nullcontext(lambda: console.print("(after run)")),
+            ),
+            (f"{run_sweep.__name__}.publish_report", report),
+            (f"{run_sweep.__name__}.memory_warning", lambda *_: options if "memory" in options else None),
+            (f"{run_sweep.__name__}.unconfined_code", lambda *_: options if "code" in options else None),
+        ):
+            monkeypatch.setattr(name, stub)
+        how = run_sweep.HowToRun("fail-fast" in options, "no warm-up" not in options, "strict" in options)
+        loaded = load_sweep(Path("s.yml"), text=SERIAL, repeat=3)
+        arguments = loaded, SweepPaths(tmp_path), selected, tmp_path, console, how
+        try:
+            end = f"exit code {run_sweep.run_sweep(*arguments)}"
+        except (InputError, StorageError) as error:
+            end = repr(error)
+        yield from (line or "." for line in file.getvalue().replace(str(tmp_path), "OUT").splitlines())
+        yield end
+
+    check_golden("endings.txt", lines)
 
 
 # Plans
@@ -229,39 +308,24 @@ def test_dry_run_shows_options_of_the_runtime_and_what_they_exclude(tmp_path: Pa
 # Bad input, and outputs that cannot be written
 
 
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        (["sweep", "--node", "2"], ["no such option: --node (did you mean '--nodes'?)"]),
-        (["run", "ddp", "--transport", "gloo"], ["--transport", "--set transport=VALUE"]),
-        (["check", "dirichlet", "--lr", "1"], ["no such option: --lr"]),  # has no --set
-        (["swep"], ["swep", "'sweep'"]),
-        (["partitions", "--nodes", "x"], ["--nodes: 'x'", "a whole number"]),
-        (["sweep", "--out", ""], ["--out: ''", "the path of a directory"]),
-        (["sweep", "--out", "r\udcff"], ["--out", "UTF-8"]),
-        (["labs", "--data-dir", "x" * 5000], ["--data-dir", "shorter"]),
-        (["sweep", "quikstart"], ["did you mean 'quickstart'?"]),
-        (["sweep", "--set", "epoch=3"], ["did you mean 'epochs'?"]),
-        (["sweep", "--runtime", "docker"], ["--runtime docker: there is no engine"]),
-        (["sweep", "--runtime", "local", "--set", "cpus=equal"], ["--set cpus=equal", "--runtime docker"]),
-        (["schema", "/dev/null"], ["/dev/null", "another DIRECTORY"]),
-    ],
-)
 def test_bad_usage_is_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    facts: list[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    def message(line: str) -> Iterator[str]:
+        for name, text in (("LONG", "x" * 5000), ("NINES", "9" * 5000), ("NO-UTF-8", "\udcff")):
+            line = line.replace(name, text)
+        monkeypatch.setattr(sys, "argv", ["orchestrator", *shlex.split(line)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        text = capsys.readouterr().err
+        assert (caught.value.code, text.count("\n"), len(text) < 1200) == (2, 1, True), text
+        text = re.sub(r"\(see [^()]*orchestrator", "(see orchestrator", text.rstrip())  # as it was started
+        yield re.sub("(known|shipped): .*|(allowed): .{120,}", r"\1\2: …", text)
+
     lacks(monkeypatch, docker="there is no engine")  # the SDK leaves a socket open where there is none
-    monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    text = capsys.readouterr().err
-    assert (caught.value.code, text.startswith("error: "), text.count("\n")) == (2, True, 1)
-    assert len(text) < 1000
-    assert [fact for fact in facts if fact not in text] == []
-    assert ("--set" in text) == any("--set" in each for each in (*arguments, *facts))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "run_sweep", Mock(side_effect=CalledError))
+    check_golden("mistakes.txt", message)
 
 
 def run(*arguments: str, stdout: Any = subprocess.PIPE, **variables: str) -> tuple[int, str, str | None]:

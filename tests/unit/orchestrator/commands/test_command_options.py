@@ -1,14 +1,28 @@
-"""Mistakes in options of `predict`, `replay`, `layout` and `compare`: units, limits, speeds of nodes."""
+"""Mistakes in options of commands: units, limits, speeds of nodes; and what `course grade` writes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+from orchestrator.commands import course
 from orchestrator.commands.layout import asked, parse_memory
-from orchestrator.commands.predict import parse_nodes, parse_price
+from orchestrator.commands.predict import asked as predicted
+from orchestrator.commands.predict import parse_nodes, parse_price, question_of
 from orchestrator.commands.replay import Options, parse_link, parse_speeds
+from orchestrator.commands.sweep import text_console
+from orchestrator.course.grading import Grade, Grader
+from orchestrator.course.table import gradebook
 from orchestrator.errors import InputError
+from orchestrator.layouts.trials import Network
+from orchestrator.prediction.forecast import Question
 from orchestrator.report.directory_comparison.limits import Limits
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.sandbox.base import Limits as SandboxLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 from trainer.time_model.described import cluster_of_run
@@ -18,30 +32,11 @@ def test_values_are_read_in_their_units() -> None:
     assert parse_nodes("64, 8,8") == (8, 64)
     assert (parse_price("2.50/h"), parse_price(None)) == (2.5, None)
     assert (parse_memory("4gb"), parse_memory("1.5 GiB")) == (4e9, 1.5 * 2**30)
+    question = question_of(predicted("8", "8bit/2s", 0.5, "3/h"))
+    assert question == Question([8], Link(bytes_per_s=1, latency_s=2), 0.5, 3.0, None, ())
     assert parse_link("100mbit/50us") == Link(bytes_per_s=12.5e6, latency_s=50 * 1e-6)
     assert parse_speeds("1, 0.5") == (1, 0.5)
     assert Limits.parse("slower=10%,accuracy=1pt") == Limits(slower=0.1, accuracy=0.01)
-
-
-LIMITS = ["", "slower", "slower=1", "slower=-1%", "fast=1%", "slower=1%,slower=2%"]
-
-
-@pytest.mark.parametrize(
-    ("parse", "option", "texts"),
-    [
-        (parse_nodes, "--nodes", ["", "8,", "0", "x", "1.5", "20000", "-1", "٣", "9" * 5000]),
-        (parse_price, "--price", ["2.50", "2/s", "x/h", "nan/h", "-1/h", "inf/h"]),
-        (parse_memory, "--memory", ["4", "0gb", "9" * 400 + "gb", "1025tib"]),
-        (parse_link, "--link", ["fast", "0mbit/1ms", "1mbit", "1.2.3mbit/1ms", "1mbit/-1ms"]),
-        (parse_speeds, "--node-speed", ["", "1,,1", "0", "-1", "x", "nan", "inf", "1e7"]),
-        (Limits.parse, "--fail-on", LIMITS),
-    ],
-    ids=["nodes", "price", "memory", "link", "speeds", "limits"],
-)
-def test_other_values_are_refused(parse: object, option: str, texts: list[str]) -> None:
-    for text in texts:
-        with pytest.raises(InputError, match=f"^{option} {text}: "):
-            parse(text)  # type: ignore[operator]
 
 
 # Replays
@@ -79,18 +74,38 @@ LAYOUT |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
 def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
     found = asked(**LAYOUT | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
     assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (64, 16, "adamw")
+    assert asked(**LAYOUT).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
     other = asked(**LAYOUT | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
 
 
-def test_a_wrong_option_of_layout_is_named() -> None:
-    for field, value, named in (
-        ("transport", "memory", "--transport memory"),
-        ("model", "nosuch", "model nosuch"),
-        ("dataset", "pydoc_text", "--dataset pydoc_text"),
-        ("sets", ["nodes=3"], "--set nodes=3"),
-        ("sets", ["nosuch=3"], "--set nosuch=3"),
-        ("sets", ["optimizer=nosuch"], "--set optimizer=nosuch"),
+# Grades
+
+
+def a_grade(name: str, points: int = 2, error: str | None = None) -> Grade:
+    return Grade(submission=name, points=points, possible=2, error=error, scores=[])
+
+
+def test_what_is_not_graded_and_own_lost_points_are_failures_and_all_are_written_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grade_all(grader: object, given: dict[str, Path], jobs: int) -> Iterator[Grade]:
+        assert (jobs, given) == (3, submissions)
+        yield from reversed(grades)
+
+    submissions, file = {name: tmp_path / name for name in "ab"}, tmp_path / "grades.csv"
+    for path in submissions.values():
+        path.mkdir()
+    monkeypatch.setattr(course, "load_checks", list)
+    monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 0)
+    monkeypatch.setattr(Grader, "grade_all", grade_all)
+    grade = partial(course.grade, [*submissions.values()], [], "local", 3, SandboxLimits())
+    for grades, own, code in (
+        ([a_grade("a"), a_grade("b", 1)], False, 0),
+        ([a_grade("a"), a_grade("b")], True, 0),
+        ([a_grade("a"), a_grade("b", 1)], True, 1),
+        ([a_grade("a", error="it is a link"), a_grade("b")], False, 1),
     ):
-        with pytest.raises(InputError, match=named):
-            asked(**LAYOUT | {field: value})  # type: ignore[arg-type]
+        assert grade(as_json=True, console=text_console(), own=own, csv_file=file) == code
+        assert json.loads(capsys.readouterr().out)["submissions"] == [each.model_dump() for each in grades]
+        assert file.read_text() == gradebook(grades)

@@ -64,6 +64,8 @@ def test_each_directory_is_compared_with_the_first_by_intervals(compared: Compar
     assert [effects(compared, at) for at in (1, 2, 3)] == [
         {"serial": ("", ""), "all_reduce": each} for each in expected
     ]
+    # Of each directory, a line, and three of each configuration.
+    assert len([*compared.lines()]) == 3 * (1 + 2 * 3)
     times = [each.time for each in compared.differences if each.time]
     assert {each.together for each in times} == {0, 2}  # what is claimed of two directories
     (slower,) = [each for each in times if each.verdict == "more"]

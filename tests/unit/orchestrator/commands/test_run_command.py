@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from orchestrator.commands.run import directory_of, load_run
-from orchestrator.errors import InputError
 from orchestrator.sweeps.load import Sweep
 from orchestrator.sweeps.yaml import parse_yaml
 
@@ -36,22 +31,3 @@ def test_other_fields_have_another_directory_and_other_seeds_do_not() -> None:
     assert directory_of(one) == directory_of(load_run("ddp", 2, repeat=5))
     others = [load_run("ddp", 2, ["lr=0.1"]), load_run("ddp", 2, compare=True)]
     assert len({directory_of(each) for each in (one, *others)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["dpd"], "^STRATEGY: 'dpd'"),
-        (["dpd", 2, ["model=mlp"]], "FILE.py:NAME$"),
-        (["{name: ddp, x: 1}"], "^STRATEGY: x: unknown key"),
-        (["{name: ddp"], "^STRATEGY:1: "),
-        (["ddp", 10**200], "^--nodes 10+: 10+[.]+0+ is not allowed; it must be 1 to 16384"),
-        (["pipeline", 9, ["model=mlp"]], r"^STRATEGY: .*\(with --nodes 9, --set model=mlp\)$"),
-        (["ddp", 2, ["nodes=3"]], "^--set nodes=3: --nodes 2 sets nodes, too"),
-        (["ddp", 2, ["strategy=gossip"]], "^--set strategy=gossip: STRATEGY sets strategy, too"),
-        (["serial", 1, (), 1, True], "the reference itself"),
-    ],
-)
-def test_bad_input_names_what_is_allowed(arguments: list[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load_run(*arguments)

@@ -18,6 +18,7 @@ import pytest
 from orchestrator.errors import InputError, StorageError
 from orchestrator.execution import sweep_runner as module
 from orchestrator.execution.clusters import Clusters
+from orchestrator.execution.run_result import Execution, Place
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
@@ -238,7 +239,7 @@ def test_a_sweep_stops_when_results_cannot_be_written(commands: Commands, troubl
         commands.patch(FakeRun, "new_events", remove)
     sweep, runner = commands.sweep(2, "[{base: {strategy: fault_injection}}]"), commands.runner()
     runner.prepare(sweep)
-    with pytest.raises(StorageError, match=trouble):
+    with pytest.raises(StorageError, match=f"{sweep.runs[0].key}: {trouble}. Repair"):
         list(runner.results(sweep))
     first, second = (commands.paths.run(run.key) for run in sweep.runs)
     row = read_result(first.result)
@@ -284,9 +285,49 @@ def test_a_run_ends_by_itself_by_an_error_or_by_its_time_limit(commands: Command
 
 
 def test_a_run_that_loses_its_warm_nodes_is_repeated_once(commands: Commands) -> None:
-    states = [replace(RUNNING, error="node 1 was lost", nodes_lost=True)] * 3 + [ENDED]
-    commands.patch(FakeRun, "wait", lambda *_: states.pop(0))
+    def wait(*_: object) -> RunState:
+        clock.pass_(1.0)
+        return states.pop(0)
+
+    clock, states = FakeTime(), [replace(RUNNING, error="node 1 was lost", nodes_lost=True)] * 3 + [ENDED]
+    commands.patch(module.time, "time", clock)
+    commands.patch(FakeRun, "wait", wait)
     assert commands.runner().run(RUN).cause == "node 1 was lost"
+    result = commands.runner().run(RUN)
     reason = "node 1 was lost during the run, which was then repeated"
-    assert commands.runner().run(RUN).nodes_replaced == reason
+    assert (result.nodes_replaced, result.started_at, result.wall_s) == (reason, 102.0, 2.0)
     assert len(commands.started) == 4
+
+
+def test_a_result_is_built_from_all_that_the_run_has_left(commands: Commands) -> None:
+    def collect(_: FakeRun, paths: RunPaths) -> None:
+        launcher = "b" * 9 + "e" * module.LOG_BYTES
+        for name, text in {"node-1": "x", "node-0": "y", "empty": "", "launcher": launcher}.items():
+            paths.log(name).write_text(text)
+        paths.events.touch()
+        paths.usage.write_text("{")
+
+    built = Mock(side_effect=module.build_result)
+    commands.patch(module, "build_result", built)
+    commands.patch(module.time, "time", FakeTime(50.0))
+    commands.patch(FakeCluster, "engine_start_s", 0.25)
+    commands.patch(FakeCluster, "engine_stop_s", 0.5)
+    commands.patch(FakeRun, "collect", collect)
+    commands.patch(FakeRun, "replaced", "it was gone")
+    commands.patch(FakeRun, "requeues", ("preempted",))
+    commands.patch(FakeRun, "wait", lambda *_: replace(ENDED, exits={"node 0": 3}, error="it broke"))
+    commands.runner().run(RUN, order=7)
+    spec, left, place = built.call_args.args
+    runtime = commands.runtime
+    assert place == Place("nothing", runtime.info, runtime.node_kind(), runtime.cores(), {"number": 0})
+    assert (spec, left.logs) == (RUN, ["launcher.log", "node-0.log", "node-1.log"])
+    ended = {"started_at": 50.0, "ended_at": 50.0, "exits": {"node 0": 3}, "runtime_error": "it broke"}
+    nodes = {
+        "nodes_replaced": "it was gone",
+        "requeues": ("preempted",),
+        "engine_s": (0.25, 0.5),
+        "order": 7,
+    }
+    files = {"weights_kept": False, "launcher_log": "e" * module.LOG_BYTES, "invalid": left.invalid}
+    assert left == Execution(**ended, **nodes, **files, events=[], suspended={}, usage=[], logs=left.logs)
+    assert "usage" in str(left.invalid)

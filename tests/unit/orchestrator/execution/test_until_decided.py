@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,6 @@ from orchestrator.report.verdict.standing import standing
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import Sweep, load_sweep
 from orchestrator.sweeps.stages import DECIDED, Stages, Standing
-from tests.support.runs import RecordingDisplay
 from tests.unit.conftest import run_result
 from tests.unit.report_support import a_comparison, around, repeated
 from trainer.spec.run_spec import RunSpec
@@ -39,7 +39,7 @@ class Runner:
         self.records: list[tuple[int, Stages]] = []
         self.executed: list[tuple[str, int]] = []
         self._done, self._seconds = set(finished), seconds
-        self._elapsed_s = 0.0
+        self._elapsed_s, self.display = 0.0, Mock()
 
     def record(self, sweep: Sweep, stages: Stages) -> None:
         self.records.append((len(sweep.runs), stages))
@@ -64,7 +64,7 @@ class Runner:
     def start(self, sweep: Sweep, *standings: Standing) -> Generator[RunResult, None, None]:
         judged, end_s = iter(standings), self._elapsed_s + (sweep.budget_s or inf)
         left = lambda: end_s - self._elapsed_s  # noqa: E731
-        return results_until_decided(self, sweep, RecordingDisplay(), lambda: next(judged), left)  # type: ignore[arg-type]
+        return results_until_decided(self, sweep, self.display, lambda: next(judged), left)  # type: ignore[arg-type]
 
     def execute(self, sweep: Sweep, *standings: Standing) -> Runner:
         list(self.start(sweep, *standings))
@@ -93,6 +93,10 @@ def test_seeds_are_added_in_stages_until_it_is_decided(tmp_path: Path) -> None:
     assert len(sweep.runs) == 3 * 20
     runner = Runner().execute(sweep, OPEN, without(sweep, "ddp"), Standing(True, {}, ()))
     assert runner.seeds == [8, 8, 5]
+    notes = [call.args[0] for call in runner.display.note.call_args_list]
+    first = next(run.key for run in sweep.runs if run.name_of("strategy") == "ddp")
+    dropped = f"after 5 seeds: open\n  no more seeds for {first}: hopeless"
+    assert notes == ["after 3 seeds: open", dropped, f"after 8 seeds: {DECIDED}"]
     assert [seed for name, seed in runner.executed if name == "serial"] == [*range(8)]
     assert [count for count, _ in runner.records] == [9, 15, 21, 21]
     assert runner.records[-1][1].ended == DECIDED

@@ -183,8 +183,8 @@ def test_lines_come_once_and_whole(log: Path) -> None:
         file.write(b"ONE")  # what was read is not read again
     append(log, "\x1b[31mred\x07 \u202ebackwards\x00\t<b>\n".encode())
     assert tail.new().lines == ["\\x1b[31mred\\x07 \\u202ebackwards\\x00\t<b>"]
-    append(log, b"x" * (LINE_CHARACTERS + 5))
-    assert tail.new().lines == ["x" * LINE_CHARACTERS + " … 5 more characters"]
+    append(log, b"x" * (LINE_CHARACTERS + 1))
+    assert tail.new().lines == ["x" * LINE_CHARACTERS + " … 1 more characters"]
     append(log, b"rest\n")
     assert tail.new().lines == ["rest"]
 
