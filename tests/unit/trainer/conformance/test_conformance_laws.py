@@ -116,6 +116,8 @@ def test_a_split_that_breaks_a_rule_is_an_error() -> None:
         "4 parts": valid[:-1],
         "no sample in part 0": [first[:0], second, *rest],
         "part 0 is of type float64": [first.astype(float), second, *rest],
+        "part 1 is of type list, not an array": [first, [*second], *rest],
+        "part 1 has shape (100, 2)": [first, second.reshape(100, 2), *rest],
         "part 1 has 1000": [first, np.append(second, samples), *rest],
         "part 0 has -1": [np.append(first, -1), second, *rest],
         "part 0 has sample 3 2 times": [np.append(first, 3), second, *rest],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.training import train
+from trainer.models.gpt import Gpt
 from trainer.models.layers.experts import Experts, MixtureOfExperts, Router
 from trainer.models.layers.transformer import Mlp
 
@@ -87,6 +88,13 @@ def test_the_gradient_is_that_of_the_loss_and_the_weighted_balance_loss(weight: 
     (task + weight * 0.5 * EXPERTS * (share * probabilities.mean(dim=0)).sum()).backward()
     found, expected = ([each.grad for each in of.parameters()] for of in (layer, plain))
     torch.testing.assert_close(found, expected)
+
+
+def test_outputs_depend_on_the_batch_if_experts_are_limited_or_balanced() -> None:
+    assert not Gpt().batch_statistics
+    for factor, balance in product((1.25, None), (0.01, 0.0)):
+        model = Gpt(experts=2, capacity_factor=factor, balance=balance)
+        assert model.batch_statistics is (factor is not None or balance > 0)
 
 
 # Choices that a run counts

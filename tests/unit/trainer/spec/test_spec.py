@@ -69,6 +69,8 @@ SERVER = {"strategy": "parameter_server", **SMALL}
 THREE = {"partitioner": {"name": "classes", "per_node": 3}}  # of the 10 classes of digits
 ALL_REDUCE = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
 GOSSIP = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue", "nodes": 2}
+PARTIAL = {"name": "gossip", "participation": {"fraction": 0.5}}
+CUT = {"cut_off": {"node": 0, "seconds": 1}, "at": {"epoch": 1}}
 TARGET = {"strategy": "serial", "target_accuracy": 0.9, "patience": 3}
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -90,6 +92,19 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**ALL_REDUCE, "restarts": 1}, {"transport": "mpi"}, "restarts: 1 .* mpi.*transport gloo"),
     ({**ALL_REDUCE, "restarts": 1}, {"node_speed": {0: 0.5}}, "restarts: 1 .*node_speed"),
     (GOSSIP, {"debug": True}, "debug: .*continue"),
+    (GOSSIP, {"strategy": "local_sgd", "checkpoint_epochs": 1}, "on_loss: continue: .*writes checkpoints"),
+    (GOSSIP, {"save_weights": True}, "on_loss: continue: save_weights .*node 0"),
+    (GOSSIP, {"processes_per_node": 2}, "on_loss: continue: processes_per_node is 2;"),
+    (GOSSIP, {"nodes": 1}, "on_loss: continue: nodes is 1; allowed: stop, or 2 to 128"),
+    (GOSSIP, {"nodes": 129}, "on_loss: continue: nodes is 129;"),
+    ({**GOSSIP, "on_loss": "stop", "strategy": PARTIAL}, {"on_loss": "continue"},
+     "strategy: gossip, participation: .*on_loss: continue"),
+    ({**ALL_REDUCE, "checkpoint_steps": 2}, {"checkpoint_epochs": 1},
+     "checkpoint_steps: 2 excludes checkpoint_epochs, which is 1;"),
+    ({**ALL_REDUCE, "faults": [CUT]}, {"nodes": 1}, "faults: fault 0, cut_off: a single node"),
+    ({**ALL_REDUCE, "faults": [CUT]}, {"processes_per_node": 2}, "faults: fault 0, cut_off: .*several"),
+    ({**ALL_REDUCE, "faults": [CUT] * 2}, {"transport": "memory"}, "faults: 2 faults .*over memory all"),
+    ({**ALL_REDUCE, "faults": [CUT]}, {"strategy": "fault_injection"}, "faults: 1 faults .*not train"),
     ({"model": "mlp"}, {"loss": "mse"}, "loss: mse .*digits has classes; allowed: nll"),
 ]  # fmt: skip
 

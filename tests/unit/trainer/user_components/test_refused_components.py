@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from trainer.core.strategy import Strategy
 from trainer.data.base import Data, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
-from trainer.models.base import Model
+from trainer.models.base import Model, ParallelPair
 from trainer.optimizers.base import Optimizer
 from trainer.strategies.local_sgd import LocalSGD
 from trainer.user_components import (
@@ -30,7 +30,7 @@ from trainer.user_components import (
     strategy,
 )
 from trainer.user_components.signature import bound, defaults_left_out
-from trainer.user_components.source import CODE, ImportFailure, Source
+from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 Make = Callable[..., Any]
 
@@ -292,6 +292,25 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     assert failing(cases, model_facts) == {}
 
 
+def test_a_model_is_built_with_what_it_asks_for_and_the_parameters_of_the_sweep() -> None:
+    class Own(nn.Flatten):
+        def __init__(self, shape: Any, classes: int, num_classes: int, width: int = 1) -> None:
+            super().__init__()
+            self.given = shape, classes, num_classes, width
+
+    class Torchvisions(nn.Flatten):
+        def __init__(self, *, weights: Any = 1, progress: bool = True, **others: Any) -> None:
+            super().__init__()
+            self.given = weights, progress, others
+
+    for called, place, parameters, expected in (
+        (Own, "mine.py", {"width": 5}, ((4,), 3, 3, 5)),
+        (Torchvisions, TORCHVISION, {}, (None, False, {"num_classes": 3})),
+        (Torchvisions, TORCHVISION, {"num_classes": 7}, (None, False, {"num_classes": 7})),
+    ):
+        assert model.build(called, parameters, given(called, place), (4,), 3).given == expected
+
+
 def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its trained weights, those without a gradient, the buffers that change, and batches that it takes."""
     source = Source(code="", folder="", module="mine.py", attribute="Frozen")
@@ -398,6 +417,34 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
     assert (imported.rounds.steps, imported.rounds.participation.fraction) == (3, 0.5)  # type: ignore[union-attr]
     assert "tried for 2 ranks, and the run has 3" in (imported.validation_error(None, 3, 8) or "")
     assert strategy.facts(source, {}, 2, None, 8).rounds is None
+
+
+PAIR = ("a.x", "a.y", 3)
+OF_MODEL: dict[str, Any] = {
+    "blocks": ["a", "b"], "indivisible": "why", "classifier": "b", "weights": 5, "scalar": "a.s",
+    "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "b.c", "unused": ["b.u"],
+    "statistics": ["a.m"], "tensor_parallel_pairs": (PAIR,),
+}  # fmt: skip
+OF_DATASET = {"train_samples": 7, "test_samples": 5, "input_type": "int64", "class_count": 4, "data": "d"}
+
+
+def test_an_imported_component_is_what_is_known_of_it() -> None:
+    """Each flag is true alone, and at last none."""
+    place = {"code": "", "folder": "", "module": "mine.py", "attribute": "it"}
+    for kind, stated in (
+        (partitioner.ImportedPartitioner, {}),
+        (optimizer.ImportedOptimizer, {}),
+        (loss.ImportedLoss, {"accuracy_is": "how near"}),
+        (model.ImportedModel, OF_MODEL),
+        (dataset.ImportedDataset, {**OF_DATASET, "shape": (3, 2)}),
+    ):
+        fields = kind.model_fields["imported"].annotation.model_fields  # type: ignore[attr-defined]
+        flags = [name for name, field in fields.items() if field.annotation is bool]
+        for true in (*flags, None):
+            known = {**stated, **{name: name == true for name in flags}}
+            own = kind.model_validate({"name": "it", "imported": {**place, **known}})
+            known |= {"names": known.pop("blocks", None), "tensor_parallel_pairs": [ParallelPair(*PAIR)]}
+            assert {name: getattr(own, name, value) for name, value in known.items()} == known
 
 
 def test_partitioners_and_augmentations_are_tried() -> None:
