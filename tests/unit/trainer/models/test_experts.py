@@ -62,9 +62,12 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens() -> None:
         assert factor in (None, 1.25) or layer.dropped > 0
 
 
-def test_in_evaluation_an_output_depends_on_its_own_sample_alone() -> None:
+def test_an_output_depends_on_others_in_training_if_experts_are_limited_or_balanced() -> None:
     layer, x = mixture(2, 0.1).eval(), drawn(5, 7, WIDTH)
     torch.testing.assert_close(layer(x)[3:4], layer(x[3:4]))
+    for factor, balance in product((1.25, None), (0.01, 0.0)):
+        model = Gpt(experts=2, capacity_factor=factor, balance=balance)
+        assert model.batch_statistics is (factor is not None or balance > 0)
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
@@ -88,13 +91,6 @@ def test_the_gradient_is_that_of_the_loss_and_the_weighted_balance_loss(weight: 
     (task + weight * 0.5 * EXPERTS * (share * probabilities.mean(dim=0)).sum()).backward()
     found, expected = ([each.grad for each in of.parameters()] for of in (layer, plain))
     torch.testing.assert_close(found, expected)
-
-
-def test_outputs_depend_on_the_batch_if_experts_are_limited_or_balanced() -> None:
-    assert not Gpt().batch_statistics
-    for factor, balance in product((1.25, None), (0.01, 0.0)):
-        model = Gpt(experts=2, capacity_factor=factor, balance=balance)
-        assert model.batch_statistics is (factor is not None or balance > 0)
 
 
 # Choices that a run counts

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from trainer.core.strategy import Strategy
 from trainer.data.base import Data, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
-from trainer.models.base import Model, ParallelPair
+from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.strategies.local_sgd import LocalSGD
 from trainer.user_components import (
@@ -292,23 +292,16 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     assert failing(cases, model_facts) == {}
 
 
-def test_a_model_is_built_with_what_it_asks_for_and_the_parameters_of_the_sweep() -> None:
-    class Own(nn.Flatten):
-        def __init__(self, shape: Any, classes: int, num_classes: int, width: int = 1) -> None:
-            super().__init__()
-            self.given = shape, classes, num_classes, width
+def test_models_of_torchvision_have_the_classes_of_the_sweep_or_of_the_dataset() -> None:
+    built: list[Any] = []
 
-    class Torchvisions(nn.Flatten):
-        def __init__(self, *, weights: Any = 1, progress: bool = True, **others: Any) -> None:
-            super().__init__()
-            self.given = weights, progress, others
+    def make(*, weights: Any = 1, progress: bool = True, **others: Any) -> nn.Module:
+        built.append((weights, progress, others))
+        return nn.Flatten()
 
-    for called, place, parameters, expected in (
-        (Own, "mine.py", {"width": 5}, ((4,), 3, 3, 5)),
-        (Torchvisions, TORCHVISION, {}, (None, False, {"num_classes": 3})),
-        (Torchvisions, TORCHVISION, {"num_classes": 7}, (None, False, {"num_classes": 7})),
-    ):
-        assert model.build(called, parameters, given(called, place), (4,), 3).given == expected
+    for parameters in ({}, {"num_classes": 7}):
+        model.build(make, parameters, given(make, TORCHVISION), (4,), 3)
+    assert built == [(None, False, {"num_classes": classes}) for classes in (3, 7)]
 
 
 def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +328,22 @@ def test_losses_that_cannot_be_computed_are_refused() -> None:
     assert "does not define the method of" in refused(lambda: loss.build(given(Loss), {}))
     assert "output, target" in refused(lambda: loss.build(given(lambda output: output), {}))
     assert "accuracy is 3" in refused(lambda: loss.build(given(nll_loss), {"accuracy": 3}))
+
+
+def test_what_is_wrong_with_weights_and_with_the_number_of_scores() -> None:
+    targets, scores = torch.tensor([0.0, 1, 2]), torch.ones(3, 2)
+    for weight, error in (
+        (None, "None"), (torch.clone, "None"), (torch.neg, "-2 to -0; expected: weights from 0"),
+        (torch.zeros_like, "0 to 0"), (torch.log, "-inf to"), (sum, "weights of type Tensor and shape ()"),
+    ):  # fmt: skip
+        assert error in str(loss.weights_error(function(mse_loss, weight=weight), targets))
+    plain, measured = function(mse_loss), function(mse_loss, accuracy=sum)
+    for found, error in (
+        (loss.scores_error(plain, scores, 3), "returns 2 scores for each sample, and the dataset has 3 "),
+        (loss.scores_error(plain, scores[:, :1], 3), "returns 1 score for each"),
+        (loss.scores_error(plain, scores, 2) or loss.scores_error(measured, scores, 3), "None"),
+    ):
+        assert error in str(found)
 
 
 def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
@@ -419,11 +428,9 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
     assert strategy.facts(source, {}, 2, None, 8).rounds is None
 
 
-PAIR = ("a.x", "a.y", 3)
 OF_MODEL: dict[str, Any] = {
     "blocks": ["a", "b"], "indivisible": "why", "classifier": "b", "weights": 5, "scalar": "a.s",
-    "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "b.c", "unused": ["b.u"],
-    "statistics": ["a.m"], "tensor_parallel_pairs": (PAIR,),
+    "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "c", "unused": ["u"], "statistics": ["c"],
 }  # fmt: skip
 OF_DATASET = {"train_samples": 7, "test_samples": 5, "input_type": "int64", "class_count": 4, "data": "d"}
 
@@ -443,7 +450,7 @@ def test_an_imported_component_is_what_is_known_of_it() -> None:
         for true in (*flags, None):
             known = {**stated, **{name: name == true for name in flags}}
             own = kind.model_validate({"name": "it", "imported": {**place, **known}})
-            known |= {"names": known.pop("blocks", None), "tensor_parallel_pairs": [ParallelPair(*PAIR)]}
+            known["names"] = known.pop("blocks", None)
             assert {name: getattr(own, name, value) for name, value in known.items()} == known
 
 
