@@ -33,9 +33,8 @@ SLOW = run(node_speed={-1: 0.25})
 TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
 
 
-@pytest.mark.parametrize(
-    ("fields", "local", "docker"),
-    [
+def test_cores_that_a_run_may_use() -> None:
+    for fields, *expected in (
         ({}, 4, 4),
         ({"cpus": 0.4}, 4, 1.6),
         ({"threads": 2}, 8, 4),
@@ -45,30 +44,23 @@ TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
         ({"nodes": 10, "cpus": 1.1}, 10, 11),
         ({"node_speed": {-1: 0.25}}, 3.25, 3.25),
         ({"cpus": 0.4, "node_speed": {0: 0.5, 1: 0.25}}, 2.75, 1.1),
-    ],
-)
-def test_cores_that_a_run_may_use(fields: dict[str, Any], local: float, docker: float) -> None:
-    for info, cores in ((LOCAL, local), (DOCKER, docker)):
-        assert limits.cores_wanted(run(**fields), info) == cores
-        assert not limits.shares_cores(run(**fields), info, cores)
-        assert limits.shares_cores(run(**fields), info, cores - 0.01)
+    ):
+        for info, cores in zip((LOCAL, DOCKER), expected, strict=True):
+            assert limits.cores_wanted(run(**fields), info) == cores
+            assert not limits.shares_cores(run(**fields), info, cores)
+            assert limits.shares_cores(run(**fields), info, cores - 0.01)
 
 
-@pytest.mark.parametrize(
-    ("cores", "cpus", "local", "docker"),
-    [
+def test_speedup_is_limited_by_the_cores_of_the_serial_run() -> None:
+    for cores, cpus, local, docker in (
         (2, 1.0, 2, 2),
         (2, 0.4, 2, 5),  # the serial run has 0.4 cores, and five such nodes fit
         (2, 4.0, 2, 2),
         (1.5, 1.0, 1.5, 1.5),
         (0.5, 1.0, 1, 1),  # the serial run has 0.5 cores, too
-    ],
-)
-def test_speedup_is_limited_by_the_cores_of_the_serial_run(
-    cores: float, cpus: float, local: float, docker: float
-) -> None:
-    assert limits.speedup_limit(run(cpus=cpus), LOCAL, cores) == local
-    assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
+    ):
+        assert limits.speedup_limit(run(cpus=cpus), LOCAL, cores) == local
+        assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
 
 
 def test_shared_cores_are_flagged_with_a_quota_that_fits() -> None:
@@ -90,30 +82,19 @@ def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> 
     return NodeUsage(name=name, ranks=list(ranks), out_of_memory=killed, cpus=cpus, throttled_s=9.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "usage", "reported"),
-    [
-        ({}, node("node-3", 2, killed=1), "node 2 needed more than 2,048 MiB of memory"),
-        ({"processes_per_node": 2}, node("node-2", 2, 3, killed=1), "node 1 needed more than 2,048 MiB"),
-        ({"memory_mb": 64}, node("launcher", killed=3), "launcher needed more than 64 MiB"),
-        (
-            {"strategy": "hogwild"},
-            node("node-1", 0, 1, 2, 3, killed=1),
-            "the container of all nodes needed more than 8,192",
-        ),
-    ],
-    ids=["node", "ranks", "launcher", "all"],
-)
-def test_processes_killed_for_lack_of_memory_are_flagged(
-    fields: dict[str, Any], usage: NodeUsage, reported: str
-) -> None:
-    killed = f"killed {usage.out_of_memory} of its processes, and the run finished without them"
-    (flag,) = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
-    assert flag.startswith(reported)
-    assert flag.endswith(killed)
-    if "strategy" not in fields:  # which cannot be restarted
-        (flag,) = limits.memory_flags(run(restarts=2, **fields), [usage])
-        assert flag.endswith("the run finished after a restart")
+def test_processes_killed_for_lack_of_memory_are_flagged() -> None:
+    for fields, usage, named, memory in (
+        ({}, node("node-3", 2, killed=1), "node 2", "2,048"),
+        ({"processes_per_node": 2}, node("node-2", 2, 3, killed=1), "node 1", "2,048"),
+        ({"memory_mb": 64}, node("launcher", killed=3), "launcher", "64"),
+        ({"strategy": "hogwild"}, node("node-1", 0, 1, killed=1), "the container of all nodes", "8,192"),
+    ):
+        of = f"{named} needed more than {memory} MiB of memory: the kernel killed {usage.out_of_memory} of"
+        flags = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
+        assert [*flags] == [f"{of} its processes, and the run finished without them"]
+        if "strategy" not in fields:  # which cannot be restarted
+            flags = limits.memory_flags(run(restarts=2, **fields), [usage])
+            assert [*flags] == [f"{of} its processes, and the run finished after a restart"]
 
 
 # Nodes of unequal speed
@@ -126,26 +107,21 @@ def flags(spec: RunSpec, used_s: float, *usage: NodeUsage, info: Any = DOCKER) -
     return [*limits.node_speed_flags(spec, info, ranks, [*usage])]
 
 
-@pytest.mark.parametrize(
-    ("usage", "used_s", "reported"),
-    [
+def test_the_quota_of_a_slower_node_is_verified() -> None:
+    unknown = "CPU quota 0.25 for node 3 is not confirmed"
+    unlimited = "node 3 used 3.06 s of CPU time in 10 s of training: CPU quota 0.25 was not enforced"
+    for usage, used_s, reported in (
         ([node("node-4", 3, cpus=0.25)], 2.5, []),
         ([node("node-4", 3, cpus=0.2549)], 3.04, []),
-        ([node("node-4", 3, cpus=0.2551)], 2.5, ["was 0.2551, not 0.25"]),
-        ([], 2.5, ["not confirmed"]),
-        ([node("node-3", 2, cpus=0.25)], 2.5, ["not confirmed"]),
-        ([node("node-4", 3)], 2.5, ["not confirmed"]),
-        ([node("node-4", 3, cpus=0.25)], 3.06, ["3.06 s of CPU time in 10 s"]),
-    ],
-    ids=["exact", "within", "beyond", "none", "other", "unknown", "used"],
-)
-def test_the_quota_of_a_slower_node_is_verified(
-    usage: list[NodeUsage], used_s: float, reported: list[str]
-) -> None:
-    first, *others = flags(SLOW, used_s, *usage)
-    assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
-    assert len(others) == len(reported)
-    assert all("node 3" in other and each in other for other, each in zip(others, reported, strict=True))
+        ([node("node-4", 3, cpus=0.2551)], 2.5, ["CPU quota for node 3 was 0.2551, not 0.25"]),
+        ([], 2.5, [unknown]),
+        ([node("node-3", 2, cpus=0.25)], 2.5, [unknown]),
+        ([node("node-4", 3)], 2.5, [unknown]),
+        ([node("node-4", 3, cpus=0.25)], 3.06, [unlimited]),
+    ):
+        first, *others = flags(SLOW, used_s, *usage)
+        assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
+        assert others == reported
 
 
 def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
@@ -173,9 +149,11 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
 V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
 
 
-@pytest.mark.parametrize(
-    ("files", "usable"),
-    [
+def test_cores_are_those_of_the_smallest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with eight."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    of_version_1 = {QUOTA: "200000\n", PERIOD: "100000\n"}
+    for number, (files, usable) in enumerate((
         ({}, 8),
         ({V2: "max 100000\n"}, 8),
         ({V2: "900000 100000\n"}, 8),  # more than the machine has
@@ -185,19 +163,13 @@ V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
         ({QUOTA: "-1\n", PERIOD: "100000\n"}, 8),
         ({QUOTA: "25000\n", PERIOD: "50000\n"}, 0.5),
         ({QUOTA: "1", PERIOD: "0"}, 8),
-        ({V2: "400000 100000\n", QUOTA: "200000\n", PERIOD: "100000\n"}, 2),  # the smaller one holds
-    ],
-)
-def test_cores_are_those_of_the_smallest_quota(
-    files: dict[str, str], usable: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a machine with eight."""
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name in (V2, QUOTA, PERIOD):
-        monkeypatch.setattr(module, name, tmp_path / name)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert module.cores() == usable
+        ({V2: "400000 100000\n", **of_version_1}, 2),  # the smaller one holds
+    )):  # fmt: skip
+        for name in (V2, QUOTA, PERIOD):
+            monkeypatch.setattr(module, name, tmp_path / f"{name}-{number}")
+            if name in files:
+                (tmp_path / f"{name}-{number}").write_text(files[name])
+        assert module.cores() == usable
 
 
 SMI = """#!/bin/sh
@@ -225,9 +197,8 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | Non
 # Where the time went
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),  # the seconds of each purpose, in order
-    [
+def test_shares_add_up_to_the_wall_time() -> None:
+    changes: list[tuple[dict[str, Any], tuple[float, ...]]] = [  # the seconds of each purpose, in order
         ({}, (8, 2, 0, 4, 1, 0, 0)),
         ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 0, 1.5, 0.5, 3, 0)),
         ({"status": "failed"}, (0, 0, 0, 0, 0, 0, 15)),
@@ -235,14 +206,14 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | Non
         ({"wall_s": 6.0}, (1, 0, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
         ({"engine_start_s": 5.0}, (8, 2, 0, 0, 1, 4, 0)),  # it starts containers after training began
         ({"runtime_info": VirtualRuntime.info}, (0, 0, 10, 4, 1, 0, 0)),
-    ],
-)
-def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple[float, ...]) -> None:
-    known = {name: seconds for name, seconds in zip(PURPOSES, expected, strict=True) if seconds}
-    times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
-    result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
-    assert sum(expected) == result.wall_s
-    assert time_shares([result, result]) == pytest.approx({name: 2 * each for name, each in known.items()})
+    ]
+    for changed, expected in changes:
+        known = {name: seconds for name, seconds in zip(PURPOSES, expected, strict=True) if seconds}
+        times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
+        result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
+        assert sum(expected) == result.wall_s
+        twice = {name: 2 * each for name, each in known.items()}
+        assert time_shares([result, result]) == pytest.approx(twice)
 
 
 NEAR_UNITS = st.builds(lambda at, off: at + off, st.sampled_from((60, 3600, 7200)), st.floats(-1, 1))

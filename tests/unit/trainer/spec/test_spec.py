@@ -14,7 +14,6 @@ from orchestrator.sweeps.validation import dotted, error_lines
 from trainer.models.vgg_small import VggSmall
 from trainer.spec import checks
 from trainer.spec.batches import batch_error
-from trainer.spec.faults import Moment
 from trainer.spec.run_spec import RunSpec
 
 NAN, INF = float("nan"), float("inf")
@@ -118,7 +117,10 @@ def test_what_does_not_fit_is_refused_and_what_just_fits_is_not() -> None:
 
 def test_what_just_fits_or_does_not_apply_is_allowed() -> None:
     faults = [{"kill": {"node": 1}, "at": at} for at in ({"epoch": 3}, {"second": 600})]
-    spec(**ALL_REDUCE, faults=faults, warm_up_epochs=3)
+    run = spec(**ALL_REDUCE, faults=faults, warm_up_epochs=3)
+    assert [each.title for each in run.faults] == [
+        f"kill of node 1 at {at}" for at in ("epoch 3", "second 600")
+    ]
     spec(**{**GOSSIP, "nodes": 128})
     spec(strategy="fault_injection", **SMALL, nodes=5)  # does not train
     spec(strategy="serial", **THREE)  # has no parts
@@ -181,12 +183,6 @@ def test_threads_default_to_the_whole_cores_of_the_quota() -> None:
     for bad in ("4", 1000, NAN, -1, None):  # not also an error of the threads
         for field in ("cpus", "processes_per_node"):
             assert error_line(**{field: bad}).startswith(f"{field}: ")
-
-
-def test_a_drawn_step_is_any_from_the_first_to_the_last() -> None:
-    at = [Moment.model_validate({"random": {"steps": [3, 5], "seed": seed}}) for seed in range(30)]
-    assert {each.place for each in at} == {"step 3", "step 4", "step 5"}
-    assert (Moment(epoch=2).place, Moment(second=2.5).place) == ("epoch 2", "second 2.5")
 
 
 # Nodes of unequal speed

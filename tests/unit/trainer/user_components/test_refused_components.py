@@ -429,8 +429,8 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 OF_MODEL: dict[str, Any] = {
-    "blocks": ["a", "b"], "indivisible": "why", "classifier": "b", "weights": 5, "scalar": "a.s",
-    "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "c", "unused": ["u"], "statistics": ["c"],
+    "blocks": ["a", "b"], "indivisible": "why", "classifier": "b", "weights": 5, "scalar": "s",
+    "statistics": ["m"], "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "c", "unused": [],
 }  # fmt: skip
 OF_DATASET = {"train_samples": 7, "test_samples": 5, "input_type": "int64", "class_count": 4, "data": "d"}
 
