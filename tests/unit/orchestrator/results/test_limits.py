@@ -180,17 +180,15 @@ echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)'
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [(SMI, 2), ("#!/bin/sh\necho 'No devices found.'", 0), (SMI + "exit 9\n", 0), (None, 0)],
-)
-def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, found: int) -> None:
-    if script:
-        (tmp_path / "nvidia-smi").write_text(script)
-        (tmp_path / "nvidia-smi").chmod(0o755)
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    gpus.cache_clear()
-    assert gpus() == found
+    none = "#!/bin/sh\necho 'No devices found.'"
+    for script, found in ((None, 0), (SMI, 2), (none, 0), (f"{SMI}exit 9\n", 0)):
+        if script:
+            (tmp_path / "nvidia-smi").write_text(script)
+            (tmp_path / "nvidia-smi").chmod(0o755)
+        gpus.cache_clear()
+        assert gpus() == found
     gpus.cache_clear()
 
 

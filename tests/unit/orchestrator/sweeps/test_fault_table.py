@@ -9,15 +9,8 @@ import pytest
 
 from tests.faults.scene import Scene
 from tests.faults.table import CASES
-from tests.faults.test_faults_of_runs import ROWS, judge
+from tests.faults.test_faults_of_runs import judge
 from tests.unit.conftest import run_result
-
-
-def test_rows_have_names_of_their_own_and_two_runs_of_one_topology(tmp_path: Path) -> None:
-    assert len({row.id for row in ROWS}) == len(ROWS)
-    for case in CASES:
-        disturbed, healthy = Scene(case, "local", Random(0), tmp_path).runs
-        assert disturbed.topology == healthy.topology, case.name
 
 
 def test_a_verdict_is_compared_with_the_rows(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 
 from orchestrator.sweeps.validation import dotted, error_lines
 from trainer.models.vgg_small import VggSmall
-from trainer.spec import checks
 from trainer.spec.batches import batch_error
 from trainer.spec.run_spec import RunSpec
 
@@ -124,12 +122,6 @@ def test_what_just_fits_or_does_not_apply_is_allowed() -> None:
     spec(**{**GOSSIP, "nodes": 128})
     spec(strategy="fault_injection", **SMALL, nodes=5)  # does not train
     spec(strategy="serial", **THREE)  # has no parts
-
-
-def test_sweeps_know_the_fields_that_checks_name() -> None:
-    named = re.findall(r'(?:PydanticCustomError|_error)\(\s*"(\w+)"', Path(checks.__file__).read_text())
-    assert len(named) > 20
-    assert {*named} <= {*checks.CHECK_ERROR_TYPES}
 
 
 def test_batch_norm_needs_two_values_in_each_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, l1_loss, mse_loss, nll_loss, pois
 from torch.utils.data import IterableDataset
 
 from trainer.core.strategy import Strategy
-from trainer.data.base import Data, Dataset, Partitioner, Split
+from trainer.data.base import Data, DataError, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -330,19 +330,12 @@ def test_losses_that_cannot_be_computed_are_refused() -> None:
     assert "accuracy is 3" in refused(lambda: loss.build(given(nll_loss), {"accuracy": 3}))
 
 
-def test_what_is_wrong_with_weights_and_with_the_number_of_scores() -> None:
-    targets, scores = torch.tensor([0.0, 1, 2]), torch.ones(3, 2)
+def test_what_is_wrong_with_weights_of_samples() -> None:
     for weight, error in (
         (None, "None"), (torch.clone, "None"), (torch.neg, "-2 to -0; expected: weights from 0"),
         (torch.zeros_like, "0 to 0"), (torch.log, "-inf to"), (sum, "weights of type Tensor and shape ()"),
     ):  # fmt: skip
-        assert error in str(loss.weights_error(function(mse_loss, weight=weight), targets))
-    plain, measured = function(mse_loss), function(mse_loss, accuracy=sum)
-    for found, error in (
-        (loss.scores_error(plain, scores, 3), "returns 2 scores for each sample, and the dataset has 3 "),
-        (loss.scores_error(plain, scores[:, :1], 3), "returns 1 score for each"),
-        (loss.scores_error(plain, scores, 2) or loss.scores_error(measured, scores, 3), "None"),
-    ):
+        found = loss.weights_error(function(mse_loss, weight=weight), torch.tensor([0.0, 1, 2]))
         assert error in str(found)
 
 
@@ -428,30 +421,38 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
     assert strategy.facts(source, {}, 2, None, 8).rounds is None
 
 
-OF_MODEL: dict[str, Any] = {
-    "blocks": ["a", "b"], "indivisible": "why", "classifier": "b", "weights": 5, "scalar": "s",
-    "statistics": ["m"], "types": {"float64": "a"}, "fewest_samples": 2, "conditional": "c", "unused": [],
-}  # fmt: skip
-OF_DATASET = {"train_samples": 7, "test_samples": 5, "input_type": "int64", "class_count": 4, "data": "d"}
-
-
-def test_an_imported_component_is_what_is_known_of_it() -> None:
-    """Each flag is true alone, and at last none."""
+def test_a_flag_of_an_imported_component_is_the_one_that_is_known_of_it() -> None:
     place = {"code": "", "folder": "", "module": "mine.py", "attribute": "it"}
-    for kind, stated in (
+    for kind, needed in (
         (partitioner.ImportedPartitioner, {}),
         (optimizer.ImportedOptimizer, {}),
-        (loss.ImportedLoss, {"accuracy_is": "how near"}),
-        (model.ImportedModel, OF_MODEL),
-        (dataset.ImportedDataset, {**OF_DATASET, "shape": (3, 2)}),
+        (loss.ImportedLoss, {"accuracy_is": None}),
+        (model.ImportedModel, {"blocks": ["model"]}),
     ):
         fields = kind.model_fields["imported"].annotation.model_fields  # type: ignore[attr-defined]
-        flags = [name for name, field in fields.items() if field.annotation is bool]
-        for true in (*flags, None):
-            known = {**stated, **{name: name == true for name in flags}}
-            own = kind.model_validate({"name": "it", "imported": {**place, **known}})
-            known["names"] = known.pop("blocks", None)
-            assert {name: getattr(own, name, value) for name, value in known.items()} == known
+        flags = [name for name, field in fields.items() if field.annotation is bool and hasattr(kind, name)]
+        for true in flags:
+            known = {name: name == true for name in flags}
+            own = kind.model_validate({"name": "it", "imported": {**place, **needed, **known}})
+            assert {name: getattr(own, name) for name in flags} == known
+
+
+def test_imported_components_name_errors_and_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(code="", folder="", module="mine.py", attribute="it")
+    monkeypatch.setattr(Source, "load", lambda self: good)
+    known, before = dataset.facts(source, {}, Path())
+    own = dataset.ImportedDataset(name="it", imported=known)
+    np.testing.assert_array_equal(own.load(Path()).train.inputs, before.train.inputs)
+    declared = partitioner.PartitionerFacts(**dict(source), **dict.fromkeys(partitioner.FLAGS, True))
+    splits = partitioner.ImportedPartitioner(name="it", imported=declared)
+    for called, work, error in (
+        (lambda: good(59), lambda: own.load(Path()), "it: gives other samples"),
+        (lambda: 1 / 0, lambda: own.load(Path()), "it: .*ZeroDivisionError"),
+        (lambda labels, parts: 1 / 0, lambda: splits.partition(None, 2, None), "it: .*ZeroDivisionError"),
+    ):
+        monkeypatch.setattr(Source, "load", lambda self, called=called: called)
+        with pytest.raises(DataError, match=error):
+            work()
 
 
 def test_partitioners_and_augmentations_are_tried() -> None:
