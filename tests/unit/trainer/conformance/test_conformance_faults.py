@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,7 @@ def common(same: int) -> Laws:
     return lambda: dataset.laws(lambda: data, None, str)
 
 
+COUNT = count()
 DATASETS: Faults = {
     "runs: both splits.*ZeroDivisionError": datasets(lambda data: 1 / 0),
     "sizes: 9 training.*20 inputs, 9 labels": datasets(
@@ -430,7 +432,10 @@ DATASETS: Faults = {
     "stated: 20 training.*classes 3": datasets(lambda data: Data(data.train, data.test, 3, None)),
     "labels: 2 of training sample 7": putting("train", "labels", 7, lambda: 2),
     "numbers: nan in sample 3, column 1": putting("test", "inputs", (3, 1), lambda: np.nan),
-    "again: inputs of training sample 3": putting("train", "inputs", 3, np.random.rand),
+    "again: inputs of training sample 3 when global random .*: use a generator": putting(
+        "train", "inputs", 3, np.random.rand
+    ),
+    "again: inputs of training sample 3 in a second call": putting("train", "inputs", 3, COUNT.__next__),
     "process: other ones": datasets(lambda data: None, lambda: "other"),
     r"apart: 10 of 10 \(100 %\), such as test sample 0, which is training sample 0": datasets(
         lambda data: Data(data.train, first(data.train, 10, 10), 2, None)
