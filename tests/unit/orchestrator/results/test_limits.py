@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.results import environment as module
 from orchestrator.results import limits
 from orchestrator.results.environment import gpus
+from orchestrator.results.records import LinkResult
 from orchestrator.results.times import PURPOSES, duration, time_line, time_shares
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -97,6 +98,21 @@ def test_processes_killed_for_lack_of_memory_are_flagged() -> None:
             assert [*flags] == [f"{of} its processes, and the run finished after a restart"]
 
 
+def test_the_link_with_the_smallest_share_of_its_bandwidth_is_flagged() -> None:
+    """Of 80 Mbit/s, or of 800 from node 1 to node 2. Ranks of one node have no link."""
+    links = {"default": {"bandwidth_mbit": 80}, "pairs": {"1>2": {"bandwidth_mbit": 800}}}
+    spec = run(3, link=links, processes_per_node=2)
+    for speeds, flags in (
+        ({(0, 1): 1.0, (0, 2): 7e6, (3, 4): 70e6}, []),
+        ({(0, 1): 1.0, (2, 0): 6.9e6, (4, 0): 6.9e6, (3, 5): 68e6}, ["node 1 to node 2, 544 of the 800"]),
+        ({(5, 2): 6.9e6, (3, 5): 69.5e6}, ["node 2 to node 1, 55.2 of the 80"]),
+    ):
+        found = [LinkResult(source=a, to=b, latency_s=0, bytes_per_s=of) for (a, b), of in speeds.items()]
+        shown = [flag.replace("large messages over gloo reached ", "") for flag in
+                 limits.link_flags(spec, DOCKER, found)]  # fmt: skip
+        assert shown == [f"from {flag} Mbit/s requested" for flag in flags]
+
+
 # Nodes of unequal speed
 
 
@@ -134,11 +150,10 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
     for speeds, label in (
         ({0: 0.5, 1: 0.25, 4: 0.5}, "nodes 0 and 4 at speed 0.5, node 1 at speed 0.25"),
         ({0: 0.25, 1: 0.5, 2: 0.3, 4: 0.5}, "4 nodes at speed 0.25 to 0.5"),
-        (dict.fromkeys(range(4), 0.5), "4 nodes at speed 0.5"),
     ):
         (simulated,) = flags(run(nodes=6, node_speed=speeds), 9.0, info=VirtualRuntime.info)
         assert simulated.startswith(f"nodes differ: {label}; no speedup")
-    assert "0.5 for node 2 and 1 others, 1 cpu each" in flags(run(nodes=6, node_speed=speeds), 9.0)[0]
+    assert "0.3 for node 2 and 1 others, 1 cpu each" in flags(run(nodes=6, node_speed=speeds), 9.0)[0]
     local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
     assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 

@@ -20,9 +20,7 @@ from orchestrator.runtimes.base import Runtime
 from tests.unit.conftest import PROJECT
 from trainer.comm.base import Communicator
 from trainer.core.registry import Component, ComponentRegistry
-from trainer.core.strategy import ALL_TRANSPORTS, CPU_TRANSPORTS
-from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
-from trainer.spec.run_spec import RunSpec
+from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, TRANSPORTS
 
 BESIDE = {"compression": COMPRESSIONS, "aggregation": AGGREGATIONS, "attack": ATTACKS}
 OF_COMPONENTS = {**REGISTRIES, **BESIDE}
@@ -103,15 +101,6 @@ def test_a_file_and_its_schema_hold_every_component_and_each_parameter_of_it(kin
         assert not schema.is_valid({"name": name, "no_such_parameter": 1})
     assert not schema.is_valid("no_such_thing")
     assert not schema.is_valid({"name": "no_such_thing"})
-
-
-def test_strategies_and_transports_know_each_other() -> None:
-    strategies = {name: STRATEGIES.load(name) for name in STRATEGIES.entries}
-    used = {transport for each in strategies.values() for transport in each.transports}
-    assert used == {*ALL_TRANSPORTS} == {*TRANSPORTS.entries} == {*CPU_TRANSPORTS, "nccl"}
-    for name, strategy in strategies.items():
-        run = RunSpec.model_validate({"strategy": name, "nodes": strategy.min_nodes})
-        assert run.transport == strategy.transports[0]
 
 
 LOAD_ALL = """

@@ -25,8 +25,8 @@ from trainer.data.datasets.synthetic import Synthetic
 from trainer.launch.threads import threads_in_torch
 from trainer.losses.base import Loss
 from trainer.models.base import Model, ParallelPair
-from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.optimizers.base import Optimizer
+from trainer.spec.registries import OPTIMIZERS as OPTIMIZERS_OF_TORCH
 from trainer.user_components.loss import FunctionLoss
 
 Laws = Callable[[], Iterator[Law[Any]]]
@@ -119,9 +119,6 @@ PARTITIONERS: Faults = {
     "labels: 1 sample of 1 class, labels 0, 1 part.*read-only": partitioners(sorting, random=False),
     "layout: labels 0 0, 1 part.*stride": partitioners(
         lambda labels, *of: blocks(labels, *of, first=not labels.flags.c_contiguous), random=False
-    ),
-    "reshuffle: 5 parts.*the error: again": partitioners(
-        halves, validation_error=lambda self, *_: "again" if self.reshuffle else None
     ),
     "reshuffle: none": partitioners(blocks, random=False, validation_error=lambda *_: None),
     "images: part 0 of 1: unchanged images of the first part: changed": distorting(lambda x, *_: x + 1),
@@ -241,9 +238,6 @@ MODELS: Faults = {
     "gradients: 6 samples.*unused.weight, model.unused.bias": models(net(unused=layer)),
     "samples: 6 samples.*declare batch_statistics": models(normalised),
     "norms: batch_statistics .*: False": models(normalised),
-    "norms: has_synchronous_layers .*: False": models(
-        lambda classes: nn.Sequential(SyncBatchNorm(1), nn.Flatten(), nn.Linear(16, classes))
-    ),
     "pairs: 2 ranks": pair(8, nn.Softmax(dim=1)),  # over all features, which no rank has
 }
 
@@ -317,7 +311,11 @@ OPTIMIZERS: Faults = {
         lambda self, lr, weight, _: lr * (weight.grad + torch.randn_like(weight))
     ),
 }
-SOUND_OPTIMIZERS: Sound = [("curve", "ok", "", stepping(Sgd.change, equals="sgd"))]
+SLOW = OPTIMIZERS_OF_TORCH.parse({"name": "momentum", "momentum": 0.5})
+SOUND_OPTIMIZERS: Sound = [
+    ("curve", "ok", "", stepping(Sgd.change, equals="sgd")),
+    ("curve", "ok", "", partial(optimizer.laws, SLOW, "momentum")),  # the reference has its parameters
+]
 
 # Losses
 

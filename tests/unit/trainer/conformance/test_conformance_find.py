@@ -88,14 +88,6 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     assert without == ["close"]
 
 
-def test_registered_models_are_compared_with_plain_torch(folder: Path) -> None:
-    images = {"name": "synthetic", "height": 1, "width": 4, "classes": 3}
-    for name, data in (("mlp", images), ("gpt", {"name": "copy", "length": 3})):
-        request = CheckRequest(kind="model", registered=name, label=name, dataset=data)
-        (found,) = examine_all((law for law in laws_of(request) if law.name == "written"), folder)
-        assert found.status in ("ok", "note")  # as long as time allows
-
-
 def test_torchvision_has_models(folder: Path) -> None:
     source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="squeezenet1_1")
     assert (kind_of(source.load()), stated_kind(source, "")) == (None, "model")

@@ -27,7 +27,8 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
     labels = [spec.dataset.train_samples] * spec.dataset.class_count
     skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], THIRD)
     shares = dict.fromkeys(["coverage", "overlap", "coverage_so_far", "overlap_so_far"], THIRD)
-    parts = [{"samples": 10**6, "digest": "0" * 16}] * spec.world_size * (spec.on_loss == "continue")
+    parts = [{"samples": 10**6, "digest": "0" * 16}] * spec.world_size
+    planned = {"parts": None} if spec.on_loss == "stop" else {"parts": parts}
     epoch = dict.fromkeys(["train_s", "loss", "accuracy", "test_loss", "lr", "consensus_distance"], THIRD)
     written: list[tuple[int, str, dict[str, Any]]] = [
         (1, "start", {"pid": 2**22, "attempt": 100}),
@@ -35,11 +36,7 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
         (1, "failed", {"cause": "x" * 3000, "traceback": "x" * 3000}),
         (int(2 * spec.timeout_s), "step", {**counts, **of_step}),
         (spec.epochs, "partition", {**part, "labels": labels, **skew}),
-        (
-            spec.epochs,
-            "coverage",
-            {"epoch": 1, "digest": "0" * 16, "uneven": "join", **shares, "parts": parts or None},
-        ),
+        (spec.epochs, "coverage", {"epoch": 1, "digest": "0" * 16, "uneven": "join", **shares, **planned}),
         (spec.epochs, "epoch", {"epoch": 1, "epochs": 10_000, **epoch, "target_reached": False}),
         (spec.epochs + checkpoints, "checkpoint", {**counts, "bytes": 10**10, "seconds": THIRD}),
     ]

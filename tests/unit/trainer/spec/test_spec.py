@@ -66,7 +66,6 @@ SERVER = {"strategy": "parameter_server", **SMALL}
 THREE = {"partitioner": {"name": "classes", "per_node": 3}}  # of the 10 classes of digits
 ALL_REDUCE = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
 GOSSIP = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue", "nodes": 2}
-PARTIAL = {"name": "gossip", "participation": {"fraction": 0.5}}
 CUT = {"cut_off": {"node": 0, "seconds": 1}, "at": {"epoch": 1}}
 TARGET = {"strategy": "serial", "target_accuracy": 0.9, "patience": 3}
 
@@ -94,8 +93,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GOSSIP, {"processes_per_node": 2}, "on_loss: continue: processes_per_node is 2;"),
     (GOSSIP, {"nodes": 1}, "on_loss: continue: nodes is 1; allowed: stop, or 2 to 128"),
     (GOSSIP, {"nodes": 129}, "on_loss: continue: nodes is 129;"),
-    ({**GOSSIP, "on_loss": "stop", "strategy": PARTIAL}, {"on_loss": "continue"},
-     "strategy: gossip, participation: .*on_loss: continue"),
     ({**ALL_REDUCE, "checkpoint_steps": 2}, {"checkpoint_epochs": 1},
      "checkpoint_steps: 2 excludes checkpoint_epochs, which is 1;"),
     ({**ALL_REDUCE, "faults": [CUT]}, {"nodes": 1}, "faults: fault 0, cut_off: a single node"),

@@ -224,6 +224,8 @@ def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(t
         return files.npz(path, sweep, data, **names)[0][0, 0]
 
     assert (read("both.npz"), read("other.npz", targets="label")) == (0, 2)  # the sweep's come first
+    np.save(sweep / "two.npy", np.ones(2))
+    np.testing.assert_array_equal(files.npy("one.npy", "two.npy", sweep, data), [[0, 0], [1, 1]])
     cases = {
         "gone.npz | data directory": "gone.npz",
         "../a.npz | --data-dir": "../a.npz",
