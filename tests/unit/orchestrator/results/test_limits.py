@@ -99,18 +99,17 @@ def test_processes_killed_for_lack_of_memory_are_flagged() -> None:
 
 
 def test_the_link_with_the_smallest_share_of_its_bandwidth_is_flagged() -> None:
-    """Of 80 Mbit/s, or of 800 from node 1 to node 2. Ranks of one node have no link."""
     links = {"default": {"bandwidth_mbit": 80}, "pairs": {"1>2": {"bandwidth_mbit": 800}}}
     spec = run(3, link=links, processes_per_node=2)
-    for speeds, flags in (
-        ({(0, 1): 1.0, (0, 2): 7e6, (3, 4): 70e6}, []),
-        ({(0, 1): 1.0, (2, 0): 6.9e6, (4, 0): 6.9e6, (3, 5): 68e6}, ["node 1 to node 2, 544 of the 800"]),
-        ({(5, 2): 6.9e6, (3, 5): 69.5e6}, ["node 2 to node 1, 55.2 of the 80"]),
+    for speeds, *flagged in (
+        ({(0, 1): 1.0, (0, 2): 7e6, (3, 4): 70e6},),  # ranks of one node have no link
+        ({(0, 1): 1.0, (2, 0): 6.9e6, (4, 0): 6.9e6, (3, 5): 68e6}, "node 1 to node 2", "544 of the 800"),
+        ({(5, 2): 6.9e6, (3, 5): 69.5e6}, "node 2 to node 1", "55.2 of the 80"),
     ):
         found = [LinkResult(source=a, to=b, latency_s=0, bytes_per_s=of) for (a, b), of in speeds.items()]
-        shown = [flag.replace("large messages over gloo reached ", "") for flag in
-                 limits.link_flags(spec, DOCKER, found)]  # fmt: skip
-        assert shown == [f"from {flag} Mbit/s requested" for flag in flags]
+        flags = [*limits.link_flags(spec, DOCKER, found)]
+        text = "from {}, large messages over gloo reached {} Mbit/s requested"
+        assert flags == ([text.format(*flagged)] if flagged else [])
 
 
 # Nodes of unequal speed

@@ -26,7 +26,7 @@ from trainer.launch.threads import threads_in_torch
 from trainer.losses.base import Loss
 from trainer.models.base import Model, ParallelPair
 from trainer.optimizers.base import Optimizer
-from trainer.spec.registries import OPTIMIZERS as OPTIMIZERS_OF_TORCH
+from trainer.optimizers.momentum import Momentum
 from trainer.user_components.loss import FunctionLoss
 
 Laws = Callable[[], Iterator[Law[Any]]]
@@ -311,10 +311,9 @@ OPTIMIZERS: Faults = {
         lambda self, lr, weight, _: lr * (weight.grad + torch.randn_like(weight))
     ),
 }
-SLOW = OPTIMIZERS_OF_TORCH.parse({"name": "momentum", "momentum": 0.5})
 SOUND_OPTIMIZERS: Sound = [
     ("curve", "ok", "", stepping(Sgd.change, equals="sgd")),
-    ("curve", "ok", "", partial(optimizer.laws, SLOW, "momentum")),  # the reference has its parameters
+    ("curve", "ok", "", partial(optimizer.laws, Momentum(momentum=0.5), "momentum")),  # of both
 ]
 
 # Losses
