@@ -127,7 +127,6 @@ PARTITIONERS: Faults = {
         lambda x, rank, *_: x + rank, transforms_images=False
     ),
     "images: part 0 of 1: .*shape .7, 1, 6, 5. of float32": distorting(lambda x, *_: x[:, :1]),
-    "images: part 0 of 1: .*of float64": distorting(lambda x, *_: x.astype(float)),
     "images: part 0 of 1: .*infinite": distorting(lambda x, *_: x * np.inf),
     "images: part 0 of 1: .*other images": distorting(lambda x, *_: x + random.random()),
 }
