@@ -30,7 +30,7 @@ def run(nodes: int = 4, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "ddp", "nodes": nodes, **fields})
 
 
-SLOW = run(node_speed={-1: 0.25})
+SLOW, AT_SPEED = run(node_speed={-1: 0.25}), ", node 3 at speed 0.25"
 TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
 
 
@@ -64,19 +64,22 @@ def test_speedup_is_limited_by_the_cores_of_the_serial_run() -> None:
         assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
 
 
-def test_shared_cores_are_flagged_with_a_quota_that_fits() -> None:
-    several = {"nodes": 2, "processes_per_node": 2}
-    fits = "cannot exceed 5; compare cluster times, or give each node fewer cpus (0.33)"
-    for spec, cores, flag in (
-        (run(nodes=6, cpus=0.4), 2, f"6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup {fits}"),
-        (run(nodes=300), 2, "compare cluster times"),  # no quota fits
-        (SLOW, 2, "4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores"),
-        (run(**several), 8, "shared its 1 cpu: cpus 2 would give every thread a core"),
+def test_shared_cores_and_limits_without_effect_are_flagged() -> None:
+    several: dict[str, Any] = {"nodes": 2, "processes_per_node": 2}
+    most, compare = "cores: wall-clock speedup cannot exceed", "compare cluster times"
+    fewer, no_limits = ", or give each node fewer cpus", "the runtime does not enforce limits: "
+    threads = "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
+    for spec, info, cores, *flags in (
+        (run(6, cpus=0.4), DOCKER, 2, f"6 nodes × 0.4 cpus shared 2 {most} 5; {compare}{fewer} (0.33)"),
+        (run(300), DOCKER, 2, f"300 nodes × 1 cpu shared 2 {most} 2; {compare}"),  # no quota fits
+        (SLOW, DOCKER, 2, f"4 nodes × 1 cpu{AT_SPEED} shared 2 {most} 2; {compare}{fewer} (0.5)"),
+        (run(**several), LOCAL, 4),
+        (run(**several), LOCAL, 3, f"2 nodes × 2 ranks × 1 thread shared 3 {most} 3; {compare}"),
+        (run(**several, cpus=2), DOCKER, 8),
+        (run(**several), DOCKER, 8, threads),
+        (run(pids=99, shm_mb=65), LOCAL, 8, f"{no_limits}pids 99, shm_mb 65 were not enforced"),
     ):
-        (found,) = limits.limit_flags(spec, DOCKER, cores)
-        assert found.endswith(flag) or (spec is SLOW and flag in found)
-    assert [*limits.limit_flags(run(**several, cpus=2), DOCKER, 8)] == []
-    assert [*limits.limit_flags(run(**several), LOCAL, 8)] == []
+        assert [*limits.limit_flags(spec, info, cores)] == flags
 
 
 def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> NodeUsage:
@@ -166,7 +169,6 @@ V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
 def test_cores_are_those_of_the_smallest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine with eight."""
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    of_version_1 = {QUOTA: "200000\n", PERIOD: "100000\n"}
     for number, (files, usable) in enumerate((
         ({}, 8),
         ({V2: "max 100000\n"}, 8),
@@ -177,7 +179,7 @@ def test_cores_are_those_of_the_smallest_quota(tmp_path: Path, monkeypatch: pyte
         ({QUOTA: "-1\n", PERIOD: "100000\n"}, 8),
         ({QUOTA: "25000\n", PERIOD: "50000\n"}, 0.5),
         ({QUOTA: "1", PERIOD: "0"}, 8),
-        ({V2: "400000 100000\n", **of_version_1}, 2),  # the smaller one holds
+        ({V2: "400000 100000\n", QUOTA: "200000\n", PERIOD: "100000\n"}, 2),  # the smaller one holds
     )):  # fmt: skip
         for name in (V2, QUOTA, PERIOD):
             monkeypatch.setattr(module, name, tmp_path / f"{name}-{number}")
@@ -196,8 +198,7 @@ echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)'
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    none = "#!/bin/sh\necho 'No devices found.'"
-    for script, found in ((None, 0), (SMI, 2), (none, 0), (f"{SMI}exit 9\n", 0)):
+    for script, found in ((None, 0), (SMI, 2), ("#!/bin/sh", 0), (f"{SMI}exit 9\n", 0)):
         if script:
             (tmp_path / "nvidia-smi").write_text(script)
             (tmp_path / "nvidia-smi").chmod(0o755)
