@@ -96,10 +96,9 @@ PARTITIONERS: Faults = {
     "possible: DataError: ": partitioners(halves, validation_error=lambda _, samples, *of: samples > 1000),
     "count: 2 parts, .*1 parts": partitioners(lambda x, n, rng: halves(x, max(1, n - 1), rng)),
     "indices: 1 sample .*int16": changed_parts(lambda part: part.astype("i2")),
-    "indices: 1 sample .*0 to 0: part 0 is of type float64": changed_parts(lambda part: part * 1.0),
     "indices: 1 sample .*part 0 is of type list, not an array": changed_parts(list),
     "indices: 1 sample .*part 0 has shape .1, 1.": changed_parts(lambda part: part[None]),
-    "indices: 1 sample .*part 0 has 1": changed_parts(lambda part: part + 1),
+    "indices: 1 sample .*0 to 0: part 0 has 1": changed_parts(lambda part: part + 1),
     "indices: 1 sample .*part 0 has -1": changed_parts(lambda part: part - 1),
     "filled: 2 samples of 1 class, labels 0 0, 2 parts.*part 1": partitioners(
         lambda labels, parts, _: [np.flatnonzero(labels % parts == part) for part in range(parts)]
@@ -127,7 +126,6 @@ PARTITIONERS: Faults = {
         lambda x, rank, *_: x + rank, transforms_images=False
     ),
     "images: part 0 of 1: .*shape .7, 1, 6, 5. of float32": distorting(lambda x, *_: x[:, :1]),
-    "images: part 0 of 1: .*infinite": distorting(lambda x, *_: x * np.inf),
     "images: part 0 of 1: .*other images": distorting(lambda x, *_: x + random.random()),
 }
 NEITHER = {"disjoint": False, "covers": False}
@@ -352,7 +350,6 @@ def weighted(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: Faults = {
-    "runs: 1 sample.*a loss of inf": losses(lambda output, target, _: squared(output, target) / 0),
     "runs: 1 sample.*no gradient flows": losses(lambda output, target, _: squared(output, target).detach()),
     r"runs: 1 sample.*shape \(1, 3\)": losses(lambda output, target, _: (output - target).abs()),
     "runs: none of the 7 kinds.*var": function(functional.gaussian_nll_loss),
@@ -360,7 +357,6 @@ LOSSES: Faults = {
     "sum: 2 samples": losses(lambda output, target, _: squared(output, target)),
     "gradient: ^1 sample": losses(lambda x, *of: squared(2 * x - x.detach(), *of)),
     "gradient: 1 sample": function(lambda x, target: weighted(2 * x - x.detach(), target)),
-    r"right: 2 samples.*shape \(1,\)": losses(squared, right=lambda self, output, target: output[:1, 0]),
     "right: 1 sample.*2 to 2": losses(squared, right=lambda self, output, target: 2 + output[:, 0] * 0),
     "unchanged: 1 sample.*other ones": losses(moving),
     "shapes: 1 sample.*none": losses(squared, output_error=lambda self, output, target: None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,13 @@ def test_models_have_the_layers_of_the_labs_and_of_an_example() -> None:
     lenet5 = [nn.Conv2d(1, 6, 5, padding=2), relu, pool, nn.Conv2d(6, 16, 5), relu, pool, nn.Flatten()]
     lenet += [nn.Linear(120, 60), relu, nn.Linear(60, 10), last]
     lenet5 += [nn.Linear(400, 120), relu, nn.Linear(120, 10), last]
-    # That of the example of PyTorch.
     mnist = [nn.Conv2d(1, 10, 5), pool, relu, nn.Conv2d(10, 20, 5), channels, pool, relu, nn.Flatten()]
-    mnist += [nn.Linear(320, 50), relu, drop, nn.Linear(50, 10), last]
-    for name, expected in (("lenet", lenet), ("lenet5", lenet5), ("mnist_cnn", mnist)):
+    mnist += [nn.Linear(320, 50), relu, drop, nn.Linear(50, 10), last]  # as in the example of PyTorch
+    vgg, convolution = list[nn.Module](), partial(nn.Conv2d, kernel_size=3, padding=1)
+    for inputs, width in ((1, 32), (32, 64), (64, 128)):
+        vgg += [convolution(inputs, width), relu, convolution(width, width), relu, pool]
+    vgg += [nn.Flatten(), nn.Linear(128 * 3 * 3, 256), relu, drop, nn.Linear(256, 10), last]
+    for name, expected in {"lenet": lenet, "lenet5": lenet5, "mnist_cnn": mnist, "vgg_small": vgg}.items():
         assert [repr(block) for _, block in build(name)] == [*map(repr, expected)]
         assert {each.probability for each in chain(build(name)) if isinstance(each, Dropout)} <= {0.5}
 
@@ -124,7 +128,10 @@ def test_models_that_downsample_have_a_least_size_and_a_choice_of_norms(name: st
         norms = [m for m in chain(blocks).modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm)]
         assert {*map(type, norms)} == {kind}
         assert [block for block, _ in blocks] == model.names
-        assert model.has_synchronous_layers == (norm == "sync_batch")
+        assert (model.has_synchronous_layers, model.batch_statistics) == (
+            norm == "sync_batch",
+            norm != "group",
+        )
 
 
 def test_residual_block_equals_the_formula_of_the_paper() -> None:
