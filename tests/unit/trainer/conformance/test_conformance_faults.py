@@ -97,7 +97,6 @@ PARTITIONERS: Faults = {
     "count: 2 parts, .*1 parts": partitioners(lambda x, n, rng: halves(x, max(1, n - 1), rng)),
     "indices: 1 sample .*int16": changed_parts(lambda part: part.astype("i2")),
     "indices: 1 sample .*part 0 is of type list, not an array": changed_parts(list),
-    "indices: 1 sample .*part 0 has shape .1, 1.": changed_parts(lambda part: part[None]),
     "indices: 1 sample .*0 to 0: part 0 has 1": changed_parts(lambda part: part + 1),
     "indices: 1 sample .*part 0 has -1": changed_parts(lambda part: part - 1),
     "filled: 2 samples of 1 class, labels 0 0, 2 parts.*part 1": partitioners(
