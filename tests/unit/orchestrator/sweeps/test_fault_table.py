@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from orchestrator.results.store import write_atomic
 from tests.faults.scene import Scene
 from tests.faults.table import CASES
 from tests.faults.test_faults_of_runs import judge
@@ -28,10 +30,6 @@ def test_a_verdict_is_compared_with_the_rows(tmp_path: Path) -> None:
         (False, 1, "failed", right, "failed"),
     ):
         for path, row in zip(paths, (run_result(status, cause=cause), run_result(healthy)), strict=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(row.model_dump_json())
-        if holds:
+            write_atomic(path, row.model_dump_json())
+        with nullcontext() if holds else pytest.raises(AssertionError):
             judge(scene, code)
-        else:
-            with pytest.raises(AssertionError):
-                judge(scene, code)
