@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.conftest import event, rank_fields
-from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
+from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader, TraceLimits
 from trainer.core.trace import MAX_BYTES as TRACE_BYTES
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -67,7 +68,8 @@ def test_limits_of_a_small_run_are_small_and_grow_with_its_attempts() -> None:
     assert limits.event_bytes < 2 * 2**20
     assert limits.trace_bytes < 15 * 2**20
     assert (again.restarts, again.event_bytes) == (2, 3 * limits.event_bytes)
-    assert (limits.trace.seconds, again.trace.seconds) == (10, ANY_RUN.seconds)
+    assert limits.trace == TraceLimits(seconds=10, bytes=16 * 2048 * 2**20, epochs=3)
+    assert again.trace == replace(limits.trace, seconds=ANY_RUN.seconds)
 
 
 def test_runs_whose_traces_would_be_wrong_or_incomplete_have_none() -> None:
