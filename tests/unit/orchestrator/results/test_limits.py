@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from orchestrator.results import environment as module
 from orchestrator.results import limits
 from orchestrator.results.environment import gpus
+from orchestrator.results.records import LinkResult
 from orchestrator.results.times import PURPOSES, duration, time_line, time_shares
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.report_support import SERIAL, a_run, with_ranks
 from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import RunSpec
@@ -28,13 +31,12 @@ def run(nodes: int = 4, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "ddp", "nodes": nodes, **fields})
 
 
-SLOW = run(node_speed={-1: 0.25})
+SLOW, AT_SPEED = run(node_speed={-1: 0.25}), ", node 3 at speed 0.25"
 TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
 
 
-@pytest.mark.parametrize(
-    ("fields", "local", "docker"),
-    [
+def test_cores_that_a_run_may_use() -> None:
+    for fields, *expected in (
         ({}, 4, 4),
         ({"cpus": 0.4}, 4, 1.6),
         ({"threads": 2}, 8, 4),
@@ -44,75 +46,73 @@ TWO_SLOW = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
         ({"nodes": 10, "cpus": 1.1}, 10, 11),
         ({"node_speed": {-1: 0.25}}, 3.25, 3.25),
         ({"cpus": 0.4, "node_speed": {0: 0.5, 1: 0.25}}, 2.75, 1.1),
-    ],
-)
-def test_cores_that_a_run_may_use(fields: dict[str, Any], local: float, docker: float) -> None:
-    for info, cores in ((LOCAL, local), (DOCKER, docker)):
-        assert limits.cores_wanted(run(**fields), info) == cores
-        assert not limits.shares_cores(run(**fields), info, cores)
-        assert limits.shares_cores(run(**fields), info, cores - 0.01)
+    ):
+        for info, cores in zip((LOCAL, DOCKER), expected, strict=True):
+            assert limits.cores_wanted(run(**fields), info) == cores
+            assert not limits.shares_cores(run(**fields), info, cores)
+            assert limits.shares_cores(run(**fields), info, cores - 0.01)
 
 
-@pytest.mark.parametrize(
-    ("cores", "cpus", "local", "docker"),
-    [
+def test_speedup_is_limited_by_the_cores_of_the_serial_run() -> None:
+    for cores, cpus, local, docker in (
         (2, 1.0, 2, 2),
         (2, 0.4, 2, 5),  # the serial run has 0.4 cores, and five such nodes fit
         (2, 4.0, 2, 2),
         (1.5, 1.0, 1.5, 1.5),
         (0.5, 1.0, 1, 1),  # the serial run has 0.5 cores, too
-    ],
-)
-def test_speedup_is_limited_by_the_cores_of_the_serial_run(
-    cores: float, cpus: float, local: float, docker: float
-) -> None:
-    assert limits.speedup_limit(run(cpus=cpus), LOCAL, cores) == local
-    assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
-
-
-def test_shared_cores_are_flagged_with_a_quota_that_fits() -> None:
-    several = {"nodes": 2, "processes_per_node": 2}
-    fits = "cannot exceed 5; compare cluster times, or give each node fewer cpus (0.33)"
-    for spec, cores, flag in (
-        (run(nodes=6, cpus=0.4), 2, f"6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup {fits}"),
-        (run(nodes=300), 2, "compare cluster times"),  # no quota fits
-        (SLOW, 2, "4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores"),
-        (run(**several), 8, "shared its 1 cpu: cpus 2 would give every thread a core"),
     ):
-        (found,) = limits.limit_flags(spec, DOCKER, cores)
-        assert found.endswith(flag) or (spec is SLOW and flag in found)
-    assert [*limits.limit_flags(run(**several, cpus=2), DOCKER, 8)] == []
-    assert [*limits.limit_flags(run(**several), LOCAL, 8)] == []
+        assert limits.speedup_limit(run(cpus=cpus), LOCAL, cores) == local
+        assert limits.speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
+
+
+def test_shared_cores_and_limits_without_effect_are_flagged() -> None:
+    several: dict[str, Any] = {"nodes": 2, "processes_per_node": 2}
+    most, compare = "cores: wall-clock speedup cannot exceed", "compare cluster times"
+    fewer, no_limits = ", or give each node fewer cpus", "the runtime does not enforce limits: "
+    threads = "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
+    for spec, info, cores, *flags in (
+        (run(6, cpus=0.4), DOCKER, 2, f"6 nodes × 0.4 cpus shared 2 {most} 5; {compare}{fewer} (0.33)"),
+        (run(300), DOCKER, 2, f"300 nodes × 1 cpu shared 2 {most} 2; {compare}"),  # no quota fits
+        (SLOW, DOCKER, 2, f"4 nodes × 1 cpu{AT_SPEED} shared 2 {most} 2; {compare}{fewer} (0.5)"),
+        (run(**several), LOCAL, 4),
+        (run(**several), LOCAL, 3, f"2 nodes × 2 ranks × 1 thread shared 3 {most} 3; {compare}"),
+        (run(**several, cpus=2), DOCKER, 8),
+        (run(**several), DOCKER, 8, threads),
+        (run(pids=99, shm_mb=65), LOCAL, 8, f"{no_limits}pids 99, shm_mb 65 were not enforced"),
+    ):
+        assert [*limits.limit_flags(spec, info, cores)] == flags
 
 
 def node(name: str, *ranks: int, killed: int = 0, cpus: float | None = None) -> NodeUsage:
     return NodeUsage(name=name, ranks=list(ranks), out_of_memory=killed, cpus=cpus, throttled_s=9.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "usage", "reported"),
-    [
-        ({}, node("node-3", 2, killed=1), "node 2 needed more than 2,048 MiB of memory"),
-        ({"processes_per_node": 2}, node("node-2", 2, 3, killed=1), "node 1 needed more than 2,048 MiB"),
-        ({"memory_mb": 64}, node("launcher", killed=3), "launcher needed more than 64 MiB"),
-        (
-            {"strategy": "hogwild"},
-            node("node-1", 0, 1, 2, 3, killed=1),
-            "the container of all nodes needed more than 8,192",
-        ),
-    ],
-    ids=["node", "ranks", "launcher", "all"],
-)
-def test_processes_killed_for_lack_of_memory_are_flagged(
-    fields: dict[str, Any], usage: NodeUsage, reported: str
-) -> None:
-    killed = f"killed {usage.out_of_memory} of its processes, and the run finished without them"
-    (flag,) = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
-    assert flag.startswith(reported)
-    assert flag.endswith(killed)
-    if "strategy" not in fields:  # which cannot be restarted
-        (flag,) = limits.memory_flags(run(restarts=2, **fields), [usage])
-        assert flag.endswith("the run finished after a restart")
+def test_processes_killed_for_lack_of_memory_are_flagged() -> None:
+    for fields, usage, named, memory in (
+        ({}, node("node-3", 2, killed=1), "node 2", "2,048"),
+        ({"processes_per_node": 2}, node("node-2", 2, 3, killed=1), "node 1", "2,048"),
+        ({"memory_mb": 64}, node("launcher", killed=3), "launcher", "64"),
+        ({"strategy": "hogwild"}, node("node-1", 0, 1, killed=1), "the container of all nodes", "8,192"),
+    ):
+        of = f"{named} needed more than {memory} MiB of memory: the kernel killed {usage.out_of_memory} of"
+        flags = limits.memory_flags(run(**fields), [usage, node("node-9", 8)])
+        assert [*flags] == [f"{of} its processes, and the run finished without them"]
+        if "strategy" not in fields:  # which cannot be restarted
+            flags = limits.memory_flags(run(restarts=2, **fields), [usage])
+            assert [*flags] == [f"{of} its processes, and the run finished after a restart"]
+
+
+def test_the_link_with_the_smallest_share_of_its_bandwidth_is_flagged() -> None:
+    links = {"default": {"bandwidth_mbit": 80}, "pairs": {"1>2": {"bandwidth_mbit": 800}}}
+    spec = run(3, link=links, processes_per_node=2)
+    for speeds, *flagged in (
+        ({(0, 1): 1.0, (0, 2): 7e6, (3, 4): 70e6},),  # ranks of one node have no link
+        ({(0, 1): 1.0, (2, 0): 6.9e6, (4, 0): 6.9e6, (3, 5): 68e6}, "node 1 to node 2", "544 of the 800"),
+    ):
+        found = [LinkResult(source=a, to=b, latency_s=0, bytes_per_s=of) for (a, b), of in speeds.items()]
+        flags = [*limits.link_flags(spec, DOCKER, found)]
+        text = "from {}, large messages over gloo reached {} Mbit/s requested"
+        assert flags == ([text.format(*flagged)] if flagged else [])
 
 
 # Nodes of unequal speed
@@ -125,26 +125,21 @@ def flags(spec: RunSpec, used_s: float, *usage: NodeUsage, info: Any = DOCKER) -
     return [*limits.node_speed_flags(spec, info, ranks, [*usage])]
 
 
-@pytest.mark.parametrize(
-    ("usage", "used_s", "reported"),
-    [
+def test_the_quota_of_a_slower_node_is_verified() -> None:
+    unknown = "CPU quota 0.25 for node 3 is not confirmed"
+    unlimited = "node 3 used 3.06 s of CPU time in 10 s of training: CPU quota 0.25 was not enforced"
+    for usage, used_s, reported in (
         ([node("node-4", 3, cpus=0.25)], 2.5, []),
         ([node("node-4", 3, cpus=0.2549)], 3.04, []),
-        ([node("node-4", 3, cpus=0.2551)], 2.5, ["was 0.2551, not 0.25"]),
-        ([], 2.5, ["not confirmed"]),
-        ([node("node-3", 2, cpus=0.25)], 2.5, ["not confirmed"]),
-        ([node("node-4", 3)], 2.5, ["not confirmed"]),
-        ([node("node-4", 3, cpus=0.25)], 3.06, ["3.06 s of CPU time in 10 s"]),
-    ],
-    ids=["exact", "within", "beyond", "none", "other", "unknown", "used"],
-)
-def test_the_quota_of_a_slower_node_is_verified(
-    usage: list[NodeUsage], used_s: float, reported: list[str]
-) -> None:
-    first, *others = flags(SLOW, used_s, *usage)
-    assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
-    assert len(others) == len(reported)
-    assert all("node 3" in other and each in other for other, each in zip(others, reported, strict=True))
+        ([node("node-4", 3, cpus=0.2551)], 2.5, ["CPU quota for node 3 was 0.2551, not 0.25"]),
+        ([], 2.5, [unknown]),
+        ([node("node-3", 2, cpus=0.25)], 2.5, [unknown]),
+        ([node("node-4", 3)], 2.5, [unknown]),
+        ([node("node-4", 3, cpus=0.25)], 3.06, [unlimited]),
+    ):
+        first, *others = flags(SLOW, used_s, *usage)
+        assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
+        assert others == reported
 
 
 def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
@@ -154,6 +149,13 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
     assert others == ["node 1 used 9 s of CPU time in 10 s of training: CPU quota 0.2 was not enforced"]
     assert flags(TWO_SLOW, 0.5, right, wrong)[-1] == "CPU quota for node 3 was 0.2, not 0.1"
     assert flags(run(), 9.0) == []
+    for speeds, label in (
+        ({0: 0.5, 1: 0.25, 4: 0.5}, "nodes 0 and 4 at speed 0.5, node 1 at speed 0.25"),
+        ({0: 0.25, 1: 0.5, 2: 0.3, 4: 0.5}, "4 nodes at speed 0.25 to 0.5"),
+    ):
+        (simulated,) = flags(run(nodes=6, node_speed=speeds), 9.0, info=VirtualRuntime.info)
+        assert simulated.startswith(f"nodes differ: {label}; no speedup")
+    assert "0.3 for node 2 and 1 others, 1 cpu each" in flags(run(nodes=6, node_speed=speeds), 9.0)[0]
     local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
     assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 
@@ -164,9 +166,10 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
 V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
 
 
-@pytest.mark.parametrize(
-    ("files", "usable"),
-    [
+def test_cores_are_those_of_the_smallest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with eight."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for number, (files, usable) in enumerate((
         ({}, 8),
         ({V2: "max 100000\n"}, 8),
         ({V2: "900000 100000\n"}, 8),  # more than the machine has
@@ -177,18 +180,18 @@ V2, QUOTA, PERIOD = "QUOTA", "QUOTA_V1", "PERIOD_V1"
         ({QUOTA: "25000\n", PERIOD: "50000\n"}, 0.5),
         ({QUOTA: "1", PERIOD: "0"}, 8),
         ({V2: "400000 100000\n", QUOTA: "200000\n", PERIOD: "100000\n"}, 2),  # the smaller one holds
-    ],
-)
-def test_cores_are_those_of_the_smallest_quota(
-    files: dict[str, str], usable: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a machine with eight."""
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name in (V2, QUOTA, PERIOD):
-        monkeypatch.setattr(module, name, tmp_path / name)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert module.cores() == usable
+    )):  # fmt: skip
+        for name in (V2, QUOTA, PERIOD):
+            monkeypatch.setattr(module, name, tmp_path / f"{name}-{number}")
+            if name in files:
+                (tmp_path / f"{name}-{number}").write_text(files[name])
+        assert module.cores() == usable
+
+
+def test_the_environment_says_what_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed", {"numpy": "2.1"}.get)
+    found = module.environment()
+    assert (found["numpy"], found["torch"], found["python"]) == ("2.1", "not installed", python_version())
 
 
 SMI = """#!/bin/sh
@@ -199,41 +202,37 @@ echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)'
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [(SMI, 2), ("#!/bin/sh\necho 'No devices found.'", 0), (SMI + "exit 9\n", 0), (None, 0)],
-)
-def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, found: int) -> None:
-    if script:
-        (tmp_path / "nvidia-smi").write_text(script)
-        (tmp_path / "nvidia-smi").chmod(0o755)
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    gpus.cache_clear()
-    assert gpus() == found
+    for script, found in ((None, 0), (SMI, 2), ("#!/bin/sh", 0), (f"{SMI}exit 9\n", 0)):
+        if script:
+            (tmp_path / "nvidia-smi").write_text(script)
+            (tmp_path / "nvidia-smi").chmod(0o755)
+        gpus.cache_clear()
+        assert gpus() == found
     gpus.cache_clear()
 
 
 # Where the time went
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),  # the seconds of each purpose, in order
-    [
-        ({}, (8, 2, 4, 1, 0, 0)),
-        ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 1.5, 0.5, 3, 0)),
-        ({"status": "failed"}, (0, 0, 0, 0, 0, 15)),
-        ({"startup_s": None}, (0, 0, 0, 0, 0, 15)),
-        ({"wall_s": 6.0}, (1, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
-        ({"engine_start_s": 5.0}, (8, 2, 0, 1, 4, 0)),  # it starts containers after training began
-    ],
-)
-def test_shares_add_up_to_the_wall_time(changed: dict[str, Any], expected: tuple[float, ...]) -> None:
-    names = [name for name in PURPOSES if "virtual" not in name]
-    known = {name: seconds for name, seconds in zip(names, expected, strict=True) if seconds}
-    times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
-    result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
-    assert sum(expected) == result.wall_s
-    assert time_shares([result, result]) == pytest.approx({name: 2 * each for name, each in known.items()})
+def test_shares_add_up_to_the_wall_time() -> None:
+    changes: list[tuple[dict[str, Any], tuple[float, ...]]] = [  # the seconds of each purpose, in order
+        ({}, (8, 2, 0, 4, 1, 0, 0)),
+        ({"engine_start_s": 2.5, "engine_stop_s": 0.5}, (8, 2, 0, 1.5, 0.5, 3, 0)),
+        ({"status": "failed"}, (0, 0, 0, 0, 0, 0, 15)),
+        ({"startup_s": None}, (0, 0, 0, 0, 0, 0, 15)),
+        ({"wall_s": 6.0}, (1, 0, 0, 4, 1, 0, 0)),  # trained for longer: before a restart
+        ({"engine_start_s": 5.0}, (8, 2, 0, 0, 1, 4, 0)),  # it starts containers after training began
+        ({"runtime_info": VirtualRuntime.info}, (0, 0, 10, 4, 1, 0, 0)),
+    ]
+    for changed, expected in changes:
+        known = {name: seconds for name, seconds in zip(PURPOSES, expected, strict=True) if seconds}
+        times = {"wall_s": 15.0, "startup_s": 4.0, "teardown_s": 1.0}
+        result = SERIAL.model_copy(update=times | changed)  # which trained for 8 s
+        assert sum(expected) == result.wall_s
+        twice = {name: 2 * each for name, each in known.items()}
+        assert time_shares([result, result]) == pytest.approx(twice)
 
 
 NEAR_UNITS = st.builds(lambda at, off: at + off, st.sampled_from((60, 3600, 7200)), st.floats(-1, 1))

@@ -83,9 +83,9 @@ CHOICES = run_result(
 ).model_dump_json()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_an_unusable_result_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    for content, reason in (
         ("", "is damaged"),
         ("\udcff\udcfe", "is damaged"),
         (WRITTEN.replace('"version":1', '"version":2'), "version: "),
@@ -95,18 +95,14 @@ CHOICES = run_result(
         (WRITTEN.replace('"nodes":1', '"nodes":1,"bottleneck_cpus":0.1'), "which node_speed replaces"),
         (CHOICES.replace('ped_choices":5', 'ped_choices":6'), "at most expert_choices, which is 5"),
         ("[" * 100_000, "is damaged"),
-    ],
-    ids=lambda each: each[:12],
-)
-def test_an_unusable_result_is_one_line(tmp_path: Path, content: str, reason: str) -> None:
-    path = tmp_path / "result.json"
-    assert content not in (WRITTEN, CHOICES)
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(UnusableFile, match=reason) as caught:
-        read_result(path)
-    assert str(caught.value) == f"{path}: {caught.value.reason}"
-    assert "\n" not in caught.value.reason
-    assert len(caught.value.reason) < 400
+    ):
+        assert content not in (WRITTEN, CHOICES)
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.raises(UnusableFile, match=reason) as caught:
+            read_result(path)
+        assert str(caught.value) == f"{path}: {caught.value.reason}"
+        assert "\n" not in caught.value.reason
+        assert len(caught.value.reason) < 400
 
 
 def numbers(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:
@@ -154,33 +150,33 @@ def part(labels: int) -> dict[str, Any]:
     return {"certificate": {"verified": True, "splits": [], "parts": [fields]}}
 
 
+def link(source: int, to: int) -> dict[str, Any]:
+    return {"links": [{"source": source, "to": to, "latency_s": 1.0, "bytes_per_s": 1.0}]}
+
+
 def evaluated(*epochs: int, rank: int = 0) -> dict[str, Any]:
     point = {"rank": rank, "train_s": 1.0, "loss": None, "accuracy": 0.5, "test_loss": 1.0}
     return {"epochs": [{**point, "epoch": epoch} for epoch in epochs]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
+def test_a_result_may_not_contradict_its_spec(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    for fields, wrong in (
         ({"ranks": [{"rank": 1, **rank_fields()}]}, "a rank in ranks"),  # of a run on one rank
         (evaluated(1, rank=-1), "a rank in epochs"),
         ({"ranks": [{"rank": 0, **rank_fields(bytes_to=[1, 2])}]}, "ranks.0.bytes_to"),
         ({"ranks": [{"rank": 0, **rank_fields(wait_s_by_rank=[])}]}, "ranks.0.wait_s_by_rank"),
         (part(9), "certificate.parts.0.labels"),
         (part(11), "certificate.parts.0.labels"),
-        (part(10), ""),
         (evaluated(2), "epochs"),
         (evaluated(1, 3), "epochs"),
-        (evaluated(1, 2), ""),
-    ],
-)
-def test_a_result_may_not_contradict_its_spec(tmp_path: Path, fields: dict[str, Any], wrong: str) -> None:
-    path = tmp_path / "result.json"
-    path.write_text(run_result(**fields).model_dump_json())
-    if wrong:
+        *((link(*ends), "a rank in links") for ends in ((0, 1), (1, 0), (-1, 0))),
+    ):
+        path.write_text(run_result(**fields).model_dump_json())
         with pytest.raises(UnusableFile, match=f"is damaged: {re.escape(wrong)} contradicts"):
             read_result(path)
-    else:
+    for fields in (part(10), evaluated(1, 2), link(0, 0)):
+        path.write_text(run_result(**fields).model_dump_json())
         assert read_result(path)
 
 
@@ -201,9 +197,8 @@ def finished(paths: SweepPaths, *keys: str, status: str = "ok") -> None:
         write_atomic(paths.run(key).result, run_result(status, key=key).model_dump_json())
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "ok", "refused"),
-    [
+def test_a_sweep_may_not_lose_finished_runs(tmp_path: Path) -> None:
+    for number, (name, keys, ok, refused) in enumerate((
         ("s", {"a", "b"}, "a", ""),  # the same command resumes
         ("s", {"a", "b", "c"}, "ab", ""),  # more seeds
         ("s", {"a", "c"}, "a", ""),  # b has not finished
@@ -211,33 +206,28 @@ def finished(paths: SweepPaths, *keys: str, status: str = "ok") -> None:
         ("s", {"a", "c"}, "ab", "its report would lose 1 of 2 finished runs"),
         ("s", {"c"}, "ab", "its report would lose 2 of 2 finished runs"),
         ("t", {"a", "b"}, "ab", "has 2 finished runs of another sweep, 's'"),
-    ],
-)
-def test_a_sweep_may_not_lose_finished_runs(
-    tmp_path: Path, name: str, keys: set[str], ok: str, refused: str
-) -> None:
-    paths = SweepPaths(tmp_path)
-    check_same_sweep(paths, name, keys)  # nothing is there yet
-    write_atomic(paths.record, RECORD.model_copy(update={"keys": ["a", "b"]}).model_dump_json())
-    finished(paths, "a", "b", status="failed")
-    finished(paths, *ok)
-    finished(paths, "of another record")
-    if not refused:
-        check_same_sweep(paths, name, keys)
-        return
-    with pytest.raises(InputError, match=f"^{re.escape(f'{tmp_path}: {refused}')}.*--out"):
-        check_same_sweep(paths, name, keys)
+    )):  # fmt: skip
+        paths = SweepPaths(tmp_path / f"{number}")
+        check_same_sweep(paths, name, keys)  # nothing is there yet
+        write_atomic(paths.record, RECORD.model_copy(update={"keys": ["a", "b"]}).model_dump_json())
+        finished(paths, "a", "b", status="failed")
+        finished(paths, *ok)
+        finished(paths, "of another record")
+        if not refused:
+            check_same_sweep(paths, name, keys)
+            continue
+        with pytest.raises(InputError, match=f"^{re.escape(f'{paths.directory}: {refused}')}.*--out"):
+            check_same_sweep(paths, name, keys)
 
 
-@pytest.mark.parametrize("content", [None, "{"], ids=["absent", "damaged"])
-def test_without_a_record_all_finished_runs_count(tmp_path: Path, content: str | None) -> None:
+def test_without_a_record_all_finished_runs_count(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
-    if content:
-        paths.record.write_text(content)
     finished(paths, "a", "b")
-    check_same_sweep(paths, "s", {"a", "b"})
-    with pytest.raises(InputError, match="1 of 2"):
-        check_same_sweep(paths, "s", {"a"})
+    for _ in ("absent", "damaged"):
+        check_same_sweep(paths, "s", {"a", "b"})
+        with pytest.raises(InputError, match="1 of 2"):
+            check_same_sweep(paths, "s", {"a"})
+        paths.record.write_text("{")
 
 
 def test_code_that_has_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

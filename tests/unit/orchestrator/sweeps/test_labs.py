@@ -85,9 +85,8 @@ def test_quick_forms_and_options_keep_the_multiples_of_epochs(path: Path) -> Non
         assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("was", "wrong", "message"),
-    [
+def test_errors_name_the_key(path: Path) -> None:
+    for was, wrong, message in (
         ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run matches {"nodes": 4}'),
         ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
         ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
@@ -104,16 +103,14 @@ def test_quick_forms_and_options_keep_the_multiples_of_epochs(path: Path) -> Non
         ("name: as published\n    base", "base", "blocks[1]: has published figures and needs a name"),
         ("quick: {epochs: 1, nodes: [2]}", "quick: {epoch: 1}", "mine.yml: quick: unknown key 'epoch'"),
         ("quick: {epochs: 2}", "quick: {epoch: 2}", "blocks[2].quick: unknown key 'epoch'"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_key(path: Path, was: str, wrong: str, message: str) -> None:
-    assert was in FILE
-    path.write_text(FILE.replace(was, wrong))
-    by_option = any(part in message for part in ("'node'", "'fix'", "needs a name"))
-    for options in ([], ["lr=0.01"]) if by_option else ([],):
-        with pytest.raises(InputError) as caught:
-            load_sweep(path, options, quick="quick" in was)
-        assert message in str(caught.value)
+    ):  # fmt: skip
+        assert was in FILE
+        path.write_text(FILE.replace(was, wrong))
+        by_option = any(part in message for part in ("'node'", "'fix'", "needs a name"))
+        for options in ([], ["lr=0.01"]) if by_option else ([],):
+            with pytest.raises(InputError) as caught:
+                load_sweep(path, options, quick="quick" in was)
+            assert message in str(caught.value)
 
 
 def test_listing_describes_each_lab_within_the_width(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,9 +117,8 @@ CROSS = (
 FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "batch_size", "nodes"))
 
 
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
+def test_a_block(path: Path) -> None:
+    for block, message in (
         ("{}", ".strategy: is missing"),
         ("{base: {strategy.init: x}}", ".base.strategy.init: sets a parameter, but PATH: blocks[0] has "),
         ("{base: {strategy: {name: one_shot, inti: x}}}",
@@ -154,17 +153,19 @@ FIVE_AXES = ", ".join(f"{name}: {TEN}" for name in ("seed", "lr", "epochs", "bat
          ".base.faults[0].at.random.stps: unknown key (did you mean 'steps'?); allowed: steps, seed"),
         (f"{{base: {{{MEDIAN}: {{nods: [0], attack: noise}}}}}}",
          ".base.byzantine.nods: unknown key (did you mean 'nodes'?); allowed: nodes, attack"),
+        (f"{{base: {{{MEDIAN}: {{nodes: [0], attack: {{name: noise, stdd: 1}}}}}}}}",
+         ".base.byzantine.attack.stdd: unknown key (did you mean 'std'?); allowed: std"),
         (f"{{base: {{{MEDIAN}: {{nodes: [0], attack: nois}}}}}}",
          ".base.byzantine.attack: 'nois': unknown attack (did you mean 'noise'?)"),
+        (f"{{base: {{{LINK}: {{default: {{loss: 0.1}}, nods: 1}}}}}}",
+         ".base.link.nods: unknown key (did you mean 'nodes'?); allowed: default, nodes, pairs, bandwidth"),
         (f"{{base: {{{LINK}: {{nodes: {{? '{'1' * 5000}' : {{}}}}}}}}}}", ".base.link.nodes."),
         (f"{{base: {{{LINK}: {{pairs: {{? '0-1٣' : {{}}}}}}}}}}", ".base.link.pairs."),
         (f"{{}}, {{base: {{strategy: ddp}}, axes: {{{FIVE_AXES}}}}}", CROSS),
-    ],
-)  # fmt: skip
-def test_a_block(path: Path, block: str, message: str) -> None:
-    found = load_error(path, f"name: s\nblocks: [{block}]")
-    start = "" if message == CROSS else "blocks[0]"
-    assert found.startswith(f"{path}: {start}{message.replace('PATH', str(path))}")
+    ):  # fmt: skip
+        found = load_error(path, f"name: s\nblocks: [{block}]")
+        start = "" if message == CROSS else "blocks[0]"
+        assert found.startswith(f"{path}: {start}{message.replace('PATH', str(path))}")
 
 
 DDP = "{base: {strategy: ddp}}"

@@ -6,7 +6,10 @@ import inspect
 import json
 import subprocess
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Annotated, Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -17,10 +20,8 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from tests.unit.conftest import PROJECT
 from trainer.comm.base import Communicator
-from trainer.core.registry import Component
-from trainer.core.strategy import ALL_TRANSPORTS, CPU_TRANSPORTS
-from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
-from trainer.spec.run_spec import RunSpec
+from trainer.core.registry import Component, ComponentRegistry
+from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, TRANSPORTS
 
 BESIDE = {"compression": COMPRESSIONS, "aggregation": AGGREGATIONS, "attack": ATTACKS}
 OF_COMPONENTS = {**REGISTRIES, **BESIDE}
@@ -69,30 +70,37 @@ def test_parameters_reject_other_values_and_cannot_be_changed(kind: str) -> None
         OF_COMPONENTS[kind].parse(other)
 
 
+def changed_once(kind: str, name: str) -> Iterator[tuple[set[str], Component]]:
+    """The component, then with another value of each parameter that can change alone; and its keys."""
+    yield {"name"}, build(kind, name)
+    for parameter, field in OF_COMPONENTS[kind].load(name).model_fields.items():
+        inside = [each.entries for each in field.metadata if isinstance(each, ComponentRegistry)]
+        choices = [get_args(each) for each in (field.annotation, *get_args(field.annotation))]
+        for value in (*chain(*inside, *choices), not field.default, 1, 2, 3, 0.25, 1.5, [3], ["flatten"]):
+            with suppress(ValidationError):
+                component = build(kind, name, **{parameter: value})
+                if value != field.default:
+                    yield {"name", parameter}, component
+                    break
+
+
 @pytest.mark.parametrize("kind", OF_COMPONENTS)
-def test_a_file_and_its_schema_hold_every_component(kind: str) -> None:
+def test_a_file_and_its_schema_hold_every_component_and_each_parameter_of_it(kind: str) -> None:
     registry = OF_COMPONENTS[kind]
     schema = Draft202012Validator(TypeAdapter(Annotated[Any, registry]).json_schema())
     for name in registry.entries:
-        component = build(kind, name)
-        assert registry.dump(component, exclude_defaults=True) == {"name": name}
-        written = registry.dump(component)
-        assert registry.parse(json.loads(json.dumps(written))) == registry.parse(component) == component
+        for keys, component in changed_once(kind, name):
+            short, written = registry.dump(component, exclude_defaults=True), registry.dump(component)
+            assert {*short} == keys
+            assert registry.parse(component) is component
+            for form in (short, written):
+                assert registry.parse(json.loads(json.dumps(form))) == component
+                assert schema.is_valid(form)
         assert schema.is_valid(name)
-        assert schema.is_valid(written)
         assert not schema.is_valid({key: value for key, value in written.items() if key != "name"})
         assert not schema.is_valid({"name": name, "no_such_parameter": 1})
     assert not schema.is_valid("no_such_thing")
     assert not schema.is_valid({"name": "no_such_thing"})
-
-
-def test_strategies_and_transports_know_each_other() -> None:
-    strategies = {name: STRATEGIES.load(name) for name in STRATEGIES.entries}
-    used = {transport for each in strategies.values() for transport in each.transports}
-    assert used == {*ALL_TRANSPORTS} == {*TRANSPORTS.entries} == {*CPU_TRANSPORTS, "nccl"}
-    for name, strategy in strategies.items():
-        run = RunSpec.model_validate({"strategy": name, "nodes": strategy.min_nodes})
-        assert run.transport == strategy.transports[0]
 
 
 LOAD_ALL = """

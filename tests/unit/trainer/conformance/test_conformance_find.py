@@ -51,11 +51,13 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "class _Part(nn.Module): pass\n"
         "class Focal(nn.Module):\n    def forward(self, output, target): pass\n"
         "class Own(nn.CrossEntropyLoss): pass\n"
-        "class Steps(torch.optim.SGD): pass\n"
+        "class Steps(torch.optim.SGD): equals = 'sgd'\n"
         "class Other: pass\n"
         "def blocks(labels, parts): ...\n"
         "def noise(inputs, rng): ...\n"
         "def close(output, target): return output.argmax(1) == target\n"
+        "def share(output, target): return close(output, target).float().mean()\n"
+        "def each(output, target): return nn.functional.cross_entropy(output, target, reduction='none')\n"
         "def fit(model, lr): ...\n"
         "def _hidden(labels, parts): ...\n",
     )
@@ -66,7 +68,7 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "partitioner": ["Blocks", "Init", "Typo", "blocks"],
         "strategy": ["NoTrain"],
         "model": ["Net", "Untold"],
-        "loss": ["Focal", "Own", "close"],
+        "loss": ["Focal", "Own", "close", "share", "each"],
         "optimizer": ["Steps"],
         "augmentation": ["noise"],
         "": ["Other", "fit"],  # a function with lr may train
@@ -78,8 +80,12 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     ):
         with pytest.raises(ImportFailure, match=text):
             [*laws_of(request_for(folder, kind, name))]
+    for given, equals in (("", "sgd"), ("adam", "adam")):  # what is given comes first
+        request = request_for(folder, "optimizer", "Steps").model_copy(update={"equals": given})
+        assert f"its weights are those of {equals}" in {law.statement for law in laws_of(request)}
     # A function that measures answers is no loss after all.
-    assert "accuracy" in (left_out(request_for(folder, "loss", "close")) or "")
+    without = [name for name in found["loss"][2:] if left_out(request_for(folder, "loss", name))]
+    assert without == ["close"]
 
 
 def test_torchvision_has_models(folder: Path) -> None:

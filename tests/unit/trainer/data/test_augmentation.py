@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from colorsys import rgb_to_hsv
 from math import sqrt
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_outside_the_image_is_black() -> None:
     assert torch.equal(corners.round(), corners.round().clamp(0, 1))
 
 
-def test_colour_jitter_scales_the_distance_from_what_it_keeps() -> None:
+def test_colour_jitter_scales_the_distance_from_what_it_keeps_and_turns_hues() -> None:
     x, dims = drawn(120), (1, 2, 3)
     grey = (x * GREY).sum(dim=1, keepdim=True)
     for kind, kept in {"brightness": 0, "contrast": grey.mean(dims, True), "saturation": grey}.items():
@@ -107,6 +108,11 @@ def test_colour_jitter_scales_the_distance_from_what_it_keeps() -> None:
         factor = ((changed - kept) * (x - kept)).sum(dims, True) / (x - kept).square().sum(dims, True)
         torch.testing.assert_close(changed, kept + factor * (x - kept), rtol=0, atol=1e-5)
         assert_uniform(factor.flatten().numpy() - 1, 0.2, slack=1e-3)
+    hues = np.vectorize(lambda *pixel: rgb_to_hsv(*pixel)[0])
+    before, after = (hues(*each.movedim(1, 0).numpy()) for each in (x, augmented(x, draws=120, hue=0.1)))
+    turns = (after - before + 0.5) % 1 - 0.5
+    assert np.ptp(turns, axis=(1, 2)).max() < 1e-3
+    assert_uniform(turns[:, 0, 0], 0.1, slack=1e-3)
 
 
 # In training

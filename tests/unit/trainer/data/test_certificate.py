@@ -35,9 +35,10 @@ def test_coverage_and_overlap_are_those_of_sets_in_an_epoch_and_so_far(
     tracker, so_far = CoverageTracker(SAMPLES, NODES), [set[int]() for _ in range(NODES)]
     for number, parts in enumerate(epochs, start=1):
         arrays = [np.array(part, dtype=np.int64) for part in parts]
-        record = tracker.epoch(number, arrays, each=number > 1)
+        record = tracker.epoch(number, arrays, "drop", each=number > 1)
         so_far = [seen | {*part} for seen, part in zip(so_far, parts, strict=True)]
-        assert (record.epoch, record.coverage, record.overlap) == (number, *shares([*map(set, parts)]))
+        assert (record.epoch, record.uneven) == (number, "drop")
+        assert (record.coverage, record.overlap) == shares([*map(set, parts)])
         assert (record.coverage_so_far, record.overlap_so_far) == shares(so_far)
         digests = [*map(part_digest, arrays)]
         assert record.digest == combined_digest(digests)
@@ -79,9 +80,9 @@ def test_the_record_of_a_part_counts_its_labels_and_those_of_earlier_epochs() ->
     assert first.js_divergence == first.js_divergence_so_far == js_divergence(before, whole)
     assert first.earth_movers_distance == earth_movers_distance(before, whole)
     assert first.digest == part_digest(np.array([0, 1, 7], np.int32)) != part_digest(np.array([0, 1, 6]))
-    second = partition_record(4, np.array([4]), labels, 4, before)
-    assert second.js_divergence == js_divergence([0, 1, 0, 0], whole)
-    assert second.js_divergence_so_far == js_divergence([2, 1, 1, 0], whole)
+    second = partition_record(4, np.array([4]), labels, 4, before, rounds=5, data="d")
+    assert (second.js_divergence, second.rounds) == (js_divergence([0, 1, 0, 0], whole), 5)
+    assert (second.js_divergence_so_far, second.data) == (js_divergence([2, 1, 1, 0], whole), "d")
     idle = partition_record(4, np.array([], int), labels, 4, before)
     assert (idle.js_divergence, idle.earth_movers_distance) == (None, None)
     assert idle.js_divergence_so_far == first.js_divergence

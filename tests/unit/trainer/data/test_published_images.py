@@ -47,7 +47,7 @@ def assert_data(data: Data, *expected: Any) -> None:
         np.testing.assert_array_equal(split.labels, labels)
 
 
-def test_names_and_checksums_are_those_of_torchvision() -> None:
+def test_names_checksums_and_sizes_are_the_published_ones() -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
     others = torchvision.datasets
@@ -56,8 +56,10 @@ def test_names_and_checksums_are_those_of_torchvision() -> None:
             (f"{theirs.__name__}/raw/{name}", md5, tuple(mirror + name for mirror in theirs.mirrors))
             for name, md5 in theirs.resources
         ]
+        assert (ours().train_samples, ours().shape, ours().class_count) == (60_000, (1, 28, 28), 10)
     cifar = others.CIFAR10
     assert Cifar10.archive == Archive(cifar.filename, cifar.tgz_md5, (cifar.url,))
+    assert (Cifar10().train_samples, Cifar10().shape, Cifar10().class_count) == (50_000, (3, 32, 32), 10)
 
 
 # MNIST

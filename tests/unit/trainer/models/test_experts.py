@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.training import train
+from trainer.models.gpt import Gpt
 from trainer.models.layers.experts import Experts, MixtureOfExperts, Router
 from trainer.models.layers.transformer import Mlp
 
@@ -61,9 +62,12 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens() -> None:
         assert factor in (None, 1.25) or layer.dropped > 0
 
 
-def test_in_evaluation_an_output_depends_on_its_own_sample_alone() -> None:
+def test_an_output_depends_on_others_in_training_if_experts_are_limited_or_balanced() -> None:
     layer, x = mixture(2, 0.1).eval(), drawn(5, 7, WIDTH)
     torch.testing.assert_close(layer(x)[3:4], layer(x[3:4]))
+    for factor, balance in product((1.25, None), (0.01, 0.0)):
+        model = Gpt(experts=2, capacity_factor=factor, balance=balance)
+        assert model.batch_statistics is (factor is not None or balance > 0)
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:

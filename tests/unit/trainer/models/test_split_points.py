@@ -10,7 +10,6 @@ import pytest
 
 from trainer.models.base import ParallelPair
 from trainer.models.split_points import (
-    LINK_BYTES_PER_S,
     balanced_split_points,
     possible_starts,
     stage_blocks,
@@ -54,7 +53,7 @@ def test_balanced_split_points_are_the_best_of_all(pairs: list[ParallelPair]) ->
     for stages in (1, 2, 3, 5) * 30:
         # Few different values, so that many divisions have equally slow stages.
         seconds, sent = rng.integers(0, 4, 7).tolist(), rng.integers(0, 3, 7).tolist()
-        sizes = [each * LINK_BYTES_PER_S for each in sent]
+        sizes = [each * 125e6 for each in sent]  # a second each, at a gigabit per second
         found = balanced_split_points(names, seconds, sizes, stages, pairs)
         best = min(slowest(seconds, sent, starts) for starts in combinations(allowed, stages - 1))
         assert slowest(seconds, sent, [names.index(name) for name in found]) == best

@@ -61,6 +61,7 @@ IMPORTED = {
     "model": "mlp", "loss": "mse",
 }  # fmt: skip
 ROUNDS_OF_MEDIAN = {"strategy": {**ROUNDS, "aggregation": "median"}, "byzantine": [0]}
+TWO_CLASSES = {"dataset": "breast_cancer", "model": "mlp"}
 ZERO, FLIP, LITTLE = {"byzantine": [0]}, {"attack": "label_flip"}, {"attack": "little_is_enough"}
 
 
@@ -83,7 +84,7 @@ def test_what_cannot_be_is_refused_and_what_is_near_it_is_not() -> None:
         ({"checkpoint_epochs": 1}, ZERO, "byzantine", "checkpoint"),
         ({**of_rule("median", "all_gather"), **ZERO, "checkpoint_epochs": 1}, {"strategy": MEDIAN},
          "byzantine", "checkpoint"),
-        ({**ZERO, **IMPORTED}, FLIP, "byzantine", "label_flip .*mse"),
+        ({**ZERO, **FLIP, **TWO_CLASSES}, IMPORTED, "byzantine", "label_flip .*mse"),
         ({**ZERO, "attack": {"name": "little_is_enough", "z": 1.0}}, LITTLE, "byzantine", "little_is"),
         ({}, {"strategy": {**MEDIAN, "optimizer_state": "average"}}, "strategy", "optimizer_state.*keep"),
         ({}, {**ZERO, "strategy": "gossip"}, "byzantine", "no aggregation to attack; .*one_shot"),

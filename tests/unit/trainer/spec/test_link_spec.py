@@ -50,6 +50,10 @@ def test_more_specific_values_apply() -> None:
         found = path.bandwidth_mbit, path.latency_ms, path.jitter_ms, path.loss, path.separate
         assert found == expected, (source, to)
     assert [link.interface_mbit(node) for node in (0, 2)] == [1000, 2000]
+    assert "; ".join(link.texts()) == (
+        "1000 Mbit/s, 6 ± 1 ms; node 2: 2000 Mbit/s, 5 ms, 10 % loss; node 3: 10 Mbit/s, 2 ms, 20 % loss; "
+        "1-0: 3 ms, 30 % loss; 1>0: 5000 Mbit/s, 10 % loss"
+    )
     unlimited = Links.of({"nodes": {0: {"bandwidth_mbit": 5}}, "default": {"loss": 0.5}})
     assert [unlimited.path(*pair).bandwidth_mbit for pair in ((1, 2), (0, 1))] == [None, 5]
     assert (unlimited.path(1, 2).latency_ms, unlimited.path(1, 2).loss) == (0, 0.5)

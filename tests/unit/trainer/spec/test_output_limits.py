@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.conftest import event, rank_fields
-from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
+from trainer.core.trace import ANY_RUN, CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader, TraceLimits
 from trainer.core.trace import MAX_BYTES as TRACE_BYTES
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -27,7 +28,8 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
     labels = [spec.dataset.train_samples] * spec.dataset.class_count
     skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], THIRD)
     shares = dict.fromkeys(["coverage", "overlap", "coverage_so_far", "overlap_so_far"], THIRD)
-    parts = [{"samples": 10**6, "digest": "0" * 16}] * spec.world_size * (spec.on_loss == "continue")
+    parts = [{"samples": 10**6, "digest": "0" * 16}] * spec.world_size
+    planned = {"parts": None} if spec.on_loss == "stop" else {"parts": parts}
     epoch = dict.fromkeys(["train_s", "loss", "accuracy", "test_loss", "lr", "consensus_distance"], THIRD)
     written: list[tuple[int, str, dict[str, Any]]] = [
         (1, "start", {"pid": 2**22, "attempt": 100}),
@@ -35,11 +37,7 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
         (1, "failed", {"cause": "x" * 3000, "traceback": "x" * 3000}),
         (int(2 * spec.timeout_s), "step", {**counts, **of_step}),
         (spec.epochs, "partition", {**part, "labels": labels, **skew}),
-        (
-            spec.epochs,
-            "coverage",
-            {"epoch": 1, "digest": "0" * 16, "uneven": "join", **shares, "parts": parts or None},
-        ),
+        (spec.epochs, "coverage", {"epoch": 1, "digest": "0" * 16, "uneven": "join", **shares, **planned}),
         (spec.epochs, "epoch", {"epoch": 1, "epochs": 10_000, **epoch, "target_reached": False}),
         (spec.epochs + checkpoints, "checkpoint", {**counts, "bytes": 10**10, "seconds": THIRD}),
     ]
@@ -70,7 +68,8 @@ def test_limits_of_a_small_run_are_small_and_grow_with_its_attempts() -> None:
     assert limits.event_bytes < 2 * 2**20
     assert limits.trace_bytes < 15 * 2**20
     assert (again.restarts, again.event_bytes) == (2, 3 * limits.event_bytes)
-    assert (limits.trace.seconds, again.trace.seconds) == (10, ANY_RUN.seconds)
+    assert limits.trace == TraceLimits(seconds=10, bytes=16 * 2048 * 2**20, epochs=3)
+    assert again.trace == replace(limits.trace, seconds=ANY_RUN.seconds)
 
 
 def test_runs_whose_traces_would_be_wrong_or_incomplete_have_none() -> None:

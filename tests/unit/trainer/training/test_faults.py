@@ -149,14 +149,15 @@ def test_faults_are_reported_and_act_at_their_moment_on_their_node(tmp_path: Pat
 
 def test_a_fault_acts_once_and_lasting_ones_return_after_a_restart(tmp_path: Path) -> None:
     cut, drop = fault_of("cut_off", {"step": 3}, seconds=50), fault_of("drop", {"step": 2}, share=0.5)
-    faults = (fault_of("pause", {"epoch": 2}, seconds=2), drop, cut)
+    faults = (fault_of("pause", {"epoch": 2}, seconds=2), drop, cut, KILL)
     first, _ = injector(tmp_path, *faults)
     train(first)
     again, done = injector(tmp_path, *faults)
     train(again)
     earlier = [written(0, "pause", 2, 4), written(1, "drop", 1, 1), written(2, "cut_off", 1, 2)]
-    pause, lost, cut_off = ({**each, "earlier": True} for each in earlier)
-    assert done == [pause, lost, ("lose", 0.5), cut_off, "restored"]
+    earlier.append(written(3, "kill", 1, 0))
+    pause, lost, cut_off, killed = ({**each, "earlier": True} for each in earlier)
+    assert done == [pause, lost, ("lose", 0.5), cut_off, killed, "restored"]
     (mark, *_) = sorted(tmp_path.glob("kept/*"))
     mark.write_text('{"fault": "0"}')
     with pytest.raises(FaultError, match=f"{mark}: cannot be read .*; remove it"):

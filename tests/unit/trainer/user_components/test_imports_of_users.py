@@ -232,7 +232,7 @@ def test_the_key_depends_on_parameters_and_neither_on_defaults_nor_on_the_direct
     assert load(model=mine("typed", names=["a"])).key == load(model=mine("typed")).key
 
 
-def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load, imports: Imports) -> None:
+def test_nodes_get_the_files_that_a_component_reads(load: Load, imports: Imports, tmp_path: Path) -> None:
     run = load(model="./lazy.py:net", loss="./lazy.py:loss")
     net = run.model.imported
     assert net.folder == run.loss.imported.folder == run.dataset.imported.folder  # and share their modules
@@ -240,8 +240,14 @@ def test_the_files_of_a_component_are_those_that_it_imports_or_opens(load: Load,
     copied = imports.code / net.folder
     files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
     assert files == {"lazy.py", "layers.py", "package/__init__.py", "package/inner.py", "mine.py"}
-    rows = load(dataset="./table.py:rows").dataset
-    assert (imports.code / rows.imported.folder / "table.csv").is_file()
+    other = load(dataset="./table.py:rows")
+    folders = {each.imported.folder for each in (run.model, other.dataset, other.model)}
+    for _ in range(2):
+        imports.copy_to(tmp_path / "files", [run, other])
+        assert {path.name for path in (tmp_path / "files").iterdir()} == folders
+    for name in ("table.csv", "table.py"):
+        table = tmp_path / "files" / other.dataset.imported.folder / name
+        assert table.read_bytes() == (imports.directory / name).read_bytes()
 
 
 def test_large_files_are_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, l1_loss, mse_loss, nll_loss, pois
 from torch.utils.data import IterableDataset
 
 from trainer.core.strategy import Strategy
-from trainer.data.base import Data, Dataset, Partitioner, Split
+from trainer.data.base import Data, DataError, Dataset, Partitioner, Split
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -30,7 +30,7 @@ from trainer.user_components import (
     strategy,
 )
 from trainer.user_components.signature import bound, defaults_left_out
-from trainer.user_components.source import CODE, ImportFailure, Source
+from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 Make = Callable[..., Any]
 
@@ -224,6 +224,8 @@ def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(t
         return files.npz(path, sweep, data, **names)[0][0, 0]
 
     assert (read("both.npz"), read("other.npz", targets="label")) == (0, 2)  # the sweep's come first
+    np.save(sweep / "two.npy", np.ones(2))
+    np.testing.assert_array_equal(files.npy("one.npy", "two.npy", sweep, data), [[0, 0], [1, 1]])
     cases = {
         "gone.npz | data directory": "gone.npz",
         "../a.npz | --data-dir": "../a.npz",
@@ -292,6 +294,18 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     assert failing(cases, model_facts) == {}
 
 
+def test_models_of_torchvision_have_the_classes_of_the_sweep_or_of_the_dataset() -> None:
+    built: list[Any] = []
+
+    def make(*, weights: Any = 1, progress: bool = True, **others: Any) -> nn.Module:
+        built.append((weights, progress, others))
+        return nn.Flatten()
+
+    for parameters in ({}, {"num_classes": 7}):
+        model.build(make, parameters, given(make, TORCHVISION), (4,), 3)
+    assert built == [(None, False, {"num_classes": classes}) for classes in (3, 7)]
+
+
 def test_what_a_run_knows_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its trained weights, those without a gradient, the buffers that change, and batches that it takes."""
     source = Source(code="", folder="", module="mine.py", attribute="Frozen")
@@ -316,6 +330,15 @@ def test_losses_that_cannot_be_computed_are_refused() -> None:
     assert "does not define the method of" in refused(lambda: loss.build(given(Loss), {}))
     assert "output, target" in refused(lambda: loss.build(given(lambda output: output), {}))
     assert "accuracy is 3" in refused(lambda: loss.build(given(nll_loss), {"accuracy": 3}))
+
+
+def test_what_is_wrong_with_weights_of_samples() -> None:
+    for weight, error in (
+        (None, "None"), (torch.clone, "None"), (torch.neg, "-2 to -0; expected: weights from 0"),
+        (torch.zeros_like, "0 to 0"), (torch.log, "-inf to"), (sum, "weights of type Tensor and shape ()"),
+    ):  # fmt: skip
+        found = loss.weights_error(function(mse_loss, weight=weight), torch.tensor([0.0, 1, 2]))
+        assert error in str(found)
 
 
 def test_the_accuracy_that_a_sweep_names_comes_before_that_of_a_module(
@@ -398,6 +421,40 @@ def test_what_a_run_knows_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None
     assert (imported.rounds.steps, imported.rounds.participation.fraction) == (3, 0.5)  # type: ignore[union-attr]
     assert "tried for 2 ranks, and the run has 3" in (imported.validation_error(None, 3, 8) or "")
     assert strategy.facts(source, {}, 2, None, 8).rounds is None
+
+
+def test_a_flag_of_an_imported_component_is_the_one_that_is_known_of_it() -> None:
+    place = {"code": "", "folder": "", "module": "mine.py", "attribute": "it"}
+    for kind, needed in (
+        (partitioner.ImportedPartitioner, {}),
+        (optimizer.ImportedOptimizer, {}),
+        (loss.ImportedLoss, {"accuracy_is": None}),
+        (model.ImportedModel, {"blocks": ["model"]}),
+    ):
+        fields = kind.model_fields["imported"].annotation.model_fields  # type: ignore[attr-defined]
+        flags = [name for name, field in fields.items() if field.annotation is bool and hasattr(kind, name)]
+        for true in flags:
+            known = {name: name == true for name in flags}
+            own = kind.model_validate({"name": "it", "imported": {**place, **needed, **known}})
+            assert {name: getattr(own, name) for name in flags} == known
+
+
+def test_imported_components_name_errors_and_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(code="", folder="", module="mine.py", attribute="it")
+    monkeypatch.setattr(Source, "load", lambda self: good)
+    known, before = dataset.facts(source, {}, Path())
+    own = dataset.ImportedDataset(name="it", imported=known)
+    np.testing.assert_array_equal(own.load(Path()).train.inputs, before.train.inputs)
+    declared = partitioner.PartitionerFacts(**dict(source), **dict.fromkeys(partitioner.FLAGS, True))
+    splits = partitioner.ImportedPartitioner(name="it", imported=declared)
+    for called, work, error in (
+        (lambda: good(59), lambda: own.load(Path()), "it: gives other samples"),
+        (lambda: 1 / 0, lambda: own.load(Path()), "it: .*ZeroDivisionError"),
+        (lambda labels, parts: 1 / 0, lambda: splits.partition(None, 2, None), "it: .*ZeroDivisionError"),
+    ):
+        monkeypatch.setattr(Source, "load", lambda self, called=called: called)
+        with pytest.raises(DataError, match=error):
+            work()
 
 
 def test_partitioners_and_augmentations_are_tried() -> None:
