@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -9,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from orchestrator.prediction import simulated
 from orchestrator.prediction.error_model import ErrorModel
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
@@ -16,30 +19,35 @@ from orchestrator.prediction.forecast import Forecast, Question, Refused, cluste
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Played, Simulations, Time, simulated_run
 from orchestrator.prediction.target import Learned, learned_by
+from orchestrator.replay.run import NoClusterTime
 from tests.support.traces import builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
-from trainer.time_model.cluster import Cluster, Link, SoftwareCost
+from trainer.time_model.cluster import Choice, Cluster, Link, SoftwareCost
+from trainer.virtual.options import VirtualOptions
 
 SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
 OWN = Link(latency_s=0.0, bytes_per_s=1e9)
 UNUSED = cast("Any", None)
+SAMPLED = VirtualOptions(compute="sampled", seconds_per_step=0.001, seconds_per_sample=0.0001)
 
 
 def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "epochs": 2, **fields})
 
 
-def configuration(strategy: str, *seconds: tuple[int, float], **cluster: Any) -> Configuration:
-    """seconds: nodes and seconds of its measured runs. cluster: fields of theirs."""
-    runs = []
+def configuration(
+    strategy: str, *seconds: tuple[int, float], fields: Mapping[str, Any] | None = None, **cluster: Any
+) -> Configuration:
+    """seconds: nodes and seconds of measured runs. fields: of their specs. cluster: fields of theirs."""
+    runs, transport = [], {} if strategy == "serial" else {"transport": "gloo"}
     for nodes, took_s in seconds:
-        run = spec(strategy, nodes, **({} if strategy == "serial" else {"transport": "gloo"}))
+        run = spec(strategy, nodes, **transport, **(fields or {}))
         own = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=cluster)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
         runs.append(MeasuredRun(run.key, result, took_s, "wall", own, OWN.bytes_per_s, [0.01], 0.0, []))
-    return Configuration(runs, 0.001, 0.0001, 0.0)
+    return Configuration(runs, per_step_s=0.001, per_sample_s=0.0001, first_s=0.5)
 
 
 class GivenTimes(Simulations):
@@ -64,13 +72,15 @@ MEASURED = configuration("all_reduce", (2, 6.0), (4, 3.0))  # 1.2 times the simu
 SERIAL = configuration("serial", (1, 12.0))
 
 
-def found(question: Question, model: ErrorModel = SURE) -> list[Forecast | Refused]:
+def found(
+    question: Question, model: ErrorModel = SURE, serial: Configuration = SERIAL
+) -> list[Forecast | Refused]:
     simulations = GivenTimes(UNUSED, UNUSED, UNUSED)
-    return [*forecasts(Evidence([MEASURED, SERIAL], [], UNUSED), question, simulations, model)]
+    return [*forecasts(Evidence([MEASURED, serial], [], UNUSED), question, simulations, model)]
 
 
-def forecast(question: Question) -> Forecast:
-    (only,) = found(question)
+def forecast(question: Question, serial: Configuration = SERIAL) -> Forecast:
+    (only,) = found(question, serial=serial)
     assert isinstance(only, Forecast)
     return only
 
@@ -81,7 +91,11 @@ def test_a_forecast_is_the_simulated_time_with_the_measured_ratio() -> None:
     assert only.low_s < only.seconds < only.high_s
     assert (only.speedup, only.efficiency) == (pytest.approx(8, rel=0.01), pytest.approx(1, rel=0.01))
     assert (only.state_bytes, only.bytes_sent, only.measured_nodes) == (17, 12.0, 4)
-    assert (only.cost, only.to_target) == (None, None)
+    assert (only.cost, only.low_cost, only.high_cost, only.to_target) == (None,) * 4
+    components = {"dataset": "synthetic", "model": "mlp", "loss": "cross_entropy", "optimizer": "adam"}
+    for other in {"epochs": 3, "batch_size": 7, "threads": 2, **components}.items():
+        alone = forecast(Question([8]), configuration("serial", (1, 12.0), fields=dict([other])))
+        assert (alone.seconds, alone.speedup, alone.efficiency) == (only.seconds, None, None), other
 
 
 def test_link_speed_and_price_are_those_of_the_question() -> None:
@@ -112,9 +126,12 @@ def test_a_link_that_is_asked_for_is_as_fast_as_the_software_and_not_as_the_meas
 
 
 def test_nodes_have_the_quota_of_the_measured_ones_and_the_costs_of_the_run_on_most() -> None:
-    known = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0), node_speed=[0.2, 0.1])
+    within, costs = Link(latency_s=0.25, bytes_per_s=7.0), [SoftwareCost(bytes=1, seconds=0.5)]
+    kept: dict[str, Any] = {"processes_per_node": 2, "intra_node": within, "software": {"barrier": costs}}
+    kept["algorithms"] = {"all_reduce": [Choice(algorithm="ring")]}
+    known = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0), node_speed=[0.2, 0.1], **kept)
     cluster = cluster_of(known, 3, Question([3], speed=2.0))
-    assert (cluster.node_speed, cluster.overhead_s) == ([0.4, 0.4, 0.4], 0.4)
+    assert cluster == Cluster(node_speed=[0.4] * 3, link=OWN, overhead_s=0.4, **kept)
 
 
 def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
@@ -175,6 +192,48 @@ def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.M
     assert time.communication == pytest.approx(1 - (4.5 + 1.0) / time.seconds)
 
 
+@pytest.mark.parametrize(
+    ("refused", "status", "expected"),
+    [
+        ([], "ok", 0.5),
+        ([SAMPLED], "ok", 0.0),  # all nodes train, also their first step
+        ([SAMPLED, VirtualOptions()], "ok", "refused"),
+        ([], "failed", "its simulation on 3 nodes failed: node 1: gone"),
+        ([], "untraced", "no traces"),
+    ],
+)
+def test_nodes_train_where_work_cannot_be_sampled(
+    refused: list[VirtualOptions], status: str, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Mock(
+        **{"unsupported_reason.side_effect": lambda _: "refused" if tried() in refused else None}
+    )
+    tried = lambda: runtime.configure.call_args.args[0]  # noqa: E731
+    result, records = SimpleNamespace(status=status.replace("untraced", "ok"), cause="node 1: gone"), Mock()
+    execute, read = Mock(return_value=(result, Path("out"))), Mock(return_value=records)
+    if status == "untraced":
+        read.return_value = NoClusterTime("no traces")
+    monkeypatch.setattr(simulated, "execute", execute)
+    monkeypatch.setattr(simulated, "read_traces", read)
+    clusters = cast("Any", SimpleNamespace(runtime=runtime))
+    simulations = Simulations(clusters, Path("files"), Path("data"))
+    if isinstance(expected, str):
+        with pytest.raises(NoPrediction, match=f"^{expected}$"):
+            simulations.played(MEASURED, 3, 1)
+        return
+    assert simulations.played(MEASURED, 3, 1) == Played(cast("Any", result), records, expected)
+    simulations.played(MEASURED, 3, 4)
+    runs = [simulated_run(MEASURED.run, 3, epochs) for epochs in (1, 4)]
+    others = clusters, "virtual"
+    assert [each.args for each in execute.call_args_list] == [
+        (run, *others, Path(f"files/{number}"), Path("data")) for number, run in enumerate(runs)
+    ]
+    assert [(each.args, each.kwargs) for each in read.call_args_list] == [
+        ((Path("out"), run), {"simulated": True}) for run in runs
+    ]
+    assert tried() == (VirtualOptions() if refused else SAMPLED)
+
+
 def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     simulations = Simulations(UNUSED, UNUSED, UNUSED)
     play = Mock(side_effect=[*range(6), NoPrediction("too many")])
@@ -188,9 +247,14 @@ def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.M
 
 
 def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
-    measured = spec("all_reduce", 2, transport="gloo", target_accuracy=0.9, seed=3, node_speed={0: 0.5})
-    run = simulated_run(measured, 64, epochs=1)
-    assert (run.nodes, run.epochs, run.target_accuracy, run.node_speed) == (64, 1, None, None)
-    assert simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1).link is not None
+    own = {"transport": "gloo", "lr": 0.7, "batch_size": 9}
+    others = {"target_accuracy": 0.9, "patience": 2, "save_weights": True, "checkpoint_epochs": 1}
+    others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3}
+    others |= {"threads": 2, "timeout_s": 60}
+    played = {"epochs": 1, "timeout_s": 3600.0, "threads": 1, "seed": 0, "trace": "steps"}
+    run = simulated_run(spec("all_reduce", 2, **own, **others), 64, epochs=1)
+    assert run == spec("all_reduce", 64, **own, **played)
+    run = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
+    assert run == spec("async_parameter_server", 4, transport="rpc", link={"latency_ms": 0.05}, **played)
     with pytest.raises(NoPrediction, match="stages"):
         simulated_run(spec("pipeline", 2, transport="gloo"), 4096, 1)
