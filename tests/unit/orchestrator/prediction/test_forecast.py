@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from orchestrator.prediction.forecast import Forecast, Question, Refused, cluste
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Played, Simulations, Time, simulated_run
 from orchestrator.prediction.target import Learned, learned_by
-from orchestrator.replay.run import NoClusterTime
 from tests.support.traces import builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind
@@ -192,58 +191,35 @@ def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.M
     assert time.communication == pytest.approx(1 - (4.5 + 1.0) / time.seconds)
 
 
-@pytest.mark.parametrize(
-    ("refused", "status", "expected"),
-    [
-        ([], "ok", 0.5),
-        ([SAMPLED], "ok", 0.0),  # all nodes train, also their first step
-        ([SAMPLED, VirtualOptions()], "ok", "refused"),
-        ([], "failed", "its simulation on 3 nodes failed: node 1: gone"),
-        ([], "untraced", "no traces"),
-    ],
-)
-def test_nodes_train_where_work_cannot_be_sampled(
-    refused: list[VirtualOptions], status: str, expected: object, monkeypatch: pytest.MonkeyPatch
+def test_each_number_of_nodes_and_epochs_is_simulated_once_and_sampled_if_possible(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runtime = Mock(
-        **{"unsupported_reason.side_effect": lambda _: "refused" if tried() in refused else None}
-    )
-    tried = lambda: runtime.configure.call_args.args[0]  # noqa: E731
-    result, records = SimpleNamespace(status=status.replace("untraced", "ok"), cause="node 1: gone"), Mock()
-    execute, read = Mock(return_value=(result, Path("out"))), Mock(return_value=records)
-    if status == "untraced":
-        read.return_value = NoClusterTime("no traces")
+    full, tried = VirtualOptions(), list[VirtualOptions]()
+    refused: dict[int, list[VirtualOptions]] = {2: [], 3: [SAMPLED], 4: [SAMPLED, full]}  # by nodes
+    clusters = Mock(**{"runtime.configure": tried.append})
+    clusters.runtime.unsupported_reason = lambda run: "no" if tried[-1] in refused[run.nodes] else None
+    results = [SimpleNamespace(status=status, cause="gone") for status in (*4 * ["ok"], "failed")]
+    execute = Mock(side_effect=[(each, Path("out")) for each in results])
     monkeypatch.setattr(simulated, "execute", execute)
-    monkeypatch.setattr(simulated, "read_traces", read)
-    clusters = cast("Any", SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(simulated, "read_traces", read := Mock(side_effect=[*"abcd"]))
     simulations = Simulations(clusters, Path("files"), Path("data"))
-    if isinstance(expected, str):
-        with pytest.raises(NoPrediction, match=f"^{expected}$"):
-            simulations.played(MEASURED, 3, 1)
-        return
-    assert simulations.played(MEASURED, 3, 1) == Played(cast("Any", result), records, expected)
-    simulations.played(MEASURED, 3, 4)
-    runs = [simulated_run(MEASURED.run, 3, epochs) for epochs in (1, 4)]
-    others = clusters, "virtual"
-    assert [each.args for each in execute.call_args_list] == [
-        (run, *others, Path(f"files/{number}"), Path("data")) for number, run in enumerate(runs)
-    ]
-    assert [(each.args, each.kwargs) for each in read.call_args_list] == [
-        ((Path("out"), run), {"simulated": True}) for run in runs
-    ]
-    assert tried() == (VirtualOptions() if refused else SAMPLED)
-
-
-def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulations = Simulations(UNUSED, UNUSED, UNUSED)
-    play = Mock(side_effect=[*range(6), NoPrediction("too many")])
-    monkeypatch.setattr(simulations, "_play", play)
-    asked = [(each, *numbers) for each in (MEASURED, SERIAL) for numbers in ((2, 1), (2, 3), (4, 1))]
-    assert [simulations.played(*each) for each in 2 * asked] == 2 * [*range(6)]
+    other = configuration("ddp", (2, 6.0))
+    asked = [(MEASURED, 2, 1), (MEASURED, 2, 3), (MEASURED, 3, 1), (other, 2, 1)]
     for _ in range(2):
-        with pytest.raises(NoPrediction, match="too many"):
-            simulations.played(MEASURED, 9, 1)
-    assert [each.args for each in play.call_args_list] == [*asked, (MEASURED, 9, 1)]
+        played = [simulations.played(*each) for each in asked]
+        found = [(each.traces, each.first_s) for each in played]
+        assert found == [("a", 0.5), ("b", 0.5), ("c", 0.0), ("d", 0.5)]
+    runs = [simulated_run(each.run, *numbers) for each, *numbers in asked]
+    places = (Path(f"files/{number}") for number in range(4))
+    assert execute.call_args_list == [
+        call(run, clusters, "virtual", place, Path("data")) for run, place in zip(runs, places, strict=True)
+    ]
+    assert read.call_args_list == [call(Path("out"), run, simulated=True) for run in runs]
+    assert tried == [SAMPLED, SAMPLED, SAMPLED, full, SAMPLED]
+    for nodes, why in 2 * ((4, "no"), (2, "its simulation on 2 nodes failed: gone")):
+        with pytest.raises(NoPrediction, match=f"^{why}$"):
+            simulations.played(MEASURED, nodes, 9)
+    assert execute.call_count == 5
 
 
 def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
