@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.commands.calibrate import write_costs
+from orchestrator.results.store import SweepPaths
 from tests.support.command_line import refused, run_ok
 from tests.support.runs import write_sweep
 
@@ -93,6 +95,24 @@ def test_a_sweep_is_executed_and_the_time_to_a_target_is_that_of_virtual_nodes(t
     assert 0 < reached["low_s"] < reached["seconds"] < reached["high_s"]
     assert on_4["to_target"] is None
     assert "target_accuracy" in refused("predict", measured, "--learned", measured)
+
+
+@pytest.mark.nightly
+def test_costs_of_messages_can_be_those_of_a_file(measured: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    (line,) = write_costs(SweepPaths(measured), file)
+    assert line.startswith("gloo: ")
+    costs = json.loads(file.read_text())
+    assert costs["transports"]["gloo"]["exchanges"].keys() >= {"all_reduce", "send"}
+
+    def seconds(file: Path) -> float:
+        first: float = predicted(measured, "--nodes", "2", "--cluster", file)["forecasts"][0]["seconds"]
+        return first
+
+    costs["transports"]["gloo"]["message_s"] = 1.0  # of each message
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(costs))
+    assert seconds(slow) > 2 + seconds(file)
 
 
 def test_what_is_no_cluster_and_has_no_measured_runs_is_refused(measured: Path, tmp_path: Path) -> None:

@@ -83,11 +83,9 @@ def test_a_process_serves_checks_until_one_breaks_it(tmp_path: Path) -> None:
     breaks, graded = made_check(1, lambda student: student.call("f")), Graded(tmp_path)
     assert graded.by(PASSES, PASSES, breaks, PASSES, PASSES).grade("ana", tmp_path).points == 4
     assert [each.closed for each in graded.opened] == [True, True]
-    for error in (SandboxError("no engine"), OSError("no engine")):
-        grader = Grader([PASSES, breaks], Mock(side_effect=error))
-        text = "no engine" if isinstance(error, SandboxError) else "OSError: no engine"
-        none = Grade(submission="ana", points=0, possible=2, error=text, scores=[])
-        assert grader.grade("ana", tmp_path) == none
+    for error, text in ((SandboxError("no engine"), "no engine"), (OSError("full"), "OSError: full")):
+        grade = Grader([PASSES, breaks], Mock(side_effect=error)).grade("ana", tmp_path)
+        assert grade == Grade(submission="ana", points=0, possible=2, error=text, scores=[])
 
 
 def test_submissions_are_graded_at_once_and_closed_if_that_is_abandoned(tmp_path: Path) -> None:

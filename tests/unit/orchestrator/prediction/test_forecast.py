@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,16 +35,15 @@ def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "epochs": 2, **fields})
 
 
-def configuration(
-    strategy: str, *seconds: tuple[int, float], fields: Mapping[str, Any] | None = None, **cluster: Any
-) -> Configuration:
-    """seconds: nodes and seconds of measured runs. fields: of their specs. cluster: fields of theirs."""
-    runs, transport = [], {} if strategy == "serial" else {"transport": "gloo"}
+def configuration(strategy: str, *seconds: tuple[int, float], own: Any = (), **on: Any) -> Configuration:
+    """seconds: nodes and seconds of measured runs. own: fields of their specs. on: of their clusters."""
+    fields = {"transport": "memory" if strategy == "serial" else "gloo"} | dict(own)
+    runs = []
     for nodes, took_s in seconds:
-        run = spec(strategy, nodes, **transport, **(fields or {}))
-        own = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=cluster)
+        run = spec(strategy, nodes, **fields)
+        cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=on)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", own, OWN.bytes_per_s, [0.01], 0.0, []))
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, []))
     return Configuration(runs, per_step_s=0.001, per_sample_s=0.0001, first_s=0.5)
 
 
@@ -93,7 +91,7 @@ def test_a_forecast_is_the_simulated_time_with_the_measured_ratio() -> None:
     assert (only.cost, only.low_cost, only.high_cost, only.to_target) == (None,) * 4
     components = {"dataset": "synthetic", "model": "mlp", "loss": "cross_entropy", "optimizer": "adam"}
     for other in {"epochs": 3, "batch_size": 7, "threads": 2, **components}.items():
-        alone = forecast(Question([8]), configuration("serial", (1, 12.0), fields=dict([other])))
+        alone = forecast(Question([8]), configuration("serial", (1, 12.0), own=[other]))
         assert (alone.seconds, alone.speedup, alone.efficiency) == (only.seconds, None, None), other
 
 
@@ -202,18 +200,15 @@ def test_each_number_of_nodes_and_epochs_is_simulated_once_and_sampled_if_possib
     execute = Mock(side_effect=[(each, Path("out")) for each in results])
     monkeypatch.setattr(simulated, "execute", execute)
     monkeypatch.setattr(simulated, "read_traces", read := Mock(side_effect=[*"abcd"]))
-    simulations = Simulations(clusters, Path("files"), Path("data"))
-    other = configuration("ddp", (2, 6.0))
+    simulations, other = Simulations(clusters, Path("files"), Path("data")), configuration("ddp", (2, 6.0))
     asked = [(MEASURED, 2, 1), (MEASURED, 2, 3), (MEASURED, 3, 1), (other, 2, 1)]
     for _ in range(2):
         played = [simulations.played(*each) for each in asked]
-        found = [(each.traces, each.first_s) for each in played]
-        assert found == [("a", 0.5), ("b", 0.5), ("c", 0.0), ("d", 0.5)]
+        assert [each.traces for each in played] == [*"abcd"]
+        assert [each.first_s for each in played] == [0.5, 0.5, 0.0, 0.5]
     runs = [simulated_run(each.run, *numbers) for each, *numbers in asked]
-    places = (Path(f"files/{number}") for number in range(4))
-    assert execute.call_args_list == [
-        call(run, clusters, "virtual", place, Path("data")) for run, place in zip(runs, places, strict=True)
-    ]
+    made = [(run, clusters, "virtual", Path(f"files/{at}"), Path("data")) for at, run in enumerate(runs)]
+    assert [each.args for each in execute.call_args_list] == made
     assert read.call_args_list == [call(Path("out"), run, simulated=True) for run in runs]
     assert tried == [SAMPLED, SAMPLED, SAMPLED, full, SAMPLED]
     for nodes, why in 2 * ((4, "no"), (2, "its simulation on 2 nodes failed: gone")):
@@ -225,8 +220,7 @@ def test_each_number_of_nodes_and_epochs_is_simulated_once_and_sampled_if_possib
 def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
     own = {"transport": "gloo", "lr": 0.7, "batch_size": 9}
     others = {"target_accuracy": 0.9, "patience": 2, "save_weights": True, "checkpoint_epochs": 1}
-    others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3}
-    others |= {"threads": 2, "timeout_s": 60}
+    others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3, "threads": 2}
     played = {"epochs": 1, "timeout_s": 3600.0, "threads": 1, "seed": 0, "trace": "steps"}
     run = simulated_run(spec("all_reduce", 2, **own, **others), 64, epochs=1)
     assert run == spec("all_reduce", 64, **own, **played)
