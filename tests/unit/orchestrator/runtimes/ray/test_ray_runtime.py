@@ -184,12 +184,12 @@ def test_a_run_ends_with_its_ranks_or_else_with_all_nodes(
     started.new_events()
     states += [started.wait(1.0)]
     assert [bool(each.error) for each in states] == [False, True, True]
-    (paths.live / paths.trace(0).name).symlink_to(paths.spec)
+    (paths.live / paths.usage.name).symlink_to(paths.spec)
     for _ in range(2):
         started.stop()
         cluster.delete()
     started.collect(paths)
-    assert not paths.trace(0).is_symlink()
+    assert not paths.usage.is_symlink()
     words = [each.args[0] for each in driver.ask.call_args_list]
     assert words == ["create", "nodes", "start", "wait", "wait", "stop", *([] if lost else ["delete"])]
     assert driver.close.call_count == lost
