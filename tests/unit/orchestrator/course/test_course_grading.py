@@ -7,6 +7,7 @@ import io
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from rich.console import Console
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.identity import identity
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.sandbox import confined
-from orchestrator.sandbox.base import Limits
+from orchestrator.sandbox.base import Limits, SandboxError
 from tests.unit.orchestrator.course.test_course_checks import Scripted
 
 # Grading
@@ -82,6 +83,9 @@ def test_a_process_serves_checks_until_one_breaks_it(tmp_path: Path) -> None:
     breaks, graded = made_check(1, lambda student: student.call("f")), Graded(tmp_path)
     assert graded.by(PASSES, PASSES, breaks, PASSES, PASSES).grade("ana", tmp_path).points == 4
     assert [each.closed for each in graded.opened] == [True, True]
+    for error, text in ((SandboxError("no engine"), "no engine"), (OSError("full"), "OSError: full")):
+        grade = Grader([PASSES, breaks], Mock(side_effect=error)).grade("ana", tmp_path)
+        assert grade == Grade(submission="ana", points=0, possible=2, error=text, scores=[])
 
 
 def test_submissions_are_graded_at_once_and_closed_if_that_is_abandoned(tmp_path: Path) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from orchestrator.layouts import trials
 from orchestrator.layouts.advice import Advice, advise
 from orchestrator.layouts.candidates import Impossible, candidates
-from orchestrator.layouts.trials import Failed, Network, Trial, step_s
+from orchestrator.layouts.trials import Failed, Network, Trial
+from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
+from orchestrator.replay.run import NoClusterTime
+from tests.support.traces import builders, traces
+from tests.unit.report_support import a_run
+from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
-from trainer.time_model.cluster import Cluster, Link
+from trainer.time_model.cluster import Link
 
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4}
 SHARED = {"dataset": {"name": "induction", "length": 15}, "model": GPT, "optimizer": "adamw"}
@@ -35,9 +44,10 @@ def test_layouts_train_the_same_with_the_same_global_batch() -> None:
     found = [*candidates(SERIAL, 4, "gloo")]
     runs = [each for each in found if isinstance(each, RunSpec)]
     assert {each.batch_per_replica * each.strategy.replicas(4) for each in runs} == {16}
-    assert {(each.nodes, each.transport, each.name_of("optimizer")) for each in runs} == {
-        (4, "gloo", "adamw")
-    }
+    others = ("nodes", "transport", "strategy")
+    shared = {key: value for key, value in SERIAL.model_dump().items() if key not in others}
+    assert all(shared.items() <= each.model_dump().items() for each in runs)
+    assert {(each.nodes, each.transport) for each in runs} == {(4, "gloo")}
     assert {each.strategy.claimed_equal for each in runs} <= {None, "serial", "all_reduce"}
     assert len({each.key for each in runs}) == len(runs)
     names = {each.name_of("strategy") for each in runs}
@@ -93,12 +103,36 @@ def test_regret_compares_the_advised_layout_with_the_fastest_real_one() -> None:
         assert advice.with_real(Mock(side_effect=real), len(real_s)).regret == regret
 
 
-def test_the_first_epoch_does_not_count() -> None:
-    assert step_s([1.0, 5.0, 7.0]) == 0.5  # of 4 steps in each epoch
+def test_a_trial_is_replayed_on_a_link_that_is_no_faster_than_the_software(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks work for 4, 8 and 2 s in three epochs, each of which ends with an all-reduce."""
+    spec, ranks, places = run("all_reduce"), builders(2), (Path("files"), Path("data"))
+    for rank in ranks:
+        for epoch, work_s in enumerate((4.0, 8.0, 2.0), start=1):
+            rank.add(Kind.EPOCH, peer=epoch).work(work_s).add(Kind.ALL_REDUCE, 10**9).add(Kind.STEP)
+    info = replace(a_run("serial").runtime_info, simulates_time=True)
+    asked = Link(latency_s=0.25, bytes_per_s=1e12)
 
+    def tried(found: object, refusal: str | None = None, status: str = "ok", *transports: str) -> object:
+        result = SimpleNamespace(status=status, cause="gone", bytes_sent_per_rank=36.0, held_bytes=7)
+        result.runtime_info, clusters = info, Mock(**{"runtime.unsupported_reason.return_value": refusal})
+        costs = dict.fromkeys(transports, TransportCosts(message_s=1e-4, bytes_per_s=1e9))
+        measured = MeasuredCluster(runtime="ray", nodes="n", transports=costs) if transports else None
+        monkeypatch.setattr(trials, "execute", execute := Mock(return_value=(result, Path("out"))))
+        monkeypatch.setattr(trials, "read_traces", read := Mock(return_value=found))
+        made = trials.Trials(clusters, "virtual", *places, Network(asked, measured)).of(spec)
+        if isinstance(made, Trial):
+            execute.assert_called_once_with(spec, clusters, "virtual", *places)
+            read.assert_called_once_with(Path("out"), spec, True)
+        return [*vars(made).values()][1:] if isinstance(made, Trial) else made
 
-def test_a_link_is_no_faster_than_the_software() -> None:
-    known = Cluster(node_speed=[1, 1], link=Link(latency_s=0, bytes_per_s=1e9))
-    asked = Link(latency_s=1e-3, bytes_per_s=1e10)
-    assert Network(asked, None).of(known, "gloo").link == Link(latency_s=1e-3, bytes_per_s=1e9)
-    assert Network(None, None).of(known, "gloo") == known
+    exchange_s = 2 * 2 * (0.25 + 0.25)  # of a ring, in two segments
+    expected = [(2.0 + exchange_s) / 4, 3 * exchange_s / (14 + 3 * exchange_s), 3.0, 7]
+    assert tried(traces(ranks)) == pytest.approx(expected, rel=1e-3)
+    assert tried(traces(ranks), None, "ok", "gloo") == pytest.approx(expected, rel=1e-3)
+    unmeasured = Failed(spec, "transport gloo was not measured on the cluster, but mpi")
+    assert tried(traces(ranks), None, "ok", "mpi") == unmeasured
+    assert tried(NoClusterTime("no traces")) == Failed(spec, "no traces")
+    assert tried(traces(ranks), None, "failed") == Failed(spec, "gone")
+    assert tried(traces(ranks), "refused") == Failed(spec, "refused")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 
+from orchestrator.prediction import simulated
 from orchestrator.prediction.error_model import ErrorModel
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
@@ -20,26 +22,29 @@ from tests.support.traces import builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
-from trainer.time_model.cluster import Cluster, Link, SoftwareCost
+from trainer.time_model.cluster import Choice, Cluster, Link, SoftwareCost
+from trainer.virtual.options import VirtualOptions
 
 SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
 OWN = Link(latency_s=0.0, bytes_per_s=1e9)
 UNUSED = cast("Any", None)
+SAMPLED = VirtualOptions(compute="sampled", seconds_per_step=0.001, seconds_per_sample=0.0001)
 
 
 def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": strategy, "nodes": nodes, "epochs": 2, **fields})
 
 
-def configuration(strategy: str, *seconds: tuple[int, float], **cluster: Any) -> Configuration:
-    """seconds: nodes and seconds of its measured runs. cluster: fields of theirs."""
+def configuration(strategy: str, *seconds: tuple[int, float], own: Any = (), **on: Any) -> Configuration:
+    """seconds: nodes and seconds of measured runs. own: fields of their specs. on: of their clusters."""
+    fields = {"transport": "memory" if strategy == "serial" else "gloo"} | dict(own)
     runs = []
     for nodes, took_s in seconds:
-        run = spec(strategy, nodes, **({} if strategy == "serial" else {"transport": "gloo"}))
-        own = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=cluster)
+        run = spec(strategy, nodes, **fields)
+        cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=on)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", own, OWN.bytes_per_s, [0.01], 0.0, []))
-    return Configuration(runs, 0.001, 0.0001, 0.0)
+        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, []))
+    return Configuration(runs, per_step_s=0.001, per_sample_s=0.0001, first_s=0.5)
 
 
 class GivenTimes(Simulations):
@@ -64,13 +69,15 @@ MEASURED = configuration("all_reduce", (2, 6.0), (4, 3.0))  # 1.2 times the simu
 SERIAL = configuration("serial", (1, 12.0))
 
 
-def found(question: Question, model: ErrorModel = SURE) -> list[Forecast | Refused]:
+def found(
+    question: Question, model: ErrorModel = SURE, serial: Configuration = SERIAL
+) -> list[Forecast | Refused]:
     simulations = GivenTimes(UNUSED, UNUSED, UNUSED)
-    return [*forecasts(Evidence([MEASURED, SERIAL], [], UNUSED), question, simulations, model)]
+    return [*forecasts(Evidence([MEASURED, serial], [], UNUSED), question, simulations, model)]
 
 
-def forecast(question: Question) -> Forecast:
-    (only,) = found(question)
+def forecast(question: Question, serial: Configuration = SERIAL) -> Forecast:
+    (only,) = found(question, serial=serial)
     assert isinstance(only, Forecast)
     return only
 
@@ -81,7 +88,11 @@ def test_a_forecast_is_the_simulated_time_with_the_measured_ratio() -> None:
     assert only.low_s < only.seconds < only.high_s
     assert (only.speedup, only.efficiency) == (pytest.approx(8, rel=0.01), pytest.approx(1, rel=0.01))
     assert (only.state_bytes, only.bytes_sent, only.measured_nodes) == (17, 12.0, 4)
-    assert (only.cost, only.to_target) == (None, None)
+    assert (only.cost, only.low_cost, only.high_cost, only.to_target) == (None,) * 4
+    components = {"dataset": "synthetic", "model": "mlp", "loss": "cross_entropy", "optimizer": "adam"}
+    for other in {"epochs": 3, "batch_size": 7, "threads": 2, **components}.items():
+        alone = forecast(Question([8]), configuration("serial", (1, 12.0), own=[other]))
+        assert (alone.seconds, alone.speedup, alone.efficiency) == (only.seconds, None, None), other
 
 
 def test_link_speed_and_price_are_those_of_the_question() -> None:
@@ -112,9 +123,12 @@ def test_a_link_that_is_asked_for_is_as_fast_as_the_software_and_not_as_the_meas
 
 
 def test_nodes_have_the_quota_of_the_measured_ones_and_the_costs_of_the_run_on_most() -> None:
-    known = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0), node_speed=[0.2, 0.1])
+    within, costs = Link(latency_s=0.25, bytes_per_s=7.0), [SoftwareCost(bytes=1, seconds=0.5)]
+    kept: dict[str, Any] = {"processes_per_node": 2, "intra_node": within, "software": {"barrier": costs}}
+    kept["algorithms"] = {"all_reduce": [Choice(algorithm="ring")]}
+    known = configuration("all_reduce", (2, 6.0), (4, 3.0), (3, 4.0), node_speed=[0.2, 0.1], **kept)
     cluster = cluster_of(known, 3, Question([3], speed=2.0))
-    assert (cluster.node_speed, cluster.overhead_s) == ([0.4, 0.4, 0.4], 0.4)
+    assert cluster == Cluster(node_speed=[0.4] * 3, link=OWN, overhead_s=0.4, **kept)
 
 
 def test_the_costs_of_a_measured_cluster_replace_those_of_the_runs() -> None:
@@ -175,22 +189,42 @@ def test_the_first_step_takes_longer_than_sampled_work_has(monkeypatch: pytest.M
     assert time.communication == pytest.approx(1 - (4.5 + 1.0) / time.seconds)
 
 
-def test_each_number_of_nodes_and_epochs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulations = Simulations(UNUSED, UNUSED, UNUSED)
-    play = Mock(side_effect=[*range(6), NoPrediction("too many")])
-    monkeypatch.setattr(simulations, "_play", play)
-    asked = [(each, *numbers) for each in (MEASURED, SERIAL) for numbers in ((2, 1), (2, 3), (4, 1))]
-    assert [simulations.played(*each) for each in 2 * asked] == 2 * [*range(6)]
+def test_each_number_of_nodes_and_epochs_is_simulated_once_and_sampled_if_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full, tried = VirtualOptions(), list[VirtualOptions]()
+    refused: dict[int, list[VirtualOptions]] = {2: [], 3: [SAMPLED], 4: [SAMPLED, full]}  # by nodes
+    clusters = Mock(**{"runtime.configure": tried.append})
+    clusters.runtime.unsupported_reason = lambda run: "no" if tried[-1] in refused[run.nodes] else None
+    results = [SimpleNamespace(status=status, cause="gone") for status in (*4 * ["ok"], "failed")]
+    execute = Mock(side_effect=[(each, Path("out")) for each in results])
+    monkeypatch.setattr(simulated, "execute", execute)
+    monkeypatch.setattr(simulated, "read_traces", read := Mock(side_effect=[*"abcd"]))
+    simulations, other = Simulations(clusters, Path("files"), Path("data")), configuration("ddp", (2, 6.0))
+    asked = [(MEASURED, 2, 1), (MEASURED, 2, 3), (MEASURED, 3, 1), (other, 2, 1)]
     for _ in range(2):
-        with pytest.raises(NoPrediction, match="too many"):
-            simulations.played(MEASURED, 9, 1)
-    assert [each.args for each in play.call_args_list] == [*asked, (MEASURED, 9, 1)]
+        played = [simulations.played(*each) for each in asked]
+        assert [each.traces for each in played] == [*"abcd"]
+        assert [each.first_s for each in played] == [0.5, 0.5, 0.0, 0.5]
+    runs = [simulated_run(each.run, *numbers) for each, *numbers in asked]
+    made = [(run, clusters, "virtual", Path(f"files/{at}"), Path("data")) for at, run in enumerate(runs)]
+    assert [each.args for each in execute.call_args_list] == made
+    assert read.call_args_list == [call(Path("out"), run, simulated=True) for run in runs]
+    assert tried == [SAMPLED, SAMPLED, SAMPLED, full, SAMPLED]
+    for nodes, why in 2 * ((4, "no"), (2, "its simulation on 2 nodes failed: gone")):
+        with pytest.raises(NoPrediction, match=f"^{why}$"):
+            simulations.played(MEASURED, nodes, 9)
+    assert execute.call_count == 5
 
 
 def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
-    measured = spec("all_reduce", 2, transport="gloo", target_accuracy=0.9, seed=3, node_speed={0: 0.5})
-    run = simulated_run(measured, 64, epochs=1)
-    assert (run.nodes, run.epochs, run.target_accuracy, run.node_speed) == (64, 1, None, None)
-    assert simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1).link is not None
+    own = {"transport": "gloo", "lr": 0.7, "batch_size": 9}
+    others = {"target_accuracy": 0.9, "patience": 2, "save_weights": True, "checkpoint_epochs": 1}
+    others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3, "threads": 2}
+    played = {"epochs": 1, "timeout_s": 3600.0, "threads": 1, "seed": 0, "trace": "steps"}
+    run = simulated_run(spec("all_reduce", 2, **own, **others), 64, epochs=1)
+    assert run == spec("all_reduce", 64, **own, **played)
+    run = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
+    assert run == spec("async_parameter_server", 4, transport="rpc", link={"latency_ms": 0.05}, **played)
     with pytest.raises(NoPrediction, match="stages"):
         simulated_run(spec("pipeline", 2, transport="gloo"), 4096, 1)

@@ -61,6 +61,13 @@ MEASURED: dict[str, tuple[list[Timed], dict[Exchange, float]]] = {
         ],
         {Exchange("broadcast", BOTH, 10, 0): 0.5, Exchange("broadcast_answer", BOTH, 10, 0): 4.05},
     ),
+    "a gather counts where its root has waited, until it leaves, and senders leave earlier": (
+        [
+            [(Kind.GATHER, 2.0, 2.3, 10, 1, 0, 0.1), (Kind.GATHER, 8.0, 8.2, 10, 1)],
+            [(Kind.GATHER, 1.0, 4.0, 10, 1), (Kind.GATHER, 9.0, 9.9, 10, 1)],
+        ],
+        {Exchange("gather", BOTH, 10, 1): 2.0, Exchange("gather_answer", BOTH, 10, 1): 0.2},
+    ),
     "of collectives that are waited for together, the first has the time of all": (
         [
             [(Kind.BROADCAST, 1.0, 9.0, 10, 0), (Kind.BROADCAST, 9.0, 9.0, 20, 1)],
@@ -79,23 +86,26 @@ MEASURED: dict[str, tuple[list[Timed], dict[Exchange, float]]] = {
             + [(Kind.START_ALL_REDUCE, 2.0, 2.0, 1000), (Kind.WAIT_STARTED, 3.0, 3.0)]
             + [(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000)] * 2
             + [(Kind.WAIT_STARTED, 4.0, 5.0)]
+            + [(Kind.START_ALL_REDUCE, 6.0, 6.0, 1000), (Kind.WAIT_STARTED, 6.0 + late / 1000, 6.3 + late)]
             for late in (0.0, 0.2)
         ],
         {Exchange("start_all_reduce", BOTH, 1000): 0.3},
     ),
-    "a message takes from the later of send and receive": (
+    "a message takes from the later of send and receive, in the order of its group": (
         [
-            [(Kind.SEND, 1.0, 1.1, 1000, 1), (Kind.SEND, 3.0, 3.1, 1000, 1)],
-            [(Kind.RECEIVE, 0.0, 1.4, 1000, 0), (Kind.RECEIVE, 3.5, 3.7, 1000, 0)],
+            [(Kind.SEND, 1.0, 1.1, 1000, 1, 1), (Kind.SEND, 3.0, 3.1, 1000, 2)],
+            [],
+            [(Kind.RECEIVE, 3.5, 3.7, 1000, 0), (Kind.RECEIVE, 0.0, 1.4, 1000, 0, 1)],
         ],
-        {Exchange("send", BOTH, 1000): 0.1, Exchange("receive", BOTH, 1000): (0.4 + 0.2) / 2},
+        {Exchange("send", (0, 2), 1000): 0.1, Exchange("receive", (0, 2), 1000): (0.4 + 0.2) / 2},
     ),
     "a request takes its way and that of the answer": (
         [
-            [(Kind.TAKE, 0.0, 1.3, 600, 1), (Kind.RESPOND, 3.8, 3.9, 400, 1)],
-            [(Kind.REQUEST, 1.0, 4.0, 600, 0)],
+            [(Kind.TAKE, 0.0, 1.3, 600, 1, 1), (Kind.RESPOND, 3.8, 3.9, 400, 1, 1)],
+            [],
+            [(Kind.REQUEST, 1.0, 4.0, 600, 0, 1)],
         ],
-        {Exchange("request", (1, 0), 1000): 0.3 + 0.2},
+        {Exchange("request", (2, 0), 1000): 0.3 + 0.2},
     ),
 }
 

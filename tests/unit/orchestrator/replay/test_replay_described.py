@@ -34,15 +34,17 @@ def cluster(nodes: int = 3, runtime: str = "local", strategy: str = "ddp", **fie
 
 
 def test_links_are_those_of_the_run_and_a_message_costs_its_software() -> None:
-    for fields, latency_s, bytes_per_s in (
-        ({}, 0.0, GLOO.bytes_per_s),
-        ({"nodes": 1, "strategy": "serial", "link": {"latency_ms": 5}}, 0.0, UNKNOWN.bytes_per_s),
-        ({"link": {"bandwidth_mbit": 80, "latency_ms": 5}}, 0.005, 10e6),
-        ({"link": {"latency_ms": 5}}, 0.005, GLOO.bytes_per_s),
+    alone: dict[str, Any] = {"nodes": 1, "strategy": "serial", "link": {"latency_ms": 5}}
+    for fields, nodes, latency_s, software, bytes_per_s in (
+        ({}, 3, 0.0, GLOO, GLOO.bytes_per_s),
+        (alone, 1, 0.0, UNKNOWN, UNKNOWN.bytes_per_s),
+        ({"link": {"bandwidth_mbit": 80, "latency_ms": 5}}, 3, 0.005, GLOO, 10e6),
+        ({"link": {"latency_ms": 5}, "processes_per_node": 2}, 3, 0.005, GLOO, GLOO.bytes_per_s),
     ):
-        found = cluster(**fields)
-        assert (found.link, found.links) == (Link(latency_s=latency_s, bytes_per_s=bytes_per_s), [])
-    assert cluster().overhead_s == pytest.approx(GLOO.message_s / 2)  # at the sender and at the receiver
+        half_s = software.message_s / 2  # at the sender and at the receiver
+        own = {"node_speed": [1.0] * nodes, "processes_per_node": fields.get("processes_per_node", 1)}
+        link = Link(latency_s=latency_s, bytes_per_s=bytes_per_s)
+        assert cluster(**fields) == Cluster(**own, link=link, overhead_s=half_s)
     differing = cluster(link={"default": {"bandwidth_mbit": 80}, "pairs": {"1>0": {"latency_ms": 9}}})
     between = differing.links_of(range(3)).between
     assert len(differing.links) == 6
@@ -252,3 +254,5 @@ def test_directories_that_calibrate_nothing_are_refused(tmp_path: Path) -> None:
     local.record.unlink()
     with pytest.raises(UnusableFile, match=r"real_nodes\.json: names \.\./local, which cannot be used"):
         read_real_runs(ours)
+    with pytest.raises(InputError, match=r"^--real .*local: .*no sweep\.json"):
+        calibrate_virtual_nodes(ours, local.directory)

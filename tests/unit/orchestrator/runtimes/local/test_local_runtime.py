@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,9 +21,12 @@ from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local import namespace
+from orchestrator.runtimes.local import throttle as module
 from orchestrator.runtimes.local.namespace import NamespaceError, PrivateNetwork
 from orchestrator.runtimes.local.runtime import LocalCluster, LocalRun, LocalRuntime
 from orchestrator.runtimes.local.throttle import PERIOD_S, NodeLimit, Throttle
+from tests.unit.conftest import FakeTime
+from trainer.core.cgroup import NodeUsage, throttle_mark
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
@@ -197,6 +201,38 @@ def test_processes_share_the_quota(quota: float, cores: list[float], tick_s: flo
     assert used <= wanted + margin
     assert used >= wanted - margin or tick_s > PERIOD_S
     assert stopped == 0 or sum(cores) > quota - 1e-9 or tick_s > PERIOD_S
+
+
+def test_the_throttle_limits_each_node_marks_its_ranks_and_writes_what_they_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, workers = FakeTime(), {0: Worker(1.0), 1: Worker(1.0), 4: Worker(2.0)}
+    ready = iter([[0], [], [1, 4]])
+
+    def sleep(seconds: float) -> None:
+        clock.pass_(seconds)
+        for worker in workers.values():
+            worker.work(seconds)
+
+    def new(_: object) -> Iterator[tuple[int, Worker]]:
+        for rank in next(ready):
+            assert not throttle_mark(tmp_path, rank).exists()
+            yield rank, workers[rank]
+            assert throttle_mark(tmp_path, rank).exists()
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(module, "Process", lambda worker: worker)
+    monkeypatch.setattr(module.ReadyRanks, "new", new)
+    monkeypatch.setattr(signal, "signal", MagicMock())
+    monkeypatch.setattr(os, "getppid", lambda: int(clock() < 102))
+    monkeypatch.setenv("SHARDYARD_PARENT_PID", "1")
+    file, limits = tmp_path / "usage.jsonl", [NodeLimit(0.5, "a", (0, 1)), NodeLimit(0.25, "b", (4,))]
+    module.main(file, limits)
+    assert all(worker.running for worker in workers.values())
+    nodes = [NodeUsage.model_validate_json(line) for line in file.read_text().splitlines()]
+    assert [(each.name, each.ranks, each.cpus) for each in nodes] == [("a", [0, 1], 0.5), ("b", [4], 0.25)]
+    assert [each.cpu_s for each in nodes] == pytest.approx([1.0, 0.5], abs=0.1)
+    assert [each.throttled_s for each in nodes] == pytest.approx([1.5, 1.75], abs=0.1)
 
 
 def test_the_throttle_is_started_before_the_ranks() -> None:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import socket
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from pydantic import ValidationError
 
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.ray import run as ray_run
 from orchestrator.runtimes.ray import runtime as module
-from orchestrator.runtimes.ray.driver_client import Reply
+from orchestrator.runtimes.ray.driver_client import DriverError, NodeDescription, Reply
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.placement import SPREAD, STRICT_SPREAD, NodeResources, missing, strategy
 from orchestrator.runtimes.ray.run import shares
 from orchestrator.runtimes.ray.runtime import RayRuntime
+from orchestrator.runtimes.slurm.container import own_digest
 from tests.unit.cluster_support import FIELDS
+from tests.unit.conftest import FakeTime
+from trainer.core.events import events_name
 from trainer.spec.run_spec import RunSpec
 
-NODE = NodeResources(cpus=2.0, memory_mb=1024)
+SIZE = NodeResources(cpus=2.0, memory_mb=1024)
 BIG, SMALL = {"CPU": 4.0, "memory": 2.0**31}, {"CPU": 4.0, "memory": 2.0**29}
 
 
@@ -41,12 +49,12 @@ def configured(**options: Any) -> RayRuntime:
 
 
 def test_nodes_are_placed_where_they_fit() -> None:
-    assert strategy(2, NODE, [BIG, BIG, SMALL]) == STRICT_SPREAD
-    assert strategy(3, NODE, [BIG, BIG, SMALL]) == SPREAD
+    assert strategy(2, SIZE, [BIG, BIG, SMALL]) == STRICT_SPREAD
+    assert strategy(3, SIZE, [BIG, BIG, SMALL]) == SPREAD
     with_gpus = NodeResources(cpus=1.0, memory_mb=64, gpus=2)
     assert with_gpus.bundle() == {"CPU": 1.0, "memory": 64 * 2.0**20, "GPU": 2.0}
     assert [with_gpus.fits(BIG), with_gpus.fits(BIG | {"GPU": 2.0})] == [False, True]
-    said = missing(3, NODE, [BIG, SMALL], {"CPU": 1.0, "memory": 2.0**29})
+    said = missing(3, SIZE, [BIG, SMALL], {"CPU": 1.0, "memory": 2.0**29})
     assert "2 CPUs, 1024 MiB: 1 of 2 machines can have one, and 1 CPUs, 512 MiB are free" in said
 
 
@@ -105,6 +113,86 @@ def test_an_address_without_a_head_is_refused_at_once() -> None:
         runtime = configured(address=f"127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(InputError, match=r"cluster 127\.0\.0\.1:.* cannot be reached"):
             runtime.create(plan(run()))
+
+
+@pytest.fixture
+def driver() -> Mock:
+    return Mock(**{"failure.return_value": None, "ask.side_effect": [Reply(group=7, strategy=SPREAD)]})
+
+
+@pytest.fixture
+def started(driver: Mock, tmp_path: Path) -> ray_run.RayRun:
+    """A run of two nodes."""
+    paths, spec = RunPaths(tmp_path), run(nodes=2)
+    paths.spec.write_text("{}")
+    options = RayOptions(wait_s=40.0, data_dir="/far")
+    made = RayRuntime().plan(spec, paths, Path("/data"), [spec])
+    return ray_run.RayCluster(driver, {"size": 2}, options).run(made)
+
+
+NODE = NodeDescription(machine="m", address="a", sources=own_digest())
+NODES = Reply(nodes=[NODE, NODE], strategy=STRICT_SPREAD)
+
+
+def test_a_run_waits_for_room_then_for_nodes_and_then_for_its_ranks(
+    started: ray_run.RayRun, driver: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, late = FakeTime(started._asked_at), "Ray did not start the nodes within 90 s"
+    monkeypatch.setattr(ray_run, "time", SimpleNamespace(monotonic=clock))
+    other = NODE.model_copy(update={"sources": "x"})
+    for seconds, answer, state in (
+        (40.0, Reply(missing="no room"), RunState({}, 1, waiting=True)),
+        (0.5, Reply(missing="no room"), RunState({}, 1, "no room", waiting=True)),
+        (0.0, Reply(), RunState({}, 1, waiting=True)),  # since when there is room
+        (90.0, Reply(), RunState({}, 1, waiting=True)),
+        (0.5, Reply(), RunState({}, 1, late, waiting=True)),
+        (0.0, NODES, RunState({}, 1)),
+        (0.0, Reply(exits={"node 0": -9}), RunState({"node 0": -9}, 1)),
+        (0.0, Reply(exits={"node 0": 0}, lost="no m"), RunState({"node 0": 0}, 1, "no m", True)),
+        (0.0, DriverError("no answer"), RunState({"node 0": 0}, 0, "Ray: no answer", True)),
+    ):
+        clock.pass_(seconds)
+        driver.ask.side_effect = [answer, Reply()]
+        assert started.wait(3.0) == state
+        if answer is NODES:
+            plan, cluster = started._plan, started._cluster
+            asked = {"spec": str(plan.paths.spec), "digest": sha256(b"{}").hexdigest(), "files": []}
+            asked |= {"data": "/data", "downloads": "/far"}
+            start = {"group": 7, "run": asked, "shares": shares(plan), "warm": True}
+            assert driver.ask.call_args == call("start", **start)
+            assert cluster.strategy == STRICT_SPREAD
+    assert driver.ask.call_args == call("wait", group=7, timeout_s=3.0)
+    assert (cluster.ready(), cluster.failure) == (False, "no m")
+    driver.ask.side_effect = [NODES.model_copy(update={"nodes": [NODE, other]})]
+    error = f"m has a trainer of sources x, and not {NODE.sources}"
+    assert ray_run.RayRun(cluster, plan, RayOptions()).wait(1.0) == RunState({}, 0, error)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_ends_with_its_ranks_or_else_with_all_nodes(
+    started: ray_run.RayRun, driver: Mock, lost: bool
+) -> None:
+    started.stop()
+    assert driver.ask.call_count == 1  # nothing runs
+    paths, cluster = started._plan.paths, started._cluster
+    driver.ask.side_effect = [NODES, *3 * [Reply()], DriverError("no answer") if lost else Reply(), Reply()]
+    states = [started.wait(1.0)]
+    (paths.live / paths.weights.name).write_text("none are asked for")
+    states += [started.wait(1.0)]
+    (paths.live / paths.weights.name).unlink()
+    (paths.live / events_name(1)).unlink()
+    started.new_events()
+    states += [started.wait(1.0)]
+    assert [bool(each.error) for each in states] == [False, True, True]
+    (paths.live / paths.usage.name).symlink_to(paths.spec)
+    for _ in range(2):
+        started.stop()
+        cluster.delete()
+    started.collect(paths)
+    assert not paths.usage.is_symlink()
+    words = [each.args[0] for each in driver.ask.call_args_list]
+    assert words == ["create", "nodes", "start", "wait", "wait", "stop", *([] if lost else ["delete"])]
+    assert driver.close.call_count == lost
 
 
 def test_an_answer_of_nodes_is_checked() -> None:

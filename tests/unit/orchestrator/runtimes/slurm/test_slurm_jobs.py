@@ -94,6 +94,7 @@ def test_cause_is_what_slurm_has_done(state: JobState, log: str, cause: str, rep
 def test_ranks_explain_other_ends() -> None:
     waiting = [(job("PENDING", reason), "", 0) for reason in ("Resources", "AssocGrpCpuLimit", "None")]
     running = [(job(state), "", 0) for state in ("RUNNING", "COMPLETING", "SUSPENDED")]
+    running += [(job("RUNNING", preempted="2026-11-24T02:09:25"), "", 0)]  # in its grace time
     ended = [(job("COMPLETED"), "", 0), (failed("0:9"), "", -9), (failed("0:0"), "", 1)]
     logged = [(failed("1:0"), UNLAUNCHED, 1), (failed("1:0"), NODE_FAILED + "shardyard: requeue 1\n", 1)]
     for states in (waiting, running, [*ended, *logged]):

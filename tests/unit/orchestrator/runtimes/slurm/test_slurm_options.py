@@ -85,6 +85,10 @@ def test_sweep_wins_over_the_site_and_variables(site: Path, monkeypatch: pytest.
     assert found.options.model_dump(exclude_none=True) == chosen
     places = ["slurm.partition", f"{site}: account", "SBATCH_CONSTRAINT", "slurm.gres"]
     assert [found.place(key) for key in ("partition", "account", "constraint", "gres")] == places
+    others = {"nodes": 3, "processes_per_node": 2, "threads": 2, "timeout_s": 60, "checkpoint_epochs": 1}
+    for name, value in others.items():
+        assert runtime.unsupported_reason(request(**{name: value}).spec) is None
+    assert len(asked) == 1 + 5
 
 
 def test_what_containers_cannot_do_is_refused(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
