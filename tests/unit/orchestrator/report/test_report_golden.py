@@ -1,19 +1,25 @@
-"""Mistakes in the prose of a report: a kind of finding, sentence or column that is lost or reworded.
+"""Mistakes in the prose and the numbers of a report: a kind of finding, sentence, column or mark that is
+lost or reworded, or a number of something else.
 
-The golden files hold each kind of line once, from one comparison that has every finding, table and figure.
+The golden files hold each kind of line once, and all numbers, from one comparison that has every finding,
+table and figure.
 `make golden` renews them. Review their diff: it shows the change that readers of reports see.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
+from io import StringIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,10 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
-from orchestrator.report.topics import FIGURES, find
+from orchestrator.report.render.csv_tables import result_lines, summary_lines
+from orchestrator.report.topics import FIGURES, asked_by, find
+from orchestrator.report.verdict import verdicts
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
@@ -51,6 +60,7 @@ from tests.unit.report_support import (
     around,
     in_cluster_time,
     in_parts,
+    layers,
     on_360_images,
     page_of,
     repeated,
@@ -434,10 +444,66 @@ def test_html() -> None:
     check("report.txt", [*lines_of_page(golden().page)])
 
 
-def check(name: str, lines: Sequence[str]) -> None:
+def numbers(found: Golden) -> Iterator[str]:
+    """Those of findings and verdicts, of each column of CSV files, and of figures."""
+    for finding in found.findings:
+        yield f"{finding.kind}: {finding.text} {written(finding.data)} {len(finding.rows)} runs"
+    claims = asked_by(found.comparison).decided()
+    for verdict in verdicts(found.comparison, claims):
+        yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
+    for lines in (summary_lines(found.comparison, claims), result_lines(found.comparison)):
+        for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
+            yield written({name: [value for value, _ in groupby(values)]})
+    for plot in found.plots:
+        yield f"{plot.kind.name}:"
+        yield from views_of(plot.chart.spec)
+        for records in plot.chart.spec["datasets"].values():
+            yield from map(written, ([*records[0]], *([*each.values()] for each in records)))
+
+
+def views_of(spec: dict[str, Any]) -> Iterator[str]:
+    """A line for the figure and for each layer. A channel like that of a layer before is only named."""
+    seen: set[str] = set()
+    for view in (spec, *layers(spec)):
+        known = {name: each for name, each in view.items() if name not in NOT_SHOWN}
+        channels = [written({name: each}) for name, each in view.get("encoding", {}).items()]
+        shown = [each[:25] if each in seen else each for each in channels]
+        yield " ".join([written(known), *shown])
+        seen.update(channels)
+
+
+NOT_SHOWN = {"$schema", "config", "datasets", "data", "encoding", "layer", "hconcat", "vconcat", "spec"}
+
+
+def written(each: Any) -> str:
+    """As JSON, with five digits of numbers, and of lists of comparisons the first."""
+    return json.dumps(shortened(each), ensure_ascii=False)
+
+
+def shortened(each: Any) -> Any:
+    match each:
+        case float():
+            return float(f"{each:.5g}") if abs(each) > 1e-9 else 0
+        case str():
+            return re.sub(r"\d+\.\d{6,}", lambda found: f"{float(found[0]):.5g}", each)
+        case {"left": list(left), "compared_together": _} if len(left) > 1:
+            ends = {side: each[side] and each[side][:1] for side in ("left", "right")}
+            return shortened({**each, **ends})
+        case dict():
+            return {str(name): shortened(value) for name, value in each.items()}
+        case list() | tuple():
+            return [*map(shortened, each[:2] if each and isinstance(each[0], dict) else each)]
+    return each
+
+
+def test_numbers() -> None:
+    check("numbers.txt", [*numbers(golden())], lambda lines: lines)
+
+
+def check(name: str, lines: Sequence[str], chosen: Callable[..., Iterable[str]] = each_kind_once) -> None:
     """Compare lines with the golden file, or renew it. Hashes of run keys do not count."""
     text = re.sub(r"-[0-9a-f]{8}\b", "", "\n".join(lines).replace(formats.JOIN, " "))
-    now = [*each_kind_once(text.split("\n"))]
+    now = [*chosen(text.split("\n"))]
     path = GOLDEN / name
     if os.environ.get(RENEW):
         path.write_text("\n".join(now) + "\n", encoding="utf-8")
