@@ -14,7 +14,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
@@ -428,22 +428,6 @@ def shape_of(text: str) -> str:
     return text.strip()
 
 
-@pytest.mark.slow
-def test_the_golden_comparison_has_every_finding_and_figure() -> None:
-    # A disturbed sweep has most of its runs beside other load.
-    assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
-    assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
-
-
-def test_markdown() -> None:
-    before, _, rest = golden().markdown.partition("## Strategies\n")  # from the docstrings of strategies
-    check("report.md", (before + rest[rest.index("## ") :]).splitlines())
-
-
-def test_html() -> None:
-    check("report.txt", [*lines_of_page(golden().page)])
-
-
 def numbers(found: Golden) -> Iterator[str]:
     """Those of findings and verdicts, of each column of CSV files, and of figures."""
     for finding in found.findings:
@@ -496,17 +480,32 @@ def shortened(each: Any) -> Any:
     return each
 
 
-def test_numbers() -> None:
-    check("numbers.txt", [*numbers(golden())], lambda lines: lines)
+def lines_of_markdown(found: Golden) -> Iterator[str]:
+    before, _, rest = found.markdown.partition("## Strategies\n")  # from the docstrings of strategies
+    yield from each_kind_once(cleaned((before + rest[rest.index("## ") :]).splitlines()))
 
 
-def check(name: str, lines: Sequence[str], chosen: Callable[..., Iterable[str]] = each_kind_once) -> None:
-    """Compare lines with the golden file, or renew it. Hashes of run keys do not count."""
-    text = re.sub(r"-[0-9a-f]{8}\b", "", "\n".join(lines).replace(formats.JOIN, " "))
-    now = [*chosen(text.split("\n"))]
-    path = GOLDEN / name
+FILES: dict[str, Callable[[Golden], Iterator[str]]] = {
+    "report.md": lines_of_markdown,
+    "report.txt": lambda found: each_kind_once(cleaned(lines_of_page(found.page))),
+    "numbers.txt": lambda found: cleaned(numbers(found)),
+}
+
+
+def cleaned(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with plain spaces and without the hashes of run keys, which depend on defaults."""
+    return (re.sub(r"-[0-9a-f]{8}\b", "", line.replace(formats.JOIN, " ")) for line in lines)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_golden_comparison_has_every_finding_and_figure_with_its_text_and_numbers(name: str) -> None:
+    """Compare lines with the golden file, or renew it."""
+    # A disturbed sweep has most of its runs beside other load.
+    assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
+    assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
+    now, path = [*FILES[name](golden())], GOLDEN / name
     if os.environ.get(RENEW):
         path.write_text("\n".join(now) + "\n", encoding="utf-8")
-    golden = path.read_text(encoding="utf-8").splitlines()
-    difference = difflib.unified_diff(golden, now, name, "now", lineterm="", n=0)
-    assert now == golden, "\n".join(["`make golden` renews it:", *difference])
+    known = path.read_text(encoding="utf-8").splitlines()
+    difference = difflib.unified_diff(known, now, name, "now", lineterm="", n=0)
+    assert now == known, "\n".join(["`make golden` renews it:", *difference])
