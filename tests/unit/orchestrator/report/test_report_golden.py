@@ -37,7 +37,7 @@ from orchestrator.report.topics import FIGURES, asked_by, find
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
-from orchestrator.results.records import RunResult
+from orchestrator.results.records import RankResult, RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
@@ -106,6 +106,17 @@ def data_parallel() -> list[RunResult]:
     ]
     gossip = with_epochs(a_run("gossip", **mpi), consensus_distance=0.25, lr=0.1)
     return [*runs, gossip, with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])]
+
+
+def uneven(run: RunResult) -> RunResult:
+    """The run, with amounts that differ by rank and seed, so that each mean and maximum is another one."""
+
+    def of(rank: RankResult) -> dict[str, Any]:
+        part = 1 + rank.rank / 50 + (5 * run.run.seed % 7) / 100
+        seconds = {name: each * part**at for at, (name, each) in enumerate(rank.seconds.items(), 1)}
+        return {"peak_memory_mb": 300 * part, "test_loss": 0.3 * part, "seconds": seconds}
+
+    return with_ranks(run, *map(of, run.ranks))
 
 
 def in_turn(runs: list[RunResult]) -> list[RunResult]:
@@ -328,7 +339,7 @@ def golden_comparison() -> Comparison:
             {"measure": "train_s", "compare": four, "against": {"lr": 9.0}},
         ],
     }
-    compared = a_comparison(*results, clusters=[*clusters, *clusters_of_linked], **record)
+    compared = a_comparison(*map(uneven, results), clusters=[*clusters, *clusters_of_linked], **record)
     return windowed(
         dataclasses.replace(
             compared,
