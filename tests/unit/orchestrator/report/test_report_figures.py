@@ -29,7 +29,6 @@ from orchestrator.report.figures.svg import compact
 from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, with_light_colours
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.figures.vega import VERSION, library, packed, svg_file, svg_of
-from orchestrator.report.formats import JOIN
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
@@ -93,16 +92,6 @@ def panels() -> Chart:
 
 
 # Lines over nodes
-
-
-def test_a_point_shows_its_values_under_the_pointer() -> None:
-    both = [a_run("ddp", nodes=2, seed=seed, train_s=train_s) for seed, train_s in ((0, 2.0), (1, 8.0))]
-    chart = drawn([SERIAL, *both])
-    (record,) = [record for record in points(chart) if not record["serial"]]
-    assert record["mean"] == pytest.approx(4)  # geometric
-    assert record["range"].replace(JOIN, " ") == "2.00–8.00 s, 2 seeds"
-    tips = next(filter(None, (layer["encoding"].get("tooltip") for layer in layers(chart.spec))))
-    assert [tip["field"] for tip in tips] == ["name", "nodes", "written", "range", "accuracy"]
 
 
 def test_names_at_line_ends_never_overlap() -> None:
