@@ -123,8 +123,8 @@ def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
     ):
         assert focus(values) == kept
     axis = share_axis([0.1, 0.9, 0.91, 0.92, 0.95], "mean", "", [(0.05, 0.15), (0.88, 0.96)])
-    assert 0.85 < axis.low < 0.88
-    assert axis.outside(0.1) == -1
+    assert (axis.low, axis.high) == pytest.approx((0.88 - 0.06 * 0.08, 0.96 + 0.06 * 0.08))
+    assert (axis.format, axis.outside(0.1), axis.outside(0.9), axis.outside(1)) == (".0%", -1, 0, 1)
 
 
 def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
@@ -133,9 +133,15 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     assert (far.log, far.ticks, far.domains["linear"][0]) == (True, (0.2, 0.5, 1, 2, 5, 10, 20), 0)
     assert far.domains["log"][0] > 0
     assert not amount_axis([0, 29], "mean", "").domains  # zero has no logarithm
-    assert not count_axis([1, 2, 5], "nodes", "").log
-    many = count_axis([1, 2, 4, 64], "nodes", "")
-    assert (many.log, many.ticks) == (True, (1, 2, 4, 64))
+    for counts, log, ticks in (
+        ([1, 2, 5], False, (1, 2, 5)),
+        ([1, 2, 4, 64], True, (1, 2, 4, 64)),
+        (range(3, 49), True, (4, 8, 16, 32)),
+        (range(1, 13), False, (*range(1, 13),)),
+        (range(1, 14), False, (1, 3, 5, 7, 9, 11, 13)),
+    ):
+        axis = count_axis(counts, "nodes", "")
+        assert (axis.log, axis.ticks, axis.low, axis.high) == (log, ticks, counts[0], counts[-1])
     for nodes, kind in ((15, "linear"), (16, "log")):  # from 16 times as many on, so that ideal is straight
         assert scale(drawn([SERIAL, a_run("ddp", nodes=nodes, train_s=6.0)]), "y")["type"] == kind
     times, accuracies = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(FEW)], ACCURACY)

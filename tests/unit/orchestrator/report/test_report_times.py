@@ -324,7 +324,7 @@ def test_times_are_cluster_times_where_other_load_took_the_cores(waiting: int, c
     runs = [*map(contended, ON_TWO[:waiting]), *ON_TWO[waiting:]]
     comparison = a_comparison(*SERIAL, *runs, clusters=[*times(SERIAL, 8.0), *times(ON_TWO, 4.0)])
     assert {row.clock for row in comparison.rows} == {clock}
-    untraced = a_comparison(*SERIAL, *runs, clusters=[*times(SERIAL[1:], 8.0), *times(ON_TWO, 4.0)])
+    untraced = a_comparison(*SERIAL, *runs, clusters=[*times(SERIAL, 8.0)[1:], *times(ON_TWO, 4.0)])
     assert {row.clock for row in untraced.rows} == {"wall"}  # on which all serial runs have a time
     busy = findings_of(comparison, "disturbed")
     counts = [(finding.data["disturbed"], finding.data["of"]) for finding in busy]
