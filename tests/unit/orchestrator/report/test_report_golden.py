@@ -474,7 +474,7 @@ NOT_SHOWN = {"$schema", "config", "datasets", "data", "encoding", "layer", "hcon
 
 
 def written(each: Any) -> str:
-    """As JSON, with five digits of numbers, and of lists of comparisons the first."""
+    """As JSON, with five digits of numbers, the first of compared runs, and the first two comparisons."""
     return json.dumps(shortened(each), ensure_ascii=False)
 
 
@@ -482,11 +482,8 @@ def shortened(each: Any) -> Any:
     match each:
         case float():
             return float(f"{each:.5g}") if abs(each) > 1e-9 else 0
-        case str():
-            return re.sub(r"\d+\.\d{6,}", lambda found: f"{float(found[0]):.5g}", each)
-        case {"left": list(left), "compared_together": _} if len(left) > 1:
-            ends = {side: each[side] and each[side][:1] for side in ("left", "right")}
-            return shortened({**each, **ends})
+        case {"left": [first, _, *_]}:
+            return shortened({**each, "left": [first], "right": each["right"] and each["right"][:1]})
         case dict():
             return {str(name): shortened(value) for name, value in each.items()}
         case list() | tuple():

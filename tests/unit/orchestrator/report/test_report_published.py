@@ -127,10 +127,8 @@ def test_a_published_time_is_beside_the_wall_time_and_its_speedup_beside_that_of
     ids=str,
 )
 def test_published_accuracies_are_reproduced_within_a_point(published: list[float], headline: str) -> None:
-    entries = [
-        {"runs": {"nodes": nodes}, "accuracy": value}
-        for nodes, value in zip((1, 2, 4), published, strict=False)
-    ]
+    selected = [{"nodes": nodes} for nodes in (1, 2, 4)]
+    entries = [{"runs": of, "accuracy": part} for of, part in zip(selected, published, strict=False)]
     (verdict,) = verdicts_of(in_blocks(entries, theirs=THEIRS))
     assert verdict.headline.startswith(
         f"{headline} within" if len(published) > 1 else f"{headline}, within"
