@@ -32,7 +32,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
-from orchestrator.report.render.csv_tables import result_lines, summary_lines
+from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
 from orchestrator.report.topics import FIGURES, asked_by, find
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.csv_text import csv_text
@@ -449,7 +449,8 @@ def numbers(found: Golden) -> Iterator[str]:
     claims = asked_by(found.comparison).decided()
     for verdict in verdicts(found.comparison, claims):
         yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
-    for lines in (summary_lines(found.comparison, claims), result_lines(found.comparison)):
+    tables = result_lines(found.comparison), epoch_lines(found.comparison)
+    for lines in (summary_lines(found.comparison, claims), *tables):
         for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
             yield written({name: [value for value, _ in groupby(values)]})
     for plot in found.plots:
