@@ -466,8 +466,7 @@ def views_of(spec: dict[str, Any]) -> Iterator[str]:
     for view in (spec, *layers(spec)):
         known = {name: each for name, each in view.items() if name not in NOT_SHOWN}
         channels = [written({name: each}) for name, each in view.get("encoding", {}).items()]
-        shown = [each[:25] if each in seen else each for each in channels]
-        yield " ".join([written(known), *shown])
+        yield " ".join([written(known), *(each[:25] if each in seen else each for each in channels)])
         seen.update(channels)
 
 
