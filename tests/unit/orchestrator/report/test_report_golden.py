@@ -1,8 +1,6 @@
-"""Mistakes in the prose and the numbers of a report: a kind of finding, sentence, column or mark that is
-lost or reworded, or a number of something else.
+"""Mistakes in the prose and the numbers of a report: what is lost, reworded or that of something else.
 
-The golden files hold each kind of line once, and all numbers, from one comparison that has every finding,
-table and figure.
+The golden files hold each kind of line once, and numbers, of one comparison with all findings and figures.
 `make golden` renews them. Review their diff: it shows the change that readers of reports see.
 """
 
@@ -33,6 +31,8 @@ from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
+from orchestrator.report.render.environments import environments
+from orchestrator.report.render.filters import chips, filters
 from orchestrator.report.topics import FIGURES, asked_by, find
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.csv_text import csv_text
@@ -392,11 +392,8 @@ def one_of_each_kind(comparison: Comparison) -> list[Plot]:
         return draw(comparison)
 
 
-# Findings are as in report.md, and runs, strategies and rows of tables are in no golden file.
-LEFT_OUT = (
-    r'<dl class="findings">.*?</dl>|<details class="(?:run|of-runs)".*?</details>'
-    r"|<(svg|style|script|pre|ul|tbody|title)\b.*?</\1>"
-)
+# Findings are as in report.md, and strategies are in no golden file.
+LEFT_OUT = r'<dl class="findings">.*?</dl>|<(svg|style|script|ul|title)\b.*?</\1>'
 BLOCKS = r"<(?:h1|h2|h3|p|li|dt|dd|th|td|caption|figure|figcaption|summary|a)\b"
 
 
@@ -453,6 +450,8 @@ def numbers(found: Golden) -> Iterator[str]:
     for lines in (summary_lines(found.comparison, claims), *tables):
         for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
             yield written({name: [value for value, _ in groupby(values)]})
+    compared = found.comparison
+    yield from map(str, (*filters(compared), *chips(compared.groups), *environments(compared)))
     for plot in found.plots:
         yield f"{plot.kind.name}:"
         yield from views_of(plot.chart.spec)
