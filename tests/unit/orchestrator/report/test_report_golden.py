@@ -443,14 +443,14 @@ def numbers(found: Golden) -> Iterator[str]:
     """Those of findings and verdicts, of each column of CSV files, and of figures."""
     for finding in found.findings:
         yield f"{finding.kind}: {finding.text} {written(finding.data)} {len(finding.rows)} runs"
-    claims = asked_by(found.comparison).decided()
-    for verdict in verdicts(found.comparison, claims):
+    compared, no_lab = found.comparison, {"lab": None}
+    claims = asked_by(compared).decided()
+    unpublished = dataclasses.replace(compared, record=compared.record.model_copy(update=no_lab))
+    for verdict in (*verdicts(compared, claims), *verdicts(unpublished, claims)):
         yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
-    tables = result_lines(found.comparison), epoch_lines(found.comparison)
-    for lines in (summary_lines(found.comparison, claims), *tables):
+    for lines in (summary_lines(compared, claims), result_lines(compared), epoch_lines(compared)):
         for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
             yield written({name: [value for value, _ in groupby(values)]})
-    compared = found.comparison
     yield from map(str, (*filters(compared), *chips(compared.groups), *environments(compared)))
     for plot in found.plots:
         yield f"{plot.kind.name}:"
