@@ -33,8 +33,7 @@ from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
-from orchestrator.report.topics import FIGURES, asked_by, find
-from orchestrator.report.verdict import verdicts
+from orchestrator.report.topics import FIGURES, find
 from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RankResult, RunResult
@@ -65,6 +64,7 @@ from tests.unit.report_support import (
     page_of,
     repeated,
     text_of,
+    verdicts_of,
     windowed,
     with_epochs,
     with_measured_link,
@@ -444,11 +444,10 @@ def numbers(found: Golden) -> Iterator[str]:
     for finding in found.findings:
         yield f"{finding.kind}: {finding.text} {written(finding.data)} {len(finding.rows)} runs"
     compared, no_lab = found.comparison, {"lab": None}
-    claims = asked_by(compared).decided()
     unpublished = dataclasses.replace(compared, record=compared.record.model_copy(update=no_lab))
-    for verdict in (*verdicts(compared, claims), *verdicts(unpublished, claims)):
+    for verdict in (*verdicts_of(compared), *verdicts_of(unpublished)):
         yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
-    for lines in (summary_lines(compared, claims), result_lines(compared), epoch_lines(compared)):
+    for lines in (summary_lines(compared), result_lines(compared), epoch_lines(compared)):
         for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
             yield written({name: [value for value, _ in groupby(values)]})
     yield from map(str, (*filters(compared), *chips(compared.groups), *environments(compared)))
