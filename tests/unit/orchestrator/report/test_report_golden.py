@@ -118,7 +118,8 @@ def uneven(run: RunResult) -> RunResult:
         }
         return {"peak_memory_mb": 300 * part, "test_loss": 0.3 * part, "seconds": seconds}
 
-    return with_ranks(run, *map(of, run.ranks))
+    changed = with_ranks(run, *map(of, run.ranks))
+    return with_epochs(changed, lambda at: {"accuracy": at.accuracy * (1 - at.rank / 50)})
 
 
 def in_turn(runs: list[RunResult]) -> list[RunResult]:
