@@ -38,6 +38,7 @@ from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
 
 KEPT = {"checkpoint_epochs": 1}
+WARM_UP = {"warm_up_epochs": 2}
 NOISE = {"nodes": [-1], "attack": {"name": "noise", "std": 2.0}}
 BASELINES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[int]]] = {
     # the fields of serial runs, those of a run, and which serial runs it is compared with
@@ -51,6 +52,7 @@ BASELINES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[int]]] = {
     "its own of several rates": ([{"lr": 0.1}, {"lr": 0.2}], {"lr": 0.2}, [1]),
     "none of several rates": ([{"lr": 0.1}, {"lr": 0.2}], {"lr": 0.3}, []),
     "its own warm-up": ([{"warm_up_epochs": 1}, {"warm_up_epochs": 2}], {"warm_up_epochs": 2}, [1]),
+    "the warm-up of its rate": ([{"warm_up_epochs": 1}, {"lr": 0.2, **WARM_UP}], WARM_UP, [0]),
     "the shortest warm-up": ([{"warm_up_epochs": 2}, {"warm_up_epochs": 1}], {}, [1]),
     "finished": ([{"seed": 0, **FAILED}, {"seed": 1}], {"seed": 0}, [1]),
     "none finished": ([{"status": "timeout", "cause": "stopped"}], {}, []),

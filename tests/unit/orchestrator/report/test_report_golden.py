@@ -1,19 +1,23 @@
-"""Mistakes in the prose of a report: a kind of finding, sentence or column that is lost or reworded.
+"""Mistakes in the prose and the numbers of a report: what is lost, reworded or that of something else.
 
-The golden files hold each kind of line once, from one comparison that has every finding, table and figure.
+The golden files hold each kind of line once, and numbers, of one comparison with all findings and figures.
 `make golden` renews them. Review their diff: it shows the change that readers of reports see.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
+from io import StringIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +30,13 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
+from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
+from orchestrator.report.render.environments import environments
+from orchestrator.report.render.filters import chips, filters
 from orchestrator.report.topics import FIGURES, find
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
-from orchestrator.results.records import RunResult
+from orchestrator.results.records import RankResult, RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
@@ -51,10 +59,12 @@ from tests.unit.report_support import (
     around,
     in_cluster_time,
     in_parts,
+    layers,
     on_360_images,
     page_of,
     repeated,
     text_of,
+    verdicts_of,
     windowed,
     with_epochs,
     with_measured_link,
@@ -71,7 +81,7 @@ def data_parallel() -> list[RunResult]:
     fields: dict[str, Any] = {"nodes": 3, "cores": 2, "steps": 30}
     mpi = {**fields, "transport": "mpi"}
     runs = [
-        *in_turn(repeated("serial", around(8.1, 0.02), cores=2, steps=90)),
+        *in_turn(repeated("serial", around(8.1, 0.02), cores=2, steps=90, bytes_sent=0.0)),
         *repeated("all_reduce", around(5.05, 0.1), accuracy=0.88, communicate_s=1.0, **mpi),
         *repeated(
             "all_reduce", around(9.1, 0.02), accuracy=0.88, communicate_s=4.0, **fields, transport="gloo"
@@ -96,6 +106,20 @@ def data_parallel() -> list[RunResult]:
     ]
     gossip = with_epochs(a_run("gossip", **mpi), consensus_distance=0.25, lr=0.1)
     return [*runs, gossip, with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])]
+
+
+def uneven(run: RunResult) -> RunResult:
+    """The run, with amounts that differ by rank and seed, so that each mean and maximum is another one."""
+
+    def of(rank: RankResult) -> dict[str, Any]:
+        part = 1 + rank.rank / 50 + (5 * run.run.seed % 7) / 100
+        seconds = {
+            name: (each + 0.01) * part**at for at, (name, each) in enumerate(rank.seconds.items(), 1)
+        }
+        return {"peak_memory_mb": 300 * part, "test_loss": 0.3 * part, "seconds": seconds}
+
+    changed = with_ranks(run, *map(of, run.ranks))
+    return with_epochs(changed, lambda at: {"accuracy": at.accuracy * (1 - at.rank / 50)})
 
 
 def in_turn(runs: list[RunResult]) -> list[RunResult]:
@@ -232,7 +256,8 @@ def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
 
 def over_links() -> tuple[list[RunResult], list[ClusterTime]]:
     """Two strategies over two links that local processes do not make."""
-    results, clusters = [], []
+    results = repeated("serial", around(4.0), lr=0.8)
+    clusters = [in_cluster_time(run, value) for run, value in zip(results, around(5.0, 0.1), strict=True)]
     times = {(100, "all_reduce"): 3.0, (100, "gossip"): 2.0, (10, "all_reduce"): 9.0, (10, "gossip"): 9.1}
     for (mbit, strategy), cluster_s in times.items():
         link = {"bandwidth_mbit": mbit, "latency_ms": 1}
@@ -318,7 +343,7 @@ def golden_comparison() -> Comparison:
             {"measure": "train_s", "compare": four, "against": {"lr": 9.0}},
         ],
     }
-    compared = a_comparison(*results, clusters=[*clusters, *clusters_of_linked], **record)
+    compared = a_comparison(*map(uneven, results), clusters=[*clusters, *clusters_of_linked], **record)
     return windowed(
         dataclasses.replace(
             compared,
@@ -368,11 +393,8 @@ def one_of_each_kind(comparison: Comparison) -> list[Plot]:
         return draw(comparison)
 
 
-# Findings are as in report.md, and runs, strategies and rows of tables are in no golden file.
-LEFT_OUT = (
-    r'<dl class="findings">.*?</dl>|<details class="(?:run|of-runs)".*?</details>'
-    r"|<(svg|style|script|pre|ul|tbody|title)\b.*?</\1>"
-)
+# Findings are as in report.md, and strategies are in no golden file.
+LEFT_OUT = r'<dl class="findings">.*?</dl>|<(svg|style|script|ul|title)\b.*?</\1>'
 BLOCKS = r"<(?:h1|h2|h3|p|li|dt|dd|th|td|caption|figure|figcaption|summary|a)\b"
 
 
@@ -418,29 +440,82 @@ def shape_of(text: str) -> str:
     return text.strip()
 
 
-@pytest.mark.slow
-def test_the_golden_comparison_has_every_finding_and_figure() -> None:
+def numbers(found: Golden) -> Iterator[str]:
+    """Those of findings and verdicts, of each column of CSV files, and of figures."""
+    for finding in found.findings:
+        yield f"{finding.kind}: {finding.text} {written(finding.data)} {len(finding.rows)} runs"
+    compared, no_lab = found.comparison, {"lab": None}
+    unpublished = dataclasses.replace(compared, record=compared.record.model_copy(update=no_lab))
+    for verdict in (*verdicts_of(compared), *verdicts_of(unpublished)):
+        yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
+    for lines in (summary_lines(compared), result_lines(compared), epoch_lines(compared)):
+        for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
+            yield written({name: [value for value, _ in groupby(values)]})
+    yield from map(str, (*filters(compared), *chips(compared.groups), *environments(compared)))
+    for plot in found.plots:
+        yield f"{plot.kind.name}:"
+        yield from views_of(plot.chart.spec)
+        for records in plot.chart.spec["datasets"].values():
+            yield from map(written, ([*records[0]], *([*each.values()] for each in records)))
+
+
+def views_of(spec: dict[str, Any]) -> Iterator[str]:
+    """A line for the figure and for each layer. A channel like that of a layer before is only named."""
+    seen: set[str] = set()
+    for view in (spec, *layers(spec)):
+        known = {name: each for name, each in view.items() if name not in NOT_SHOWN}
+        channels = [written({name: each}) for name, each in view.get("encoding", {}).items()]
+        yield " ".join([written(known), *(each[:25] if each in seen else each for each in channels)])
+        seen.update(channels)
+
+
+NOT_SHOWN = {"$schema", "config", "datasets", "data", "encoding", "layer", "hconcat", "vconcat", "spec"}
+
+
+def written(each: Any) -> str:
+    """As JSON, with five digits of numbers, the first of compared runs, and the first two comparisons."""
+    return json.dumps(shortened(each), ensure_ascii=False)
+
+
+def shortened(each: Any) -> Any:
+    match each:
+        case float():
+            return float(f"{each:.5g}") if abs(each) > 1e-9 else 0
+        case {"left": [first, _, *_]}:
+            return shortened({**each, "left": [first], "right": each["right"] and each["right"][:1]})
+        case dict():
+            return {str(name): shortened(value) for name, value in each.items()}
+        case list() | tuple():
+            return [*map(shortened, each[:2] if each and isinstance(each[0], dict) else each)]
+    return each
+
+
+def lines_of_markdown(found: Golden) -> Iterator[str]:
+    before, _, rest = found.markdown.partition("## Strategies\n")  # from the docstrings of strategies
+    yield from each_kind_once(cleaned((before + rest[rest.index("## ") :]).splitlines()))
+
+
+FILES: dict[str, Callable[[Golden], Iterator[str]]] = {
+    "report.md": lines_of_markdown,
+    "report.txt": lambda found: each_kind_once(cleaned(lines_of_page(found.page))),
+    "numbers.txt": lambda found: cleaned(numbers(found)),
+}
+
+
+def cleaned(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with plain spaces and without the hashes of run keys, which depend on defaults."""
+    return (re.sub(r"-[0-9a-f]{8}\b", "", line.replace(formats.JOIN, " ")) for line in lines)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_golden_comparison_has_every_finding_and_figure_with_its_text_and_numbers(name: str) -> None:
+    """Compare lines with the golden file, or renew it."""
     # A disturbed sweep has most of its runs beside other load.
     assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
     assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
-
-
-def test_markdown() -> None:
-    before, _, rest = golden().markdown.partition("## Strategies\n")  # from the docstrings of strategies
-    check("report.md", (before + rest[rest.index("## ") :]).splitlines())
-
-
-def test_html() -> None:
-    check("report.txt", [*lines_of_page(golden().page)])
-
-
-def check(name: str, lines: Sequence[str]) -> None:
-    """Compare lines with the golden file, or renew it. Hashes of run keys do not count."""
-    text = re.sub(r"-[0-9a-f]{8}\b", "", "\n".join(lines).replace(formats.JOIN, " "))
-    now = [*each_kind_once(text.split("\n"))]
-    path = GOLDEN / name
+    now, path = [*FILES[name](golden())], GOLDEN / name
     if os.environ.get(RENEW):
         path.write_text("\n".join(now) + "\n", encoding="utf-8")
-    golden = path.read_text(encoding="utf-8").splitlines()
-    difference = difflib.unified_diff(golden, now, name, "now", lineterm="", n=0)
-    assert now == golden, "\n".join(["`make golden` renews it:", *difference])
+    known = path.read_text(encoding="utf-8").splitlines()
+    difference = difflib.unified_diff(known, now, name, "now", lineterm="", n=0)
+    assert now == known, "\n".join(["`make golden` renews it:", *difference])

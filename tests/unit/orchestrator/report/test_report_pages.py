@@ -41,6 +41,7 @@ from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
+from orchestrator.sweeps.lab import BlockRecord, Lab
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.orchestrator.report.test_report_golden import golden_comparison
 from tests.unit.report_support import (
@@ -273,6 +274,17 @@ def test_text_from_files_is_no_markup() -> None:
         inline = [at for at, each in enumerate(tokens) if each.content.endswith("text")]
         assert [tokens[at - 1].type for at in inline] == ["paragraph_open"]
         assert "".join(child.content for child in tokens[inline[0]].children or []) == f"{start} text"
+
+
+def test_a_bar_in_a_name_ends_no_cell_of_a_table() -> None:
+    name = "a | b"
+    lab = Lab(title=name, source=name, hardware=name, differs=[])
+    entry = {"runs": {"nodes": 1}, "accuracy": 0.9}
+    block = BlockRecord.model_validate({"name": name, "keys": [SERIAL.key], "published": [entry]})
+    tokens = RENDERER.parse(text_of(a_comparison(SERIAL, FAST, lab=lab, blocks=[block]), []))
+    cells = [text.content for cell, text in pairwise(tokens) if cell.type == "td_open"]
+    assert cells.count(name) == 1
+    assert not {"a", "b"} & {*cells}
 
 
 # Numbers

@@ -23,6 +23,7 @@ from tests.unit.report_support import (
     a_run,
     finding_of,
     in_parts,
+    layers,
     marks_of,
     records_of,
     value,
@@ -233,6 +234,18 @@ def test_a_cell_is_at_its_rank_and_label_and_is_shaded_by_its_count() -> None:
         assert drawn["encoding"]["opacity"]["scale"]["domain"] == [0, 9]
         assert numbers["encoding"]["text"]["field"] == "samples"
         assert drawn["encoding"]["y"]["scale"]["domain"] == [str(first), str(first + 1)]  # from the top
+
+
+def test_maps_of_as_many_ranks_have_one_shade_for_their_largest_number() -> None:
+    def of(ranks: int, largest: int) -> LabelMap:
+        summary = PartitionSummary(np.array([[1, largest]] * ranks), 1.0, 0.0, (0.1,) * ranks, ())
+        return LabelMap("made", ClusterShape(ranks), summary)
+
+    drawn = layers(label_maps([of(2, 7), of(2, 9), of(3, 4), of(3, 2)]).spec)
+    shades = [
+        each["encoding"]["opacity"]["scale"]["domain"] for each in drawn if each["mark"]["type"] == "rect"
+    ]
+    assert shades == [[0, 9], [0, 9], [0, 4], [0, 4]]
 
 
 def test_many_ranks_labels_or_cells_have_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:

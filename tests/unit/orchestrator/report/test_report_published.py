@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.formats import JOIN
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report.formats import JOIN, percent
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import PUBLISHED
@@ -22,11 +23,13 @@ from tests.unit.report_support import (
     cells,
     finding_of,
     findings_of,
+    in_cluster_time,
     in_parts,
     verdicts_of,
     with_epochs,
 )
 
+approx = pytest.approx
 LAB = {"title": "About <averaging>", "source": "a lab sheet", "hardware": "an old laptop", "differs": []}
 STEPS = [
     {"block": "theirs"},
@@ -57,6 +60,7 @@ def in_blocks(
     published: Sequence[dict[str, Any]] = (),
     ablation: dict[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    clusters: Sequence[ClusterTime] = (),
     **blocks: Sequence[RunResult],
 ) -> Comparison:
     """A lab. published: of the block `theirs`."""
@@ -69,6 +73,7 @@ def in_blocks(
         lab=Lab.model_validate({**LAB, "ablations": [ablation] if ablation else []}),
         blocks=[BlockRecord.model_validate(each) for each in records],
         overrides=overrides,
+        clusters=clusters,
     )
 
 
@@ -97,6 +102,36 @@ def test_a_speedup_is_over_one_node_of_the_same_runs_and_geometric() -> None:
     lines = published_lines(in_blocks(published, theirs=runs))
     assert [line.published_speedup for line in lines] == [None, 5.0, None, 3.0]
     assert [line.measured_speedup for line in lines] == [None, pytest.approx(10), None, pytest.approx(4)]
+
+
+def test_a_published_time_is_beside_the_wall_time_and_its_speedup_beside_that_of_the_report() -> None:
+    cluster_s = {1: 6.0, 2: 4.0, 4: 1.5}
+    clusters = [in_cluster_time(run, cluster_s[run.run.nodes]) for run in THEIRS]
+    times = {"block": "theirs", "train_s": approx(8.0), "published_s": 80.0, "speedup_of": {"nodes": 4}}
+    speedups = {"speedup": approx(4.0), "published_speedup": 4.0, "cpu_time_speedup": approx(8.0 / 2.0)}
+    comparison = in_blocks(FIGURES, theirs=THEIRS, clusters=clusters)
+    assert finding_of(comparison, "published_time").data == times | speedups
+
+
+@pytest.mark.parametrize(
+    ("published", "headline"),
+    [
+        ([0.9], "The published accuracy is reproduced"),
+        ([0.911], "The published accuracy is not reproduced"),
+        ([0.91, 0.31], "Both published accuracies are reproduced"),
+        ([0.889, 0.31], "1 of 2 published accuracies is reproduced"),
+        ([0.88, 0.32], "None of 2 published accuracies is reproduced"),
+        ([0.9, 0.3, 0.1], "All 3 published accuracies are reproduced"),
+        ([0.9, 0.29, 0.2], "2 of 3 published accuracies are reproduced"),
+    ],
+)
+def test_published_accuracies_are_reproduced_within_a_point(published: list[float], headline: str) -> None:
+    selected = [{"nodes": nodes} for nodes in (1, 2, 4)]
+    entries = [{"runs": of, "accuracy": part} for of, part in zip(selected, published, strict=False)]
+    (verdict,) = verdicts_of(in_blocks(entries, theirs=THEIRS))
+    assert verdict.headline.replace(",", "").startswith(f"{headline} within")
+    worst = max(zip(published, (0.9, 0.3, 0.1), strict=False), key=lambda pair: abs(pair[0] - pair[1]))
+    assert f"{percent(worst[0])} published, {percent(worst[1])} here" in verdict.headline
 
 
 def test_other_published_numbers() -> None:

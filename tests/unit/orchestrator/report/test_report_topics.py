@@ -24,6 +24,7 @@ from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fa
 from orchestrator.results.records import InjectedFault, LinkResult, RunResult
 from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
+    ONE_SHOT_ALONE,
     SERIAL,
     a_comparison,
     a_run,
@@ -73,6 +74,10 @@ def test_a_straggler_delays_the_others_more_than_its_share_and_in_most_seeds() -
     data = finding_of(comparison, "straggler").data
     assert (data["strategy"], data["rank"]) == ("all_reduce over mpi", 2)
     assert data["compared"][0]["values"] == [pytest.approx(11 / 12 - 1 / 3), 0.0]
+    for rank in range(3):  # of which the first is the server
+        waits = np.roll(WAITS_FOR_LAST, (rank + 1, rank + 1), (0, 1)).tolist()
+        finding = finding_of(over_seeds(*[waits] * 5, strategy="parameter_server"), "straggler")
+        assert (finding.data["rank"], "(the server)" in finding.text) == (rank, rank == 0)
     waits_for_first = [row[::-1] for row in WAITS_FOR_LAST[::-1]]
     little = [[seconds / 20 for seconds in row] for row in WAITS_FOR_LAST]
     few = [WAITS_FOR_LAST, WAITS_FOR_LAST, waits_for_first]
@@ -403,6 +408,29 @@ def test_the_front_needs_a_decision_against_every_other() -> None:
         data = finding_of(a_comparison(*runs), "front").data
         found = [[name.split()[0] for name in data[which]] for which in ("on", "off", "undecided")]
         assert found == [on, off, undecided]
+
+
+# Accuracy
+
+
+def test_fewer_updates_explain_a_loss_on_the_same_samples_from_the_same_weights() -> None:
+    def losing(strategy: Any, steps: int, mean: float = 0.8, **fields: Any) -> list[RunResult]:
+        return repeated(strategy, around(mean), "accuracy", nodes=2, steps=steps, **fields)
+
+    comparison = a_comparison(
+        *repeated("serial", around(0.9), "accuracy", steps=90),
+        *losing("ddp", 60),
+        *losing("gossip", 89),
+        *losing("local_sgd", 90),  # as many
+        *losing("all_reduce", 60, 0.95),
+        *losing("all_gather", 60, coverage=0.9),
+        *losing("zero1", 60, overlap=0.1),
+        *losing(ONE_SHOT_ALONE, 60),
+    )
+    finding = finding_of(comparison, "fewer_updates")
+    updates = {"ddp over gloo": (60, 60), "gossip over mpi": (89, 89)}
+    assert finding.data == {"updates": updates, "serial_updates": (90, 90)}
+    assert {row.strategy for row in finding.rows} == {"serial", "ddp", "gossip"}
 
 
 # Partitioners

@@ -18,7 +18,7 @@ from scipy import special, stats
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
 from orchestrator.report.quantities import ACCURACY, TRAIN_S
-from orchestrator.report.statistics.chances import Tolerance, for_accuracy, for_speed
+from orchestrator.report.statistics.chances import Tolerance, draw_means, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
@@ -26,7 +26,7 @@ from orchestrator.report.statistics.intervals import accuracy_interval, ratio_in
 from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
 from orchestrator.report.statistics.power import decided_with
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
-from tests.unit.report_support import a_comparison, around, repeated
+from tests.unit.report_support import a_comparison, around, on_360_images, repeated
 
 LEVEL = 0.05
 FEW = settings(max_examples=40, deadline=None)
@@ -275,7 +275,33 @@ def test_the_right_choice_is_the_fastest_of_those_that_are_accurate() -> None:
     assert for_accuracy(accuracies, tolerance) == [1.0, 0.5, 1.0]
 
 
+def test_draws_have_the_means_and_the_errors_of_their_estimates() -> None:
+    """Of Student's t and what seeds do not show, each with its own numbers."""
+    found = [estimate(5.0, between=0.5, variance=40.0, seeds=8), estimate(-2.0, between=3.0, seeds=20)]
+    draws = draw_means(found, np.random.default_rng(3))
+    assert draws.mean(axis=0) == pytest.approx([5.0, -2.0], abs=0.15)
+    variances = [each.squared_error * each.dof / (each.dof - 2) + each.between for each in found]
+    assert draws.var(axis=0) == pytest.approx(variances, rel=0.1)
+    assert np.corrcoef(draws.T)[0, 1] == pytest.approx(0, abs=0.05)
+
+
 # Comparisons
+
+
+def test_bounds_of_a_difference_lead_to_accuracies_that_are_possible_from_the_reference() -> None:
+    runs = [
+        *repeated("gossip", [0.0, 0.0, 0.0, 0.0, 0.5], "accuracy", nodes=2),
+        *repeated("ddp", around(0.5, 0.002), "accuracy", nodes=2),
+    ]
+    left, right = a_comparison(*map(on_360_images, runs)).groups
+    claims = Claims()
+    claims.pairs(ACCURACY, [(left, right)])
+    (found,) = claims.decided().pairs(ACCURACY, [(left, right)])
+    reference = ACCURACY.interval(right)
+    assert found.decision is not None
+    assert reference is not None
+    assert found.decision.low < -reference[1]
+    assert found.interval == pytest.approx((-reference[1], min(found.decision.high, 1 - reference[0])))
 
 
 def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
