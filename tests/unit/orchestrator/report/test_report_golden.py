@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from io import StringIO
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ from tests.unit.report_support import (
     around,
     in_cluster_time,
     in_parts,
-    layers,
     on_360_images,
     page_of,
     repeated,
@@ -393,8 +391,11 @@ def one_of_each_kind(comparison: Comparison) -> list[Plot]:
         return draw(comparison)
 
 
-# Findings are as in report.md, and strategies are in no golden file.
-LEFT_OUT = r'<dl class="findings">.*?</dl>|<(svg|style|script|ul|title)\b.*?</\1>'
+# Findings are as in report.md, values as in numbers.txt, and runs and strategies are in no golden file.
+LEFT_OUT = (
+    r'<dl class="findings">.*?</dl>|<details class="(?:run|of-runs)".*?</details>'
+    r"|<(svg|style|script|pre|ul|tbody|title)\b.*?</\1>"
+)
 BLOCKS = r"<(?:h1|h2|h3|p|li|dt|dd|th|td|caption|figure|figcaption|summary|a)\b"
 
 
@@ -441,35 +442,24 @@ def shape_of(text: str) -> str:
 
 
 def numbers(found: Golden) -> Iterator[str]:
-    """Those of findings and verdicts, of each column of CSV files, and of figures."""
-    for finding in found.findings:
-        yield f"{finding.kind}: {finding.text} {written(finding.data)} {len(finding.rows)} runs"
+    """Those of the first finding of each kind, of verdicts, and of each column of CSV files."""
+    for finding in {finding.kind: finding for finding in reversed(found.findings)}.values():
+        yield f"{finding.kind}: {written(finding.data)} {len(finding.rows)} runs"
     compared, no_lab = found.comparison, {"lab": None}
     unpublished = dataclasses.replace(compared, record=compared.record.model_copy(update=no_lab))
-    for verdict in (*verdicts_of(compared), *verdicts_of(unpublished)):
+    for verdict in (*verdicts_of(compared)[:1], *verdicts_of(unpublished)[:3]):
         yield f"verdict: {written({**dataclasses.asdict(verdict), 'workload': ''})}"
     for lines in (summary_lines(compared), result_lines(compared), epoch_lines(compared)):
         for name, *values in zip(*csv.reader(StringIO(csv_text(*lines))), strict=True):
-            yield written({name: [value for value, _ in groupby(values)]})
+            yield written({name: [*dict.fromkeys(map(rounded, values))][:VALUES]})
     yield from map(str, (*filters(compared), *chips(compared.groups), *environments(compared)))
-    for plot in found.plots:
-        yield f"{plot.kind.name}:"
-        yield from views_of(plot.chart.spec)
-        for records in plot.chart.spec["datasets"].values():
-            yield from map(written, ([*records[0]], *([*each.values()] for each in records)))
 
 
-def views_of(spec: dict[str, Any]) -> Iterator[str]:
-    """A line for the figure and for each layer. A channel like that of a layer before is only named."""
-    seen: set[str] = set()
-    for view in (spec, *layers(spec)):
-        known = {name: each for name, each in view.items() if name not in NOT_SHOWN}
-        channels = [written({name: each}) for name, each in view.get("encoding", {}).items()]
-        yield " ".join([written(known), *(each[:25] if each in seen else each for each in channels)])
-        seen.update(channels)
+VALUES = 12  # of a column
 
 
-NOT_SHOWN = {"$schema", "config", "datasets", "data", "encoding", "layer", "hconcat", "vconcat", "spec"}
+def rounded(value: str) -> str:
+    return f"{float(value):.5g}" if re.fullmatch(r"-?\d+\.\d+(e-\d+)?", value) else value
 
 
 def written(each: Any) -> str:
@@ -490,14 +480,21 @@ def shortened(each: Any) -> Any:
     return each
 
 
-def lines_of_markdown(found: Golden) -> Iterator[str]:
+def lines_of_markdown(found: Golden) -> list[str]:
     before, _, rest = found.markdown.partition("## Strategies\n")  # from the docstrings of strategies
-    yield from each_kind_once(cleaned((before + rest[rest.index("## ") :]).splitlines()))
+    return [*cleaned((before + rest[rest.index("## ") :]).splitlines())]
+
+
+def only_on_the_page(found: Golden) -> Iterator[str]:
+    """The lines of the page of which Markdown has no line of the same kind."""
+    text = lines_of_markdown(found)
+    both = each_kind_once([*text, *cleaned(lines_of_page(found.page))])
+    yield from [*both][len([*each_kind_once(text)]) :]
 
 
 FILES: dict[str, Callable[[Golden], Iterator[str]]] = {
-    "report.md": lines_of_markdown,
-    "report.txt": lambda found: each_kind_once(cleaned(lines_of_page(found.page))),
+    "report.md": lambda found: each_kind_once(lines_of_markdown(found)),
+    "report.txt": only_on_the_page,
     "numbers.txt": lambda found: cleaned(numbers(found)),
 }
 
