@@ -82,9 +82,11 @@ class GlooGroup(Group):
         received = buffer.new_empty(buffer.shape)
 
         def exchange(group: Any = self.group) -> None:
+            # By default, messages have the time limit with which the group was made: that to connect.
+            limit = group.options._timeout
             sent = group.send([buffer], to, 0)
-            group.recv([received], source, 0).wait()
-            sent.wait()
+            group.recv([received], source, 0).wait(limit)
+            sent.wait(limit)
 
         with communication_errors("shift"):
             # To wait for single messages with a time limit breaks the connection when the limit is reached.

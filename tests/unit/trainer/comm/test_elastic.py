@@ -302,25 +302,31 @@ def test_interrupt_ends_the_connections_of_its_group_alone(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("_left_alone")
 def test_interrupt_ends_an_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gloo itself would wait for the rest of a message until a timeout."""
+    """Gloo itself would wait for the rest of a message until a timeout, which is that of the run."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(elastic_gloo, "CONNECT_S", 1.0)
 
     def group(rank: int) -> GlooGroup:
-        context = NodeContext(rank, 2, "gloo", tmp_path, timeout_s=8, rendezvous=f"{tmp_path}/rendezvous")
+        context = NodeContext(rank, 2, "gloo", tmp_path, timeout_s=4, rendezvous=f"{tmp_path}/rendezvous")
         formed = GlooGroups(context, Clock()).form("view-1", [0, 1], 0, "", lambda: False)
         assert isinstance(formed, GlooGroup)
         return formed
 
     message = torch.ones(40_000_000)
+    def late(group: GlooGroup) -> torch.Tensor:
+        time.sleep(1.5 * group.rank)
+        return group._shift(torch.ones(1), 1 - group.rank, 1 - group.rank)
+
     with ThreadPoolExecutor(2) as threads:
         groups = [*threads.map(group, range(2))]
+        assert [*threads.map(late, groups)] == [1, 1]
         shifts = [threads.submit(each._shift, message, 1 - each.rank, 1 - each.rank) for each in groups]
         time.sleep(0.02)
         for each in groups:
             each.interrupt()
         for shift in shifts:
             with pytest.raises(CommunicationError):
-                shift.result(timeout=6)  # gloo's limit is 8 s
+                shift.result(timeout=3)
 
 
 # The protocol; `make soak` searches larger settings
