@@ -14,7 +14,7 @@ KEPT := $(if $(NIGHTLY),, and not nightly)
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster swarm-cluster image venv sweep watch run compare labs labs-quick report export replay predict layout partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
+.PHONY: help engine slurm-cluster image venv sweep watch run compare labs labs-quick report export replay predict layout partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,9 +25,6 @@ engine: ## install and start a Docker engine on Debian or Ubuntu; ARGS=stop stop
 
 slurm-cluster: ## start a Slurm cluster of four nodes on this machine; ARGS=stop removes it
 	@slurm/cluster $(ARGS)
-
-swarm-cluster: ## start a Docker Swarm of three engines on this machine; ARGS=stop removes it
-	@swarm/cluster $(ARGS)
 
 image: venv ## build the trainer image; repeat it after a change of trainer/
 	$(RUN) -m orchestrator image $(ARGS)

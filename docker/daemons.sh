@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What docker/engine, slurm/cluster and swarm/cluster do alike: install packages, and start, find and end daemons.
+# What docker/engine and slurm/cluster do alike: install packages, and start, find and end daemons.
 # The script that reads this file sets SCRIPT, its name; DIR, the directory of its logs; and MARK, the variable that
 # has the value $DIR in the environment of its daemons. Their variable $PART has the name of the daemon.
 
@@ -46,33 +46,11 @@ wait_until() { # SECONDS COMMAND...
     done
 }
 
-# own_directory VARIABLE FILE: makes sure that DIR, which VARIABLE sets, belongs to a cluster, because stop removes it.
-# Every cluster has FILE.
-own_directory() {
-    [[ $DIR == /* ]] || fail "$1 is $DIR; it must begin with /"
-    ((${#DIR} < 80)) || fail "the path $DIR is too long for a socket: set $1"
-    [[ ! -e $DIR || -e $DIR/$2 || -z $(ls -A "$DIR") ]] ||
-        fail "$DIR has other files than those of a cluster: set $1 to another directory"
-}
-
 # Lets one process at a time change what DIR has. The lock is on the parent of DIR, because stop removes DIR.
 in_turn() {
     { mkdir -p "$(dirname "$DIR")" && exec 9<"$(dirname "$DIR")"; } 2>/dev/null || fail "cannot write to $DIR"
     flock --nonblock 9 || { say "Another process starts or stops daemons in $(dirname "$DIR"): waiting." && flock 9; }
 }
-
-# Starts the script again as root if it is not. root must use the same engine as the user.
-as_root() {
-    local variables
-    (($(id -u) != 0)) || return 0
-    have sudo || fail "this needs root, and sudo is not installed: run it as root."
-    say "This needs root: using sudo."
-    mapfile -t variables < <(env | grep '^SHARDYARD_')
-    exec sudo env DOCKER_HOST="$(endpoint)" "${variables[@]}" "$0" "$command"
-}
-
-# The address of the engine that docker uses here; nothing without docker.
-endpoint() { docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null || true; }
 
 # --- packages ------------------------------------------------------------------------------------------
 

@@ -294,7 +294,7 @@ def run(
         _sets(fields),
         _number("repeat", repeat),
         compare,
-        selected.shared_cores,
+        lambda _: selected.shared_cores(),
         imports,
         places,
     )

@@ -284,7 +284,7 @@ def run(
         sets or (),
         repeat,
         compare,
-        selected.shared_cores,
+        lambda _: selected.shared_cores(),
         selected.imports(Path(), data_dir),
     )
     directory = out or directory_of(loaded)

@@ -78,7 +78,7 @@ def _since(pid: int) -> str:
 
 def _namespace() -> str:
     """Where PIDs mean the same processes: a machine, and on it a namespace."""
-    machine = socket.gethostname()  # several machines share a Slurm cluster or a Docker Swarm
+    machine = socket.gethostname()  # of several login nodes, each sees all jobs of a Slurm cluster
     with suppress(OSError):
         machine += "/" + Path("/etc/machine-id").read_text().strip()
     try:

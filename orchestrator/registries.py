@@ -7,6 +7,5 @@ RUNTIME_CLASSES = {
     "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
     "ray": "orchestrator.runtimes.ray.runtime:RayRuntime",
     "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
-    "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
     "virtual": "orchestrator.runtimes.virtual.runtime:VirtualRuntime",
 }

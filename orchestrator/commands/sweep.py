@@ -53,12 +53,11 @@ class SelectedRuntime:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
         return Imports(directory, data_dir, self.runtime.inspection_sandbox)
 
-    def shared_cores(self, spec: SweepSpec) -> float:
-        """The cores that quotas can divide among the nodes of a sweep file's runs.
+    def shared_cores(self) -> float:
+        """The cores that quotas can divide among the nodes of a run.
 
         Raises InputError if nodes have no quotas.
         """
-        self.configure(spec)
         if not self.runtime.info.enforces_limits:
             enforcing = [name for name in RUNTIMES.entries if RUNTIMES.load(name).info.enforces_limits]
             raise InputError(
@@ -85,7 +84,7 @@ class RuntimeSelection:
 
     def shared_cores(self, spec: SweepSpec) -> float:
         """The cores that quotas can divide. Raises InputError, as `SelectedRuntime.shared_cores` does."""
-        return self.of(spec).shared_cores(spec)
+        return self.of(spec).shared_cores()
 
     def imports(self, directory: Path, data_dir: Path) -> Callable[[SweepSpec], Imports]:
         """What finds users' components in `directory`; it selects a runtime when it meets the first."""

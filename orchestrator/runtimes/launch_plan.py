@@ -29,7 +29,7 @@ class ClusterPlan:
         size: the number of nodes that it takes up between runs, if it is shared.
         shared: whether it takes several runs, one after the other; else it ends with its run.
         processes: the commands that create it; those that need its addresses follow once it has started.
-        script: what a batch system or a swarm is told to start.
+        script: what a batch system or Ray's driver is told to start.
     """
 
     size: int = 0

@@ -193,8 +193,8 @@ def load_sweep(
         nodes: "1,2,4" for every block that varies nodes.
         quick: apply the file's own `quick` values.
         repeat: number of runs of each configuration, from the smallest seed of its block on.
-        cores: returns the cores that nodes share with the options of a file, for `cpus: equal`; raises
-            InputError if nodes have no quotas.
+        cores: returns the cores that the nodes of a file share, for `cpus: equal`; raises InputError if
+            nodes have no quotas.
         text: the text of a sweep that is in no file; messages name it by `path`.
         imports: returns what finds users' components of a file; None: tries them in processes of this
             machine.

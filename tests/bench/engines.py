@@ -1,7 +1,4 @@
-"""Time of a run on every runtime until its first training step, and from its last one to its row.
-
-Runtime `swarm` needs DOCKER_HOST of a manager; then runtime `docker` uses this engine, too.
-"""
+"""Time of a run on every runtime until its first training step, and from its last one to its row."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ WAYS = {
     "local, warm": ("local", False, None),
     "docker, cold": ("docker", True, None),
     "docker, warm": ("docker", False, None),
-    "swarm": ("swarm", True, None),
     "slurm, job per run": ("slurm", False, None),
     "slurm, allocation, cold": ("slurm", True, ALLOCATION),
     "slurm, allocation, warm": ("slurm", False, ALLOCATION),

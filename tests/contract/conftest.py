@@ -12,7 +12,7 @@ import pytest
 from orchestrator.identity import identity
 from orchestrator.runtimes import RUNTIMES
 from tests.support import runs
-from tests.support.containers import containers_missing, leftovers, swarm_host
+from tests.support.containers import containers_missing, leftovers
 from tests.support.processes import node_processes, starts
 from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
@@ -36,8 +36,7 @@ class Nodes:
 
 def _nodes(name: str) -> Iterator[Any]:
     """The ways in which a registered runtime runs nodes. Every change must keep its usual one."""
-    marks = [pytest.mark.containers] if name in ("docker", "swarm") else []
-    marks += [pytest.mark.nightly] if name == "swarm" else []
+    marks = [pytest.mark.containers] if name == "docker" else []
     if RUNTIMES.load(name).info.warm:
         yield pytest.param(Nodes(name, cold=False), id=name, marks=marks)
     if name != "ray":  # each run would start a cluster of its own
@@ -45,11 +44,9 @@ def _nodes(name: str) -> Iterator[Any]:
 
 
 @pytest.fixture(params=[param for name in RUNTIMES.entries for param in _nodes(name)])
-def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+def nodes(request: pytest.FixtureRequest) -> Nodes:
     """Every registered runtime, with warm and with cold nodes."""
     found: Nodes = request.param
-    if found.runtime == "swarm":
-        monkeypatch.setenv("DOCKER_HOST", swarm_host())
     runtime = RUNTIMES.load(found.runtime)()
     missing = containers_missing() if found.runtime == "docker" else runtime.unavailable_reason()
     runtime.close()
@@ -86,7 +83,7 @@ def execute(nodes: Nodes, results: Path) -> Execute:
 @pytest.fixture(autouse=True)
 def nothing_left(nodes: Nodes, results: Path) -> Iterator[None]:
     """A test leaves no process of its runs, and no container or network but those of warm nodes."""
-    contained = nodes.runtime in ("docker", "swarm")
+    contained = nodes.runtime == "docker"
     before = leftovers(OWN) if contained else []
     yield
     assert node_processes(results) == []

@@ -1,4 +1,4 @@
-"""Faults of clusters: daemons, machines and other jobs of Slurm, Docker Swarm and Ray."""
+"""Faults of clusters: daemons, machines and other jobs of Slurm and of Ray."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import psutil
 from tests.faults import strikes
 from tests.faults.scene import Fault, Scene, Strike
 from tests.faults.strikes import Find, for_a_while, ranks, send, signalled, suspended
-from tests.support.places import inside
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import TrialRay
 from tests.support.slurm_cluster import START_AGAIN, TrialCluster
-from tests.support.swarm_cluster import TrialSwarm
 
 # Slurm
 
@@ -94,39 +92,6 @@ MUNGED_RESTARTED = restarted(lambda _: [TrialCluster().daemon("munged", "--foreg
 SLURMD = signalled(slurmd, **START_SLURM)
 SLURM_NODE = signalled(machine, **START_SLURM)
 SLURM_NODE_SUSPENDED = suspended(machine, repair=resume)
-
-# Docker Swarm
-
-START_SWARM: dict[str, Strike] = {"repair": lambda _: TrialSwarm().up()}
-
-
-def in_swarm_nodes(scene: Scene) -> list[psutil.Process]:
-    """All processes of the victims' nodes, but init."""
-    return [process for each in scene.containers("node") for process in inside(each)[1:]]
-
-
-def machines(scene: Scene) -> list[str]:
-    """The machines of the victims' nodes."""
-    return [each["Machine"] for each in scene.containers("node")]
-
-
-def link(state: str, *names: str) -> None:
-    """Take the links of machines down or up."""
-    for machine in names:
-        TrialSwarm().cut_off(machine, state)
-    if state == "up":
-        TrialSwarm().up()  # waits until the swarm has them
-
-
-def cut_machine(seconds: float | None) -> Fault:
-    """Cut the victims' machines off from the network, and connect them again."""
-    strike = for_a_while(machines, partial(link, "down"), partial(link, "up"), seconds)
-    return Fault(strike, repair=lambda _: link("up", *TrialSwarm().machines))
-
-
-# A machine ends with its engine.
-SWARM_MACHINE = signalled(lambda scene: map(TrialSwarm().engine, machines(scene)), **START_SWARM)
-MANAGER = signalled(lambda _: [TrialSwarm().engine("machine1")], **START_SWARM, leaves=True)
 
 # Ray
 

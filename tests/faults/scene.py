@@ -115,7 +115,7 @@ class Scene:
         self.victims = sorted(draws.sample(case.victims or range(self.run.world_size), case.count))
         self.paths = SweepPaths(self.out)
         self.files = self.paths.run(self.run.key)
-        self.in_containers = runtime in ("docker", "swarm")
+        self.in_containers = runtime == "docker"
         self.output = ""
         self.started_at = self.struck_at = 0.0
         self.command: Any = None
@@ -208,7 +208,7 @@ class Scene:
     def _starting(self) -> bool:
         if not self.files.spec.exists():  # the sweep warms the machine up
             return False
-        if self.runtime == "swarm" or (self.in_containers and "--cold" in self.case.options):
+        if self.in_containers and "--cold" in self.case.options:
             began = self.files.spec.stat().st_mtime  # those of an earlier run may still be there
             self.place.since = datetime.fromtimestamp(began, UTC).isoformat()
         return bool(self.place.starting(self.run, 0)) or any(self.place.commands(*MPIRUN))

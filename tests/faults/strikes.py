@@ -131,9 +131,12 @@ def ids(scene: Scene, *roles: str) -> list[str]:
     return scene.until(lambda: [each["Id"] for role in roles for each in scene.containers(role)], roles[0])
 
 
-def init(role: str = "node") -> Find:
-    """Process 1 of the containers of a service; of `node`, the victims'."""
-    return lambda scene: scene.until(lambda: [inside(each)[0] for each in scene.containers(role)], role)
+def init(scene: Scene) -> list[psutil.Process]:
+    """Process 1 of the victims' containers."""
+    found: list[psutil.Process] = scene.until(
+        lambda: [inside(each)[0] for each in scene.containers("node")], "node"
+    )
+    return found
 
 
 def kill_containers(*roles: str) -> Fault:
@@ -158,7 +161,7 @@ def cut(seconds: float | None) -> Fault:
             command = ["nsenter", "-t", str(process.pid), "-n", "ip", "link", "set", "eth0", state]
             subprocess.run(command, check=True, capture_output=True)
 
-    strike = for_a_while(init(), partial(switch, "down"), partial(switch, "up"), seconds)
+    strike = for_a_while(init, partial(switch, "down"), partial(switch, "up"), seconds)
     return Fault(strike, needs_root=True)
 
 

@@ -100,7 +100,7 @@ REPORTS_FULL = fails(VICTIM, "/run/shardyard is full", within_s=30)
 
 BEFORE, START, CONNECTING, CHECKPOINT = Moment.BEFORE, Moment.START, Moment.CONNECTING, Moment.CHECKPOINT
 COLD, LOCAL_RAYLETS = ("--cold",), {"RAY_ADDRESS": ""}  # which the sweep starts, not the trial cluster's
-EVERYWHERE = {"runtimes": ("local", "docker", "slurm", "swarm", "ray"), "environment": LOCAL_RAYLETS}
+EVERYWHERE = {"runtimes": ("local", "docker", "slurm", "ray"), "environment": LOCAL_RAYLETS}
 case = partial(Case, run=long())
 local, docker = partial(case, runtimes=("local",)), partial(case, runtimes=("docker",))
 cold = partial(docker, options=COLD)
@@ -121,12 +121,11 @@ STOP_NODE, STUCK_FAILS = strikes.execute_in_nodes("kill -STOP -1"), fails(VICTIM
 IDLE = {"run": short(), "victims": (2,), "next_run": {"nodes": 3}}  # a warm node that the next run needs
 IDLE_REPEATED = replace(ends_ok(r"container node 2\b", "repeated"), of_next=True)
 AGENT, WARM_PARENT = signalled(first("trainer.cluster node")), signalled(first("trainer.warm"))
-AGENT_KILLED = cold("agent", AGENT, fails(NODE))
 COORDINATOR_KILLED = strikes.kill_containers("coordinator")
 COORDINATOR_SUSPENDED = suspended(with_command("trainer.cluster coordinator"))
 COORDINATOR_REPEATED = ends_ok(COORDINATOR, "repeated", within_s=120)
 ONE_FAILS = fails(f"{COORDINATOR}|{NODE}", "SIGKILL|killed")
-TERMINATED, CONTAINER = signalled(strikes.init(), number=SIGTERM), strikes.kill_containers("node")
+TERMINATED, CONTAINER = signalled(strikes.init, number=SIGTERM), strikes.kill_containers("node")
 MPIRUN_TERMINATED = signalled(first(*MPIRUN), number=SIGTERM)
 MPIRUN_SUSPENDED = suspended(with_command(*MPIRUN))
 SUSPENDED_MPIRUN, THIRTY_S = times_out(LAUNCHER, "mpirun.*suspended", within_s=40), long(MPI, timeout_s=30)
@@ -145,17 +144,10 @@ FULL_CHECKPOINTS = strikes.full_disk(lambda scene: scene.files.checkpoints)
 EVENTS_FAIL = fails(VICTIM, r"rank-\d.jsonl")
 NO_SPACE = fails(NODE, "No space left")
 END = {number: signalled(orchestrator, number=number) for number in (SIGINT, SIGTERM, SIGHUP, SIGKILL)}
-INTERRUPTED = again("orchestrator-sigint", END[SIGINT], stops(130), run=short())
-KILLED_TOO = again("orchestrator-sigkill", END[SIGKILL], STOPS, run=short())
-REAPER_TOO = replace(KILLED_TOO, name="orchestrator-and-reaper", fault=strikes.END_WITH_REAPER)
+KILLED_TOO = again("orchestrator-sigkill", END[SIGKILL], STOPS, run=RESUMABLE)
 slurm = partial(case, runtimes=("slurm",))
 requeued = partial(slurm, verdict=ends_ok("requeue 1: ", within_s=240), run=SLOW, moment=CHECKPOINT)
 LATE = ends_ok(within_s=120)
-swarm = partial(case, runtimes=("swarm",))
-# Nodes are on other machines than the manager's. Swarm spreads two nodes over two of them.
-elsewhere = partial(swarm, sweep={"swarm": {"constraints": ["node.role==worker"]}})
-AS_ON_DOCKER = (AGENT_KILLED, INTERRUPTED, KILLED_TOO, REAPER_TOO)
-SWARM_NODE, SWARM_COORDINATOR = signalled(strikes.init()), signalled(strikes.init("coordinator"))
 ray = partial(case, run=REPEATABLE, runtimes=("ray",))
 raylets = partial(ray, environment=LOCAL_RAYLETS)
 waiting = partial(ray, moment=Moment.PENDING, options=COLD)
@@ -173,9 +165,9 @@ CASES = [
     kill("kill-checkpoint", run=long(checkpoint_steps=1), moment=CHECKPOINT),
     replace(RESUME, runtimes=("local", "docker", "slurm")),
     case("kill-teardown", KILL, FAILS_OR_LATE, run=WRITING, moment=Moment.TEARDOWN),
-    kill("kill-mpi", run=long(MPI), runtimes=("local", "docker", "slurm", "swarm")),
+    kill("kill-mpi", run=long(MPI), runtimes=("local", "docker", "slurm")),
     kill("kill-mpi-connecting", run=long(MPI), moment=CONNECTING),
-    kill("kill-rpc", run=long(RPC), runtimes=("local", "docker", "swarm")),
+    kill("kill-rpc", run=long(RPC), runtimes=("local", "docker")),
     kill("kill-ddp", run=long(strategy="ddp", nodes=3)),
     kill("kill-fsdp", run=long(strategy="fsdp")),
     kill("kill-several-in-node", run=long(processes_per_node=2), runtimes=("local",)),
@@ -226,7 +218,7 @@ CASES = [
     docker("coordinator-suspended-warm", COORDINATOR_SUSPENDED, COORDINATOR_REPEATED, run=short()),
     docker("coordinator-continuing", COORDINATOR_SUSPENDED, COORDINATOR_STUCK, run=long(CONTINUING)),
     cold("coordinator-and-node", strikes.kill_containers("coordinator", "node"), ONE_FAILS),
-    AGENT_KILLED,
+    cold("agent", AGENT, fails(NODE)),
     docker("agent-warm", AGENT, ends_ok(NODE, "repeated"), run=short()),
     docker("container-terminated", TERMINATED, fails(VICTIM, "SIGTERM")),
     cold("container-terminated-cold", TERMINATED, fails(VICTIM, "SIGTERM")),
@@ -269,15 +261,15 @@ CASES = [
     local("events-removed", Fault(lambda scene: strikes.events_of_victim(scene).unlink()), EVENTS_FAIL),
     docker("events-removed", strikes.execute_in_nodes(f"rm {OUT}/rank-*.jsonl"), EVENTS_FAIL),
     # The orchestrator
-    replace(INTERRUPTED, run=RESUMABLE, moment=CHECKPOINT),
+    again("orchestrator-sigint", END[SIGINT], stops(130), run=RESUMABLE, moment=CHECKPOINT),
     again("orchestrator-sigterm", END[SIGTERM], stops(130), run=RESUMABLE, moment=CHECKPOINT),
     again("orchestrator-sighup", END[SIGHUP], stops(130), run=RESUMABLE, moment=CHECKPOINT),
-    replace(KILLED_TOO, run=RESUMABLE),
-    replace(KILLED_TOO, name="orchestrator-at-start", moment=START),
+    KILLED_TOO,
+    replace(KILLED_TOO, name="orchestrator-at-start", run=short(), moment=START),
     replace(KILLED_TOO, name="orchestrator-at-any-moment", run=REPEATABLE, moment=Moment.ANY),
     replace(KILLED_TOO, name="orchestrator-mpi", run=short(MPI)),
     again("orchestrator-and-rank", signalled(ranks, orchestrator), STOPS, run=RESUMABLE),
-    replace(REAPER_TOO, runtimes=("docker",)),
+    docker("orchestrator-and-reaper", strikes.END_WITH_REAPER, STOPS, run=short(), again=True),
     # Slurm
     slurm("slurmstepd", clusters.SLURMSTEPD, fails(VICTIM, "slurmstepd", within_s=60)),
     slurm("slurmd-restarted", clusters.restarted(clusters.slurmd), LATE, run=short()),
@@ -289,16 +281,6 @@ CASES = [
     slurm("preempted", Fault(clusters.preempt_job), fails("preempted", within_s=60)),
     requeued("machine-requeued", clusters.requeued(clusters.SLURM_NODE)),
     requeued("preempted-requeued", clusters.requeued(Fault(clusters.preempt_job))),
-    # Docker Swarm
-    *(replace(each, runtimes=("swarm",), options=()) for each in AS_ON_DOCKER),
-    swarm("container-at-start", SWARM_NODE, fails(VICTIM, within_s=30), moment=START),
-    swarm("container", SWARM_NODE, FAILS),
-    swarm("coordinator", SWARM_COORDINATOR, fails(COORDINATOR, KILLED)),
-    swarm("suspend-node", suspended(clusters.in_swarm_nodes), STUCK_FAILS),
-    elsewhere("machine", clusters.SWARM_MACHINE, fails(VICTIM, within_s=60)),
-    elsewhere("cut", clusters.cut_machine(None), fails(VICTIM, within_s=60)),
-    elsewhere("cut-short", clusters.cut_machine(3.0), ends_ok(), run=short()),
-    elsewhere("manager", clusters.MANAGER, stops(2, "engine", within_s=60), run=short(), again=True),
     # Ray
     raylets("suspend-node", SUSPENDED_ACTOR, replace(REPEATED, within_s=180)),
     raylets("driver", DRIVER, ends_ok("Ray's driver", "repeated")),

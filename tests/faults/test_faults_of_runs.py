@@ -27,7 +27,6 @@ from tests.support.processes import wait_until
 from tests.support.ray_cluster import ray_missing, trial_ray
 from tests.support.runs import weights_in
 from tests.support.slurm_cluster import slurm_missing, trial_cluster
-from tests.support.swarm_cluster import swarm_missing, trial_swarm
 
 SEEDS = range(int(os.environ.get("FAULT_SEEDS", "1")))  # each draws other moments and victims
 END_S = 120.0  # for the healthy run and the report, after the disturbed run has its row
@@ -37,13 +36,12 @@ NEEDS: dict[str, tuple[Callable[[], str | None], Callable[[], Any]]] = {
     "local": (lambda: None, nullcontext),
     "docker": (containers_missing, nullcontext),
     "slurm": (slurm_missing, trial_cluster),
-    "swarm": (swarm_missing, trial_swarm),
     "ray": (ray_missing, trial_ray),
 }
 UNDISTURBED: dict[str, Any] = {}  # weights of undisturbed sweeps on local processes, by sweep file
-CONTAINERS = dict.fromkeys(("docker", "swarm"), pytest.mark.containers)
+MARKS = {"docker": pytest.mark.containers}
 ROWS = [
-    pytest.param(case, runtime, id=f"{runtime}-{case.name}", marks=CONTAINERS.get(runtime, ()))
+    pytest.param(case, runtime, id=f"{runtime}-{case.name}", marks=MARKS.get(runtime, ()))
     for case in CASES
     for runtime in case.runtimes
 ]
@@ -162,7 +160,7 @@ def clean_up(scene: Scene) -> list[str]:
     """End and remove everything. Returns what is left nevertheless."""
     ended, fault = not scene.running, scene.case.fault
     scene.end()
-    if fault.alone or scene.runtime in ("slurm", "swarm"):
+    if fault.alone or scene.runtime == "slurm":
         fault.repair(scene)
     if fault.leaves or not ended:
         command = [sys.executable, "-m", "orchestrator", "clean"]

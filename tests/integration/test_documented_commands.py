@@ -21,14 +21,12 @@ PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")])
 OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")
 # Commands that are not run here, and what tries them, or the nearest that it does.
 ELSEWHERE = {
-    # They need an engine, Slurm or a swarm, or they install packages.
+    # They need an engine or Slurm, or they install packages.
     r"make engine\b": "tests/unit/project/test_engine_helper.py",
     r"make image\b": "tests/unit/orchestrator/runtimes/docker/test_image.py",
-    r"make slurm-cluster\b": "tests/unit/project/test_cluster_helpers.py",
-    r"make swarm-cluster\b": "tests/unit/project/test_cluster_helpers.py",
+    r"make slurm-cluster\b": "tests/unit/project/test_slurm_helper.py",
     r".*--runtime docker": "tests/smoke/test_sweep_in_containers.py",
     r".*--runtime slurm|.*SLURM_CONF|sinfo": "tests/integration/test_slurm_runtime.py",
-    r".*--runtime swarm|.*DOCKER_HOST|docker node ": "tests/smoke/test_swarm.py",
     r"shardyard course grade ": "tests/attacks/test_course.py",
     r"shardyard check \./mine\.py$": "tests/integration/test_check_command.py",
     r"export SHARDYARD_|torchrun |mpirun |srun ": "tests/integration/test_launchers_start.py",

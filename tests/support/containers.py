@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from contextlib import closing
 from functools import cache
@@ -11,8 +10,6 @@ from pathlib import Path
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_trouble
-from orchestrator.runtimes.swarm.machines import manager_trouble
-from orchestrator.shipped import ROOT
 
 
 @cache
@@ -24,11 +21,6 @@ def containers_missing() -> str | None:
         return str(error)
     with closing(engine.client):
         return image_trouble(engine)
-
-
-def swarm_host() -> str:
-    """The engine of a swarm's manager: DOCKER_HOST of the tests of runtime `swarm`."""
-    return os.environ.get("SHARDYARD_TEST_SWARM") or f"unix://{ROOT}/.swarm/1/docker.sock"
 
 
 def docker(*arguments: str, input: str | None = None) -> str:
@@ -55,12 +47,9 @@ def container(out: Path, name: str) -> str:
 
 
 def leftovers(label: str) -> list[str]:
-    """Containers, networks, volumes, services and configs that carry a label: kind and name of each."""
+    """Containers, networks and volumes that carry a label: kind and name of each."""
     found = []
-    kinds = [("container", "Names"), ("network", "Name"), ("volume", "Name")]
-    if manager_trouble(reach()) is None:
-        kinds += [("service", "Name"), ("config", "Name")]
-    for kind, name in kinds:
+    for kind, name in (("container", "Names"), ("network", "Name"), ("volume", "Name")):
         every = ["--all"] if kind == "container" else []
         show = ["--format", f"{{{{.{name}}}}}", "--filter", f"label={label}"]
         found += [f"{kind} {line}" for line in docker(kind, "ls", *every, *show).split()]

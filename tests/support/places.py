@@ -19,7 +19,6 @@ from tests.support.containers import leftovers
 from tests.support.processes import node_processes
 from tests.support.ray_cluster import TrialRay
 from tests.support.slurm_cluster import TrialCluster
-from tests.support.swarm_cluster import TrialSwarm
 from trainer.spec.run_spec import RunSpec
 
 MPIRUN = ("bin/mpirun", "bin/prterun")  # Open MPI's mpirun becomes prterun
@@ -209,25 +208,6 @@ class DockerPlace(Place):
         ]
 
 
-class SwarmPlace(DockerPlace):
-    """Containers on the machines of a trial swarm, whose processes this machine can see."""
-
-    @property
-    def swarm(self) -> TrialSwarm:
-        return TrialSwarm()
-
-    def containers(self, role: str = "", number: int | None = None) -> list[dict[str, Any]]:
-        found = [each for each in self.swarm.containers(self.label) if each["Created"] >= self.since]
-        task = f"_{role}." if number is None else f"_{role}.{number}."
-        name = "com.docker.swarm.task.name"  # STACK_SERVICE.NUMBER.ID
-        return [each for each in found if not role or task in each["Config"]["Labels"].get(name, "")]
-
-    def left(self) -> list[str]:
-        elsewhere = [each for each in self.containers() if each["Machine"] != self.swarm.machines[0]]
-        names = (f"container {each['Name'].lstrip('/')} of {each['Machine']}" for each in elsewhere)
-        return [*super().left(), *names]
-
-
 def docker(*arguments: str) -> str:
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout
 
@@ -270,6 +250,5 @@ PLACES: dict[str, type[Place]] = {
     "local": LocalPlace,
     "docker": DockerPlace,
     "slurm": SlurmPlace,
-    "swarm": SwarmPlace,
     "ray": RayPlace,
 }

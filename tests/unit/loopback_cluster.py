@@ -197,14 +197,12 @@ class LoopbackCluster:
         self.expected = {address: (role, int(n or 1)) for address, (role, _, n) in roles.items()}
         return addresses
 
-    def run(
-        self, scripts: Mapping[str, Script], topology: str = "ddp", scale: int | None = None, **fields: Any
-    ) -> int:
-        """Run the coordinator with these agents. Returns its exit code. scale: see `Coordinator`."""
+    def run(self, scripts: Mapping[str, Script], topology: str = "ddp", **fields: Any) -> int:
+        """Run the coordinator with these agents. Returns its exit code."""
         addresses, spec = self._expect(scripts), {**FIELDS[topology], **fields}
 
         async def play() -> int:
-            coordinator = Coordinator(topology, spec, self.directory, {}, scale=scale)
+            coordinator = Coordinator(topology, spec, self.directory, {})
             self.ended = asyncio.Event()
             running = asyncio.create_task(coordinator.run())
             running.add_done_callback(lambda _: self.ended.set())

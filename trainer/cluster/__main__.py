@@ -2,8 +2,7 @@
 
 node, launcher, master   run an agent             SHARDYARD_TOPOLOGY, SHARDYARD_WARM
 coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
-                                                  SHARDYARD_RUN (its name there), SHARDYARD_SCALE (nodes to
-                                                  wait for) and the limits of a node
+                                                  SHARDYARD_RUN (its name there) and the limits of a node
 data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
 skip                     do nothing
 
@@ -60,8 +59,7 @@ def _coordinate(env: Mapping[str, str]) -> int:
     if env.get("SHARDYARD_WARM"):
         return coordinator.serve(topology, results)
     if name := env.get("SHARDYARD_RUN"):
-        scale = int(env["SHARDYARD_SCALE"]) if env.get("SHARDYARD_SCALE") else None
-        code, lines = coordinator.main(topology, spec, results / name, {}, scale)
+        code, lines = coordinator.main(topology, spec, results / name, {})
         print("\n".join(lines), flush=True)
         return code
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}

@@ -42,11 +42,7 @@ REGISTRATION_S = 120.0  # from the coordinator's start until every agent must ha
 HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
-# Until a container on another machine of a swarm counts as not reachable. An engine may miss the message
-# with its address; engines exchange all addresses every 30 s.
-OVERLAY_S = 45.0
 CANCEL_POLL_S = 0.2
-START_POLL_S = 0.1  # between looks for containers that have yet to start
 ANNOUNCE_S = 0.1  # between looks at who is alive
 BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
@@ -66,7 +62,6 @@ class Coordinator:
         directory: Path,
         limits: Mapping[str, float],
         listener: socket.socket | None = None,
-        scale: int | None = None,
     ) -> None:
         """
         Args:
@@ -76,11 +71,8 @@ class Coordinator:
             limits: see `assign_ranks`.
             listener: the socket of a warm coordinator. Agents that connect to it early wait there for the
                 next run.
-            scale: replicas of service `node` on a swarm, whose agents may start after this process, and on
-                other machines; None: Compose has started them before it.
         """
-        self._listener, self._scale = listener, scale
-        self._unreachable_s = AGENT_SILENCE_S if scale is None else OVERLAY_S
+        self._listener = listener
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
@@ -122,7 +114,7 @@ class Coordinator:
         server = await self._bind()
         try:
             # First: only the run's containers are listened to.
-            self._expected = await self._find_agents()
+            self._expected = expected_agents(self._topology)
             await server.start_serving()
             fields = await self._register()
             run_record = self._run_record = await self._start_run(fields)
@@ -185,25 +177,6 @@ class Coordinator:
         self._interruption = cause
         self._interrupted.set()
 
-    async def _find_agents(self) -> dict[str, tuple[str, int]]:
-        """See `expected_agents`; waits until all have started. Raises AssignmentError."""
-        if self._scale is None:
-            return expected_agents(self._topology)
-        wanted = Counter({role: self._scale if role == "node" else 1 for role in ROLES[self._topology]})
-        deadline = time.monotonic() + REGISTRATION_S
-        while True:
-            found: dict[str, tuple[str, int]] = {}
-            with suppress(AssignmentError, OSError):  # a service without a task, or one without a name yet
-                found = await asyncio.to_thread(expected_agents, self._topology)
-            if not (missing := wanted - Counter(role for role, _ in found.values())):
-                return found
-            if self._interrupted.is_set():
-                raise AssignmentError(self._interruption)
-            if time.monotonic() > deadline:
-                counts = ", ".join(f"{count} of service {role}" for role, count in missing.items())
-                raise AssignmentError(f"containers have not started in {REGISTRATION_S:g} s: {counts}")
-            await asyncio.sleep(START_POLL_S)
-
     async def _register(self) -> Mapping[str, Any]:
         """Wait until every container's agent has registered. Returns the fields of the run's spec."""
         probing = asyncio.create_task(self._probe())
@@ -250,7 +223,7 @@ class Coordinator:
                 alone = len(self._expected) > 1 and self._unreachable == self._expected.keys()
                 name = "coordinator" if alone else self._names(self._unreachable)
                 raise self._missing(
-                    name, f"was cut off the network: not reachable for {self._unreachable_s:g} s"
+                    name, f"was cut off the network: not reachable for {AGENT_SILENCE_S:g} s"
                 )
             # The engine's DNS drops the name of a container that has exited.
             if gone := self._expected.keys() - self._started():
@@ -281,7 +254,7 @@ class Coordinator:
             _, answers = await asyncio.gather(asyncio.sleep(BEAT_S), probes)
             for address, answer in zip(self._expected, answers, strict=True):
                 failed[address] = 0 if answer else failed[address] + 1
-            self._unreachable = {each for each in failed if failed[each] * BEAT_S >= self._unreachable_s}
+            self._unreachable = {each for each in failed if failed[each] * BEAT_S >= AGENT_SILENCE_S}
         self._changed.set()
 
     def _registration_over(self) -> bool:
@@ -606,12 +579,9 @@ async def is_reachable(address: str) -> bool:
 
 
 def ordinal_of(address: str) -> int:
-    """The number of a container: 3 for Compose's run-node-3.network and Swarm's run_node.3.TASK.network.
-
-    Raises OSError if the address has no name.
-    """
-    name, number = socket.gethostbyaddr(address)[0].split(".")[:2]
-    return int(number if number.isdigit() else name.rpartition("-")[2])
+    """The number of a container: 3 for run-node-3.network. Raises OSError if the address has no name."""
+    name = socket.gethostbyaddr(address)[0].partition(".")[0]
+    return int(name.rpartition("-")[2])
 
 
 def _rank_list(assignment: RankAssignment) -> str:
@@ -624,9 +594,7 @@ def _rank_list(assignment: RankAssignment) -> str:
     return "; ".join(found[:16]) + (f"; and {len(found) - 16} more" if len(found) > 16 else "")
 
 
-def main(
-    topology: str, spec: Path, directory: Path, limits: Mapping[str, float], scale: int | None = None
-) -> tuple[int, list[str]]:
+def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> tuple[int, list[str]]:
     """Coordinate the run that the file `spec` describes, and write its summary beside the events.
 
     Args:
@@ -634,12 +602,11 @@ def main(
         spec: the run, a JSON file.
         directory: where the run's files go.
         limits: the limits of the containers after a bare `docker compose up`, else empty.
-        scale: see `Coordinator`.
 
     Returns:
         The exit code, and the lines of the summary.
     """
-    coordinator = Coordinator(topology, _fields(spec), directory, limits, scale=scale)
+    coordinator = Coordinator(topology, _fields(spec), directory, limits)
     code, lines = _coordinate(coordinator, directory)
     with suppress(OSError):  # as in `_coordinate`
         _write_ending(coordinator, code, directory)

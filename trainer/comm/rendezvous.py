@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.01
 ATTEMPT_S = 5.0  # of a connection; a lost packet is sent again after 1 and 3 s
-# Until an address counts as not reachable. A Docker Swarm may learn an address half a minute late.
-UNREACHABLE_S = 45.0
+UNREACHABLE_S = 45.0  # until an address counts as not reachable
 
 
 def rendezvous(context: NodeContext) -> Store:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,23 +70,6 @@ def is_responding(engine: Engine) -> bool:
         return bool(engine.client.ping())
     except Exception:  # the SDK does not wrap the exceptions of its HTTP library
         return False
-
-
-@contextmanager
-def answering(engine: Engine) -> Iterator[None]:
-    """Raise EngineError where a request in the block fails: the SDK raises an OSError for it."""
-    from docker.errors import APIError
-    from requests.exceptions import RequestException
-
-    try:
-        yield
-    except APIError as error:
-        raise EngineError(f"the Docker engine at {engine.host} refuses: {error.explanation}") from error
-    except RequestException as error:
-        raise EngineError(
-            f"no Docker engine answers at {engine.host} ({_reason(error)})\n"
-            "then run the same command to resume"
-        ) from error
 
 
 def command_error(engine: Engine, *arguments: str) -> str | None:

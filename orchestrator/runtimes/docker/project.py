@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from orchestrator.runtimes.docker.compose import ComposeProject
-from orchestrator.runtimes.docker.containers import Container, Containers, nodes_of
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
 from orchestrator.runtimes.docker.reaper import PROJECT_LABEL, remove_project
+from trainer.cluster.rank_assignment import AgentInfo, node_name
 from trainer.spec.run_spec import RunSpec
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
@@ -22,8 +23,39 @@ COMPOSE_S = 60  # to stop or remove the containers
 UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 
 
-class Project(Containers):
-    """The containers of a compose project."""
+@dataclass(frozen=True)
+class Container:
+    """A container that has started.
+
+    Attributes:
+        identifier: its ID.
+        service: its service in the compose file.
+        ordinal: its number within the service, from 1.
+        address: its address on the run's network; empty if it has none.
+        ended: whether its process has ended.
+        unhealthy: whether the engine calls it so.
+    """
+
+    identifier: str
+    service: str
+    ordinal: int
+    address: str
+    ended: bool
+    unhealthy: bool
+
+    def name(self, agents: Iterable[AgentInfo], topology: str) -> str:
+        """Its name by rank, see `node_name`."""
+        return node_name(self.service, self.ordinal, agents, topology)
+
+
+class Project:
+    """The containers of a compose project. Methods raise the SDK's exceptions if no engine responds.
+
+    Attributes:
+        start_s: seconds that their start has taken so far.
+        answered_at: the time of the last inspection that succeeded, on the monotonic clock.
+        quota_pending, links_pending: whether CPU quotas or links have yet to be applied.
+    """
 
     def __init__(self, engine: Engine, compose: ComposeProject, log: Path) -> None:
         """Start the containers; return at once. log: the file for the output of docker compose."""
@@ -47,6 +79,7 @@ class Project(Containers):
 
     @property
     def starting(self) -> bool:
+        """Whether containers are still being started."""
         running = self.up.poll() is None
         if running:
             self.start_s = time.monotonic() - self._started
@@ -54,6 +87,7 @@ class Project(Containers):
 
     @property
     def start_error(self) -> str | None:
+        """Why the start has failed, or None."""
         return self._start_error if self.up.returncode else None
 
     @cached_property
@@ -63,24 +97,21 @@ class Project(Containers):
         return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
 
     def containers(self) -> list[Container]:
+        """The containers that have started, except those that only prepare data or links."""
         label = {"label": f"{PROJECT_LABEL}={self.compose.project}"}
         found = self.engine.client.api.containers(all=True, filters=label)
         started = [_container(each) for each in found if each["State"] != "created"]
         return [each for each in started if each.service not in ("data", "plug")]
 
-    def lost(self) -> str | None:
-        return None  # its only engine: `engine_failure`
-
-    def is_responding(self) -> bool:
-        return is_responding(self.engine)
-
     def engine_failure(self, error: Exception) -> str | None:
+        """Why the engine counts as dead after a request that failed with `error`; None if it does not."""
         silent_s = time.monotonic() - self.answered_at
         if silent_s < UNRESPONSIVE_S and is_responding(self.engine):
             return None
         return f"the Docker engine stopped responding ({type(error).__name__})"
 
     def exit_code(self, container: Container) -> int:
+        """Exit code of a container that has ended; negative if it was killed by a signal."""
         identifier = container.identifier
         if identifier not in self._codes:
             code = int(self.engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
@@ -100,6 +131,11 @@ class Project(Containers):
         return bool(failed >= found["Config"]["Healthcheck"]["Retries"])
 
     def apply_quotas(self) -> str | None:
+        """Apply the nodes' CPU quotas, for which ready ranks wait.
+
+        Returns:
+            Why that failed. None if it did not, or if a node has ended, which the next inspection reports.
+        """
         nodes = nodes_of(self.containers())
         for command in self.compose.limit_cpus(*(each.identifier for each in nodes)):
             if error := command_error(self.engine, *command):
@@ -110,6 +146,12 @@ class Project(Containers):
         return None
 
     def apply_links(self, run: RunSpec) -> str | None:
+        """Set the links of a run, and connect the nodes to the switch if they are not.
+
+        Returns:
+            Why that failed. None if it did not, or if a container has ended, which the next inspection
+            reports.
+        """
         containers = self.containers()
         nodes = [each for each in nodes_of(containers) if each.service != "launcher"]
         switches = [each for each in containers if each.service == "switch"]
@@ -152,23 +194,25 @@ class Project(Containers):
         return next(iter(errors), None)
 
     def log(self, container: Container, since: int | None = None) -> Iterator[bytes]:
+        """Its console output, in chunks. since: seconds since the epoch."""
         logs = self.engine.client.api.logs
         chunks: Iterator[bytes] = logs(container.identifier, stream=True, follow=False, since=since)
         return chunks
 
     def terminate(self) -> None:
+        """Send SIGTERM to all containers, later SIGKILL."""
         self._end_compose()
         if any(not each.ended for each in self.containers()):
             self._compose(*self.compose.command, "stop", "-t", str(TERMINATE_S))
 
     def remove(self) -> None:
+        """Remove containers, networks and volumes; a dead engine's are left to the next sweep."""
         self._end_compose()
         self._compose(*self.compose.down)
         try:
             remove_project(self.engine, self.compose.project)
         except Exception:
-            # An engine that has died must not hide a run's result. The next sweep removes by label what
-            # the engine still has.
+            # An engine that has died must not hide a run's result.
             if is_responding(self.engine):
                 raise
 
@@ -188,6 +232,12 @@ class Project(Containers):
         command = self.engine.command(*arguments)
         with suppress(subprocess.TimeoutExpired):  # remove_project removes the rest
             subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
+
+
+def nodes_of(containers: Sequence[Container]) -> list[Container]:
+    """Those that train or start what trains, in their order: a launcher or master first."""
+    nodes = [each for each in containers if each.service not in ("coordinator", "switch")]
+    return sorted(nodes, key=lambda each: (each.service == "node", each.ordinal))
 
 
 def _container(listed: Mapping[str, Any]) -> Container:

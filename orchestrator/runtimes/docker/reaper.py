@@ -1,5 +1,4 @@
-"""Removes services, containers, networks, volumes and configs by label: after a run, and after an
-orchestrator was killed.
+"""Removes containers, networks and volumes by label: after a run, and after an orchestrator was killed.
 
 An orchestrator that gets SIGKILL cannot clean up. A small process does so for it: it reads from a pipe, and
 when the pipe closes without a final message, it removes everything with the orchestrator's label.
@@ -21,7 +20,6 @@ from orchestrator.shipped import IMPORT_ROOT
 
 LABEL = "shardyard.orchestrator"
 PROJECT_LABEL = "com.docker.compose.project"
-STACK_LABEL = "com.docker.stack.namespace"
 REMOVE_S = 30.0
 PAUSE_S = 0.05
 EXIT_MESSAGE = b"exit"
@@ -52,11 +50,6 @@ def remove_project(engine: Engine, project: str) -> int:
     return _remove(engine, f"{PROJECT_LABEL}={project}", lambda labels: True)
 
 
-def remove_stack(engine: Engine, stack: str) -> int:
-    """Remove a stack's services, networks and configs. Returns their number."""
-    return _remove(engine, f"{STACK_LABEL}={stack}", lambda labels: True)
-
-
 def remove_orphans(engine: Engine) -> int:
     """Remove everything that orchestrators which no longer run have started. Returns its number."""
     return _remove(engine, LABEL, lambda labels: is_gone(labels.get(LABEL, "")))
@@ -68,7 +61,7 @@ def remove_of_orchestrator(engine: Engine, orchestrator: str) -> int:
 
 
 def _remove(engine: Engine, label: str, wanted: Callable[[dict[str, str]], bool]) -> int:
-    """Remove services and containers first: networks and configs depend on them.
+    """Remove containers first: networks and volumes cannot be removed while one uses them.
 
     Raises EngineError if anything is left.
     """
@@ -76,7 +69,7 @@ def _remove(engine: Engine, label: str, wanted: Callable[[dict[str, str]], bool]
     deadline = time.monotonic() + REMOVE_S
     while left := [each for each in _labelled(engine, label) if wanted(_labels(each))]:
         if time.monotonic() > deadline:
-            raise EngineError(f"{len(left)} containers, services or networks cannot be removed")
+            raise EngineError(f"{len(left)} containers, networks or volumes cannot be removed")
         for each in left:
             # Another process may remove it at the same moment; else the next pass finds it again.
             with suppress(Exception):
@@ -95,19 +88,15 @@ def _remove_one(thing: Any) -> None:
 
 def _labels(thing: Any) -> dict[str, str]:
     attributes = thing.attrs
-    of_swarm, of_container = attributes.get("Spec", {}), attributes.get("Config", {})
-    return dict(attributes.get("Labels") or of_swarm.get("Labels") or of_container.get("Labels") or {})
+    return dict(attributes.get("Labels") or attributes.get("Config", {}).get("Labels") or {})
 
 
 def _labelled(engine: Engine, label: str) -> list[Any]:
     client = engine.client
     filters: dict[str, str | list[str] | bool] = {"label": label}
-    services, configs = [], []
-    if client.info().get("Swarm", {}).get("ControlAvailable"):
-        services, configs = client.services.list(filters=filters), client.configs.list(filters=filters)
     containers = client.containers.list(all=True, filters=filters, ignore_removed=True)
     networks, volumes = client.networks.list(filters=filters), client.volumes.list(filters=filters)
-    return [*services, *containers, *networks, *volumes, *configs]
+    return [*containers, *networks, *volumes]
 
 
 def main(orchestrator: str) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from orchestrator.results.store import RunPaths, make_private
 from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.docker.compose import ComposeProject
-from orchestrator.runtimes.docker.containers import Container
 from orchestrator.runtimes.docker.engine import Engine, is_responding
 from orchestrator.runtimes.docker.live import LiveRecord
-from orchestrator.runtimes.docker.project import Project
+from orchestrator.runtimes.docker.project import Container, Project
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
 from trainer.cluster.rank_assignment import ROLES, node_name

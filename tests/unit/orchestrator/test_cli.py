@@ -32,7 +32,6 @@ from orchestrator.report import Written
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.swarm.runtime import SwarmRuntime
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.terminal import _Output
 from tests.unit.conftest import PROJECT, run_result
@@ -106,18 +105,6 @@ def test_the_option_the_file_or_the_first_available_names_the_runtime(
         selected = selection.of(spec)
         assert (selected.name, type(selected.runtime)) == (name, RUNTIMES.load(name))
         assert selected.reason.startswith(reason)
-
-
-def test_equal_quotas_share_the_cores_of_the_machines_that_the_file_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(SwarmRuntime, "cores", lambda self: 2.0 if self.options.constraints else 6.0)
-    selected = run_sweep.SelectedRuntime("swarm", SwarmRuntime(), "")
-    options = "swarm: {constraints: [node.labels.rack==3]}"
-    text = f"name: s\n{options}\nblocks: [{{base: {{strategy: serial, cpus: equal}}}}]"
-    loaded = load_sweep(Path("s.yml"), text=text, cores=selected.shared_cores)
-    assert loaded.equal_cpus is not None
-    assert loaded.equal_cpus.cores == 2.0
 
 
 def test_code_that_no_container_confines_is_named(

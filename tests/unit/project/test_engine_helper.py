@@ -132,6 +132,20 @@ def test_engine_on_a_bare_machine(tmp_path: Path, release: str, packages: str) -
     assert (code, machine.processes(), machine.starts()) == (0, [], 1), shown
 
 
+def test_root_is_needed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.write("id", "echo 1000")
+    machine.environment["SHARDYARD_BASE"] = "debian:trixie-slim"
+    assert machine.run()[0] == 0
+    (again,) = machine.called("sudo ")
+    assert again.endswith("docker/engine up")
+    assert "SHARDYARD_BASE=debian:trixie-slim" in again
+    assert f"DOCKER_HOST={LOCAL}" in again
+    (machine.bin / "sudo").unlink()
+    assert machine.run()[0] == 1
+    assert (machine.called("apt-get"), machine.starts()) == ([], 0)
+
+
 def test_stop_starts_a_killed_engine_to_remove_its_containers(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     assert machine.run()[0] == 0

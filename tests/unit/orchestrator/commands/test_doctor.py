@@ -18,7 +18,7 @@ from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from trainer.spec.registries import DATASETS
 
 OURS, DOCKER = "orchestrator.commands.doctor", "orchestrator.runtimes.docker.runtime"
-SWARM, SLURM = "orchestrator.runtimes.swarm.runtime", "orchestrator.runtimes.slurm"
+SLURM = "orchestrator.runtimes.slurm"
 ENGINE = {
     f"{DOCKER}.reach": SimpleNamespace(version="26.1.5", compose="2.26.1"),
     f"{DOCKER}.image_trouble": None,
@@ -40,7 +40,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip slow checks: no engine, no commands, no data."""
     missing = EngineError("no engine here")
-    answer(monkeypatch, {f"{DOCKER}.reach": missing, f"{SWARM}.reach": missing, f"{OURS}._failure": None})
+    answer(monkeypatch, {f"{DOCKER}.reach": missing, f"{OURS}._failure": None})
     answer(monkeypatch, {f"{SLURM}.commands.unavailable_reason": "no cluster here"})
     for name in DATASETS.entries:
         if name != "mnist":

@@ -15,7 +15,7 @@ from trainer.spec.run_spec import RunSpec
 FIELDS = ", ".join(RunSpec.model_fields)
 KEYS = (
     "name, description, lab, runtime, base, repeat, until_decided, budget, tolerance, questions, quick, "
-    "requirements, blocks, ray, slurm, swarm"
+    "requirements, blocks, ray, slurm"
 )
 BLOCK_KEYS = "name, base, axes, repeat, skip, published, quick"
 

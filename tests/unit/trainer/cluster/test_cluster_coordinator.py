@@ -127,8 +127,8 @@ def test_unknown_address_is_rejected_while_agents_register(cluster: LoopbackClus
 
 
 def test_containers_are_found_by_the_engine_s_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    compose, swarm = ["a-9-b-node-12.a-9-b_run", "a-9-b-node-3.x"], ["run_launcher.1.x7.run_net"]
-    names = {"node": compose, "launcher": swarm}
+    nodes = ["a-9-b-node-12.a-9-b_run", "a-9-b-node-3.x"]
+    names = {"node": nodes, "launcher": ["a-9-b-launcher-1.a-9-b_run"]}
 
     def forward(service: str) -> tuple[str, list[str], list[str]]:
         if service not in names:
@@ -138,7 +138,7 @@ def test_containers_are_found_by_the_engine_s_names(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "gethostbyname_ex", forward)
     monkeypatch.setattr(socket, "gethostbyaddr", lambda address: (address, [], [address]))
     assert [*module.expected_agents("mpi").values()] == [("node", 12), ("node", 3), ("launcher", 1)]
-    assert module.expected_agents("ddp").keys() == {*compose}
+    assert module.expected_agents("ddp").keys() == {*nodes}
     with pytest.raises(AssignmentError, match="service master"):
         module.expected_agents("rpc")
 

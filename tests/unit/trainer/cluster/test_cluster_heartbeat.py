@@ -128,13 +128,6 @@ def test_container_that_takes_no_other_run_is_named(
     assert named in str(second.cut_off)
 
 
-def test_container_of_a_swarm_may_be_unreachable_for_a_moment(cluster: LoopbackCluster) -> None:
-    """The moment is longer than the silence after which a container is cut off."""
-    cluster.unreachable = {"node-2"}
-    cluster.delays["127.0.0.2"] = lambda: asyncio.sleep(1.5 * LIMIT_S)
-    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, scale=2) == 0
-
-
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.2)
     found = []

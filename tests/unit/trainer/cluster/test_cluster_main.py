@@ -74,11 +74,10 @@ def test_unknown_role_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -
     ("variables", "code", "call"),
     [
         # The spec has all fields; the container's limits may be those of several nodes.
-        ({"RUN": "live", "CPUS": "2"}, 7, ("main", "ddp", RESULTS / "live", {}, None)),
-        ({"RUN": "live", "SCALE": "3"}, 7, ("main", "ddp", RESULTS / "live", {}, 3)),
+        ({"RUN": "live", "CPUS": "2"}, 7, ("main", "ddp", RESULTS / "live", {})),
         ({"RUN": "live", "WARM": "1"}, 5, ("serve", "ddp", RESULTS)),
     ],
-    ids=["cold", "swarm", "warm"],
+    ids=["cold", "warm"],
 )
 def test_coordinator_of_a_sweep(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, variables: Any, code: int, call: tuple[Any, ...]

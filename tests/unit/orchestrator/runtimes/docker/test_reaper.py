@@ -17,7 +17,7 @@ from orchestrator import identity as identities
 from orchestrator.identity import identity, is_gone
 from orchestrator.runtimes.docker import reaper as module
 from orchestrator.runtimes.docker.engine import Engine, EngineError
-from orchestrator.runtimes.docker.reaper import LABEL, PROJECT_LABEL, STACK_LABEL, remove_orphans
+from orchestrator.runtimes.docker.reaper import LABEL, PROJECT_LABEL, remove_orphans
 
 ENDED_PID = "999999999"
 
@@ -43,7 +43,7 @@ def test_orchestrator_of_which_nothing_is_known_is_not_gone(monkeypatch: pytest.
     assert not is_gone(other(ENDED_PID, namespace="pid:[1]"))
     for label in ("", "x", "12 1.00", other("x"), other("-1")):  # a bare `docker compose up` sets the first
         assert not is_gone(label), label
-    # Of a swarm or a Slurm cluster: the first PID namespace has the same number on all machines.
+    # Of a Slurm cluster: the first PID namespace has the same number on all machines.
     monkeypatch.setattr(identities.socket, "gethostname", lambda: "another-machine")
     label = other(ENDED_PID)
     monkeypatch.undo()
@@ -59,21 +59,20 @@ def test_identity_survives_a_clock_step(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Daemon:
-    """Fake engine of a swarm's manager. It refuses to remove a network or config that is in use."""
+    """Fake engine. It refuses to remove a network that is in use."""
 
     def __init__(self) -> None:
         self.things: list[Any] = []
         self.refused: list[str] = []  # the next removals
         self.vanishing = ""  # another process removes it at the same moment
-        kinds = ("containers", "networks", "volumes", "services", "configs")
+        kinds = ("containers", "networks", "volumes")
         listing: Any = {kind: SimpleNamespace(list=partial(self._listed, kind)) for kind in kinds}
-        info = {"info": lambda: {"Swarm": {"ControlAvailable": True}}}
-        self.engine = Engine(SimpleNamespace(**listing, **info), "unix:///x.sock", "26.1", "2.26", 4)
+        self.engine = Engine(SimpleNamespace(**listing), "unix:///x.sock", "26.1", "2.26", 4)
 
     def add(self, kind: str, name: str, owner: str, project: str = "p") -> None:
-        labels = {"Labels": {LABEL: owner, PROJECT_LABEL: project, STACK_LABEL: project}}
-        place = {"containers": "Config", "services": "Spec", "configs": "Spec"}.get(kind)
-        thing = SimpleNamespace(kind=kind, name=name, attrs={place: labels} if place else labels, **labels)
+        labels = {"Labels": {LABEL: owner, PROJECT_LABEL: project}}
+        attrs = {"Config": labels} if kind == "containers" else labels
+        thing = SimpleNamespace(kind=kind, name=name, attrs=attrs, **labels)
         thing.remove = partial(self._remove, thing)
         if kind == "containers":
             thing.kill = None
@@ -81,8 +80,7 @@ class Daemon:
 
     def _remove(self, thing: Any, **options: bool) -> None:
         assert options == ({"force": True, "v": True} if thing.kind == "containers" else {})
-        needed = {"networks": "containers", "configs": "services"}.get(thing.kind)
-        if needed in [each.kind for each in self.things]:
+        if thing.kind == "networks" and "containers" in [each.kind for each in self.things]:
             raise RuntimeError("it is in use")
         if thing.name in self.refused:
             self.refused.remove(thing.name)
@@ -107,7 +105,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
     """Everything that a killed orchestrator has left."""
     monkeypatch.setattr(module, "PAUSE_S", 0.001)
     made = Daemon()
-    for kind in ("configs", "networks", "volumes", "services", "containers"):
+    for kind in ("networks", "volumes", "containers"):
         made.add(kind, kind, other(since="1.00"))
     return made
 
@@ -117,18 +115,17 @@ def test_only_orphans_are_removed_and_refused_removals_repeated(daemon: Daemon) 
     for name, owner in others.items():
         daemon.add("volumes", name, owner)
     daemon.refused, daemon.vanishing = ["volumes", "volumes"], "containers"
-    assert remove_orphans(daemon.engine) == 4
+    assert remove_orphans(daemon.engine) == 2
     assert daemon.left == sorted(others)
     assert remove_orphans(daemon.engine) == 0
 
 
 @pytest.mark.parametrize(
-    ("remove", "owner", "project"),
-    [("remove_of_orchestrator", "o 1", "p"), ("remove_project", "", "p 1"), ("remove_stack", "", "p 1")],
+    ("remove", "owner", "project"), [("remove_of_orchestrator", "o 1", "p"), ("remove_project", "", "p 1")]
 )
 def test_only_what_has_the_label_is_removed(daemon: Daemon, remove: str, owner: str, project: str) -> None:
     before = daemon.left
-    daemon.add("services", "1", owner, project)
+    daemon.add("containers", "1", owner, project)
     daemon.add("volumes", "2", owner, project)
     assert getattr(module, remove)(daemon.engine, owner or project) == 2
     assert daemon.left == before
@@ -137,7 +134,7 @@ def test_only_what_has_the_label_is_removed(daemon: Daemon, remove: str, owner: 
 def test_removal_that_fails_is_an_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.refused = ["containers"] * 10**4
     monkeypatch.setattr(module, "REMOVE_S", 0.02)
-    with pytest.raises(EngineError, match="2 containers, services or networks"):
+    with pytest.raises(EngineError, match="2 containers, networks or volumes"):
         remove_orphans(daemon.engine)
     assert daemon.left == ["containers", "networks"]
 

@@ -1,1 +1,0 @@
-"""In place of an empty file: Swarm distributes only files with content."""
