@@ -313,6 +313,7 @@ def test_interrupt_ends_an_operation(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return formed
 
     message = torch.ones(40_000_000)
+
     def late(group: GlooGroup) -> torch.Tensor:
         time.sleep(1.5 * group.rank)
         return group._shift(torch.ones(1), 1 - group.rank, 1 - group.rank)
