@@ -128,11 +128,19 @@ def test_container_that_takes_no_other_run_is_named(
     assert named in str(second.cut_off)
 
 
-def test_container_of_a_swarm_may_be_unreachable_for_a_moment(cluster: LoopbackCluster) -> None:
-    """The moment is longer than the silence after which a container is cut off."""
-    cluster.unreachable = {"node-2"}
-    cluster.delays["127.0.0.2"] = lambda: asyncio.sleep(1.5 * LIMIT_S)
-    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, scale=2) == 0
+@pytest.mark.parametrize(("scale", "reachable"), [(2, [False] * 2), (None, [False, True, False])])
+def test_container_may_be_unreachable_for_a_moment(
+    cluster: LoopbackCluster, scale: int | None, reachable: list[bool]
+) -> None:
+    """In a Swarm also for longer than the silence after which another container is cut off."""
+
+    async def delay() -> None:
+        for each in reachable:
+            cluster.unreachable = set() if each else {"node-2"}
+            await asyncio.sleep(0.7 * LIMIT_S)
+
+    cluster.delays["127.0.0.2"] = delay
+    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, scale=scale) == 0
 
 
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
