@@ -17,16 +17,8 @@ SEPARATORS = ",;\t"  # which one a spreadsheet expects depends on the language
 def test_no_cell_begins_as_a_formula() -> None:
     for text in FORMULAS:
         failure = Reason(case="", problem=text, expected="", got="")
-        score = {
-            "file": text,
-            "title": text,
-            "law": "",
-            "reason": "",
-            "points": 0,
-            "possible": 1,
-            "seconds": 0,
-        }
-        scores = [Score.model_validate({**score, "failure": failure})]
+        texts = {"file": text, "title": text, "law": "", "reason": "", "failure": failure}
+        scores = [Score.model_validate({**texts, "points": 0, "possible": 1, "seconds": 0})]
         graded = Grade(submission=text, points=0, possible=1, error=None, scores=scores)
         book = gradebook([graded, graded.model_copy(update={"error": text, "scores": []})])
         for written in (book, csv_text([text, "cause"], [{text: text, "cause": text}])):

@@ -156,6 +156,8 @@ def test_the_quotas_of_all_slower_nodes_are_verified_and_of_no_others() -> None:
         (simulated,) = flags(run(nodes=6, node_speed=speeds), 9.0, info=VirtualRuntime.info)
         assert simulated.startswith(f"nodes differ: {label}; no speedup")
     assert "0.3 for node 2 and 1 others, 1 cpu each" in flags(run(nodes=6, node_speed=speeds), 9.0)[0]
+    shared = run(2, processes_per_node=2, cpus=2, node_speed={1: 0.5})  # by ranks that need 9 s and 3 s
+    assert "node 1 used 12 s" in flags(shared, 3.0, node("node-2", 2, 3, cpus=1.0))[-1]
     local = run(cpus=0.4, node_speed={-1: 0.25})  # where the faster nodes have no quota
     assert len(flags(local, 2.5, node("node-4", 3, cpus=0.25), info=LOCAL)) == 1
 

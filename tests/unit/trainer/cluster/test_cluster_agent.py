@@ -305,9 +305,11 @@ def test_loss_of_the_warm_parent() -> None:
 # Open MPI
 
 
-def test_files_of_an_mpi_run_let_only_the_launcher_reach_the_nodes(home: Path) -> None:
+def test_files_of_an_mpi_run_let_only_the_launcher_reach_the_nodes(home: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("SHARDYARD_CPU_QUOTA", "1")  # of each container
+
     def write_files(role: str, name: str) -> dict[str, str]:
-        assignment = assigned("mpi", 10, 2, processes_per_node=2)
+        assignment = assigned("mpi", 10, 2, processes_per_node=2, node_speed={1: 0.5})
         Agent(role, "mpi")._write_files(replace(assignment, index=index_of(assignment, name)))
         return {path.name: path.read_text() for path in home.rglob("*") if path.is_file()}
 
@@ -316,10 +318,12 @@ def test_files_of_an_mpi_run_let_only_the_launcher_reach_the_nodes(home: Path) -
     assert files["known_hosts"] == "[10.0.0.2]:2222 key-2\n[10.0.0.10]:2222 key-10\n"
     assert files["hosts"] == "10.0.0.2 slots=2\n10.0.0.10 slots=2\n"
     assert f"UserKnownHostsFile {home}/ssh/known_hosts" in files["config"]
+    faster = json.loads(write_files("node", "node-2")["rank.json"])["environment"]
     added = {name: text for name, text in write_files("node", "node-10").items() if name not in files}
     rank = json.loads(added.pop("rank.json"))
     assert added == {"authorized_keys": 'restrict,from="10.0.0.100" key-of-launcher\n'}
     assert rank["environment"]["SHARDYARD_CONSOLE"] == f"/proc/{os.getpid()}/fd/1"
+    assert [each["SHARDYARD_CPU_QUOTA"] for each in (faster, rank["environment"])] == ["1", "0.5"]
     assert rank["argv"] == [*TRAINER]
 
 

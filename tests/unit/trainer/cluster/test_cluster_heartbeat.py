@@ -128,6 +128,17 @@ def test_container_that_takes_no_other_run_is_named(
     assert named in str(second.cut_off)
 
 
+@pytest.mark.parametrize("reachable", [[False], [False, True, False]])
+def test_container_may_be_unreachable_for_a_moment(cluster: LoopbackCluster, reachable: list[bool]) -> None:
+    async def delay() -> None:
+        for each in reachable:
+            cluster.unreachable = set() if each else {"node-2"}
+            await asyncio.sleep(0.7 * LIMIT_S)
+
+    cluster.delays["127.0.0.2"] = delay
+    assert cluster.run({"node-1": succeeds, "node-2": succeeds}) == 0
+
+
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.2)
     found = []

@@ -77,9 +77,9 @@ def test_run_that_does_not_fit_the_containers(
 def test_limits_of_the_containers_are_copied_to_the_spec(topology: str, cpus: float) -> None:
     """The nodes of topology single share one container."""
     limits = {"cpus": 0.8, "memory_mb": 512}
-    fields = {**FIELDS[topology], "memory_mb": 512}  # the same as the limit
-    spec = assign_ranks(topology, fields, registered(topology, 1, 2), limits).spec
-    assert (spec.cpus, spec.memory_mb) == (pytest.approx(cpus), 512)
+    for same in ({"memory_mb": 512}, {"cpus": 0.8}):
+        spec = assign_ranks(topology, {**FIELDS[topology], **same}, registered(topology, 1, 2), limits).spec
+        assert (spec.cpus, spec.memory_mb) == (pytest.approx(cpus), 512)
 
 
 def test_a_spec_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:

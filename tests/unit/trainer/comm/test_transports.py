@@ -195,6 +195,6 @@ def test_a_wait_ends_at_the_time_limit_of_the_run_and_several_ranks_need_a_commo
         with pytest.raises(CommunicationError):
             WAITS[name](MemoryCommunicator(0, 2, Clock(), ThreadGroup(2, timeout_s=0.01)))
     alone = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
-    assert MemoryCommunicator.connect(alone, Clock())._group.timeout_s == 7200
+    assert MemoryCommunicator.connect(alone, Clock())._group.subgroup([0]).timeout_s == 7200
     with pytest.raises(ValueError, match="ThreadGroup"):
         MemoryCommunicator.connect(NodeContext(0, 2, "memory", Path()), Clock())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -169,6 +170,12 @@ def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
         ([replace(never, essential=True), always], ["ok", "failed"]),
     ):
         assert [each.status for each in examine_all(laws, ROOT)] == statuses
+
+
+def test_a_digest_depends_on_the_samples_of_each_part() -> None:
+    valid, splits = Mock(return_value=None), ([[0, 1], [2]], [[0], [1, 2]], [[0, 1], [3]])
+    made = [Mock(validation_error=valid, partition=Mock(return_value=parts)) for parts in splits]
+    assert len({*map(partitioner_laws.digest, made)}) == len(splits)
 
 
 def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

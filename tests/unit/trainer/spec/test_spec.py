@@ -263,6 +263,7 @@ def test_a_key_does_not_depend_on_notation_nor_on_what_changes_no_result() -> No
         assert spec(**fields).canonical() == expected
     assert spec(lr=1).key == spec(lr=1.0).key
     assert spec(lr_scaling="sqrt").key == spec().key  # without effect on a single replica
+    assert spec(vary=["order", "init"]).key == spec(vary=["init", "order"]).key
 
 
 # A change of each field, and other fields that it needs in order to take effect.

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import yaml
 
 from orchestrator.errors import InputError
+from orchestrator.sandbox.base import SandboxError
 from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
+from trainer.core.regular_files import RefusedFile
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
@@ -254,6 +257,25 @@ def test_large_files_are_refused(load: Load, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(staged_code, "MOST_BYTES", 100)
     with pytest.raises(InputError, match=r"base\.dataset: table\.py:rows.*data_dir"):
         load(dataset={"name": "./table.py:rows", "test_share": 0.3})
+
+
+def test_files_that_other_users_cannot_read_are_refused_if_nodes_have_one(tmp_path: Path) -> None:
+    code, file = staged_code.StagedCode(), tmp_path / "mine.py"
+    file.touch()
+    for mode, by_all in ((0o604, True), (0o640, False)):
+        file.chmod(mode)
+        assert code.add(tmp_path, [file.name], "", by_all)
+    with pytest.raises(RefusedFile):
+        code.add(tmp_path, [file.name], "", readable_by_all=True)
+
+
+def test_components_are_tried_with_the_memory_of_a_node(folder: Path) -> None:
+    sandbox = Mock(side_effect=SandboxError)
+    tried = Imports(folder, make_sandbox=sandbox)
+    for memory_mb in (511, 1024, 600):
+        with pytest.raises(ComponentError):
+            tried.resolve({**BASE, "memory_mb": memory_mb})
+    assert [call.args[0].memory_mb for call in sandbox.call_args_list] == [512, 1024, 600]
 
 
 def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def test_run_is_handed_over_with_its_spec_in_an_empty_directory(sweep: FakeSweep
     (directory / "old").mkdir(parents=True)
     run = sweep.start()
     assert {path.name for path in directory.iterdir()} == {live(run).name, NEXT, warm.SPEC}
+    assert directory.parent.stat().st_mode & 0o777 == 0o700
     assert (directory / NEXT).read_text() == live(run).name
     assert json.loads((live(run) / "spec.json").read_text())["nodes"] == 2
     state = run.wait(0)
