@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from orchestrator.commands.check import lines
 from orchestrator.commands.sweep import text_console
 from orchestrator.execution.outcome import outcome
 from orchestrator.execution.progress import result_line
+from orchestrator.sandbox.base import Tail
+from orchestrator.sandbox.local import _drain
 from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
 from trainer.conformance.report import Finding, Report
@@ -57,10 +60,15 @@ def test_a_law_that_a_component_breaks_is_shown_in_its_rows() -> None:
     assert {each for each in shown if not each.isprintable()} == {"\n"}
 
 
-def test_whatever_prints_text_it_controls_no_terminal() -> None:
+def test_whatever_prints_text_it_controls_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "output").write_text(FORGED)
+    _drain((tmp_path / "output").open("rb"), Tail(), shown=100)  # of code that is checked
     table = Table(FORGED)
     table.add_row(Text(FORGED))
-    for text in (printed(FORGED), printed(Text(FORGED, style="red")), printed(table)):
+    of_code = capsys.readouterr().err
+    for text in (of_code, printed(FORGED), printed(Text(FORGED, style="red")), printed(table)):
         assert {each for each in text if not each.isprintable()} <= {"\n", "\t"}
     assert len(shortened(FORGED.replace("\n", " ")).splitlines()) == 1
     assert len(shortened("a\r" * 100).splitlines()) == 1

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator import cli
-from orchestrator.commands.partitions import (
-    PartitionPreview,
-    preview,
-    runs_of,
-    write_files,
-)
+from orchestrator.commands.partitions import PartitionPreview, preview, runs_of, write_files
 from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import Imports
 from trainer.data.base import Indices, Labels, Partitioner
@@ -94,4 +89,4 @@ def test_failed_partitioner_has_a_row_with_the_reason(
     only = write_files(previews_of(nodes=3, partitioners=["halves"]), tmp_path / "new" / "place")
     assert [path.name for path in only] == ["partitions.csv", "labels.csv"]
     with pytest.raises(InputError, match=r"labels\.csv: is not a directory; choose another --out"):
-        write_files(previews_of(partitioners=TWO), tmp_path / "labels.csv")
+        write_files(previews_of(nodes=200, partitioners=TWO), tmp_path / "labels.csv")  # a sample each

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.commands.replay import Options, rows
 from orchestrator.errors import InputError
 from orchestrator.replay import described
 from orchestrator.replay.described import UNKNOWN, Software, has_cores, software_of, work_of_step
@@ -19,7 +20,7 @@ from orchestrator.results.real_nodes import RealRuns, calibrate_virtual_nodes, r
 from orchestrator.results.records import LinkResult, RunResult
 from orchestrator.results.store import SweepPaths, UnusableFile
 from tests.support.traces import builders
-from tests.unit.orchestrator.replay.test_replay_run import results_directory
+from tests.unit.orchestrator.replay.test_replay_run import FREE, TRACED, results_directory
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.time_model.cluster import Cluster, Link
@@ -233,6 +234,15 @@ def test_runs_that_should_not_take_as_long_are_not_compared(tmp_path: Path) -> N
     assert [*compared(tmp_path, real, ours, priced, quota).times] == [ours.key]
     early = ours.model_copy(update={"epochs": [each for each in ours.epochs if each.epoch == 1]})
     assert compared(tmp_path, real, early).times == {}
+
+
+def test_a_replay_replaces_the_links_of_calibrated_virtual_nodes(tmp_path: Path) -> None:
+    fields = {"nodes": 2, "transport": "gloo", "link": {"bandwidth_mbit": 8}}
+    ours = results_directory(tmp_path / "ours", on_virtual_nodes(a_run("all_reduce", **fields)))
+    calibrate_virtual_nodes(ours, results_directory(tmp_path / "real", TRACED).directory)
+    (row,) = rows(ours, Options(FREE))
+    assert row.time.cluster.software["all_reduce"]
+    assert row.time.cluster.link.bytes_per_s == UNKNOWN.bytes_per_s
 
 
 def test_directories_that_calibrate_nothing_are_refused(tmp_path: Path) -> None:

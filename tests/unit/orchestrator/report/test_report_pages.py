@@ -219,7 +219,7 @@ def test_the_command_of_a_run_repeats_it(fields: dict[str, Any], tmp_path: Path)
     run = RunSpec.model_validate({"strategy": "serial", "seed": 3, **fields})
     command, *file, end = repeat_command(run, "local").splitlines()
     assert command.startswith("python -m orchestrator sweep /dev/stdin --runtime local")
-    assert end == "END"
+    assert (command.split()[-1], end) == ("<<'END'", "END")  # quoted, so that the shell expands nothing
     path = tmp_path / "again.yml"
     path.write_text("\n".join(file))
     assert load_sweep(path).runs == [run]

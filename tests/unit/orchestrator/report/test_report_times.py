@@ -257,6 +257,8 @@ def test_runs_on_shared_cores_are_compared_in_cluster_time_and_keep_their_wall_t
     names = ("train_s", "cluster_s", "speedup", "cluster_speedup", "cluster_wait_s")
     expected = (5.998, 1.998, 7.998 / 5.998, 7.998 / 1.998, 0.3)
     assert [float(line[name]) for name in names] == pytest.approx(expected)
+    epochs = csv.DictReader(epochs_csv(comparison).splitlines())
+    assert [float(each["train_s"]) for each in epochs if each["key"] == row.key][-1] == row.wall.train_s
     assert finding_of(comparison, "fastest").data["speedup"] == pytest.approx(4.0, rel=1e-3)
 
 
@@ -287,12 +289,13 @@ def test_cluster_time_is_calibrated_if_no_run_is_off_by_much() -> None:
 
 def test_virtual_nodes_are_off_by_no_less_than_if_nothing_was_known() -> None:
     info = dataclasses.replace(ON_TWO[0].runtime_info, simulates_time=True)
-    run = ON_TWO[0].model_copy(update={"runtime_info": info})
-    for predicted_s, error in ((1.9, MAX_ERROR), (2.6, 0.3)):
-        real = {run.key: RealTime(2.0, "wall", predicted_s)}
-        clusters = {run.key: in_cluster_time(run, predicted_s)}
-        found = compare(a_record([run]), [(run.key, run)], clusters=clusters, real=real)
+    runs = [run.model_copy(update={"runtime_info": info}) for run in ON_TWO[:2]]
+    for predicted_s, error, checked in ((1.9, MAX_ERROR, 2), (1.9, MAX_ERROR, 1), (2.6, 0.3, 2)):
+        real = {run.key: RealTime(2.0, "wall", predicted_s) for run in runs[:checked]}
+        clusters = {run.key: in_cluster_time(run, predicted_s) for run in runs}
+        found = compare(a_record(runs), [(run.key, run) for run in runs], clusters=clusters, real=real)
         assert error_of_difference(only_view(found)) == pytest.approx(error)
+        assert len(findings_of(found, "cluster_time")) == ((predicted_s, checked) == (1.9, 2))
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,9 @@ MODELS: Faults = {
     # It draws a number, which almost never changes the output.
     "draws: from random": models(net(lambda self, x: x + (random.random() < 1e-9))),
     "draws: other outputs": models(net(lambda self, x: x + np.random.default_rng().random())),
-    "repeats: in evaluation": models(net(lambda self, x: x * self.calls.add_(1), calls=number)),
+    "repeats: in evaluation": models(
+        net(lambda self, x: x * self.calls.add_(1), calls=lambda _: nn.Buffer(torch.zeros(())))
+    ),
     "repeats: in training": models(
         net(lambda self, x: x * self.calls.add_(1) if self.training else x, calls=number)
     ),
@@ -295,6 +297,7 @@ OPTIMIZERS: Faults = {
     "curve: ^1 step": stepping(Sgd.change, equals="sgd", given="adam"),  # what is given comes first
     "descends: 20 steps": stepping(lambda self, lr, weight, _: -lr * weight.grad),
     "zero: 1 step": stepping(lambda self, lr, weight, _: lr * (weight.grad - 0.1 * weight)),
+    "zero: 1 step.*: nan": stepping(lambda self, lr, weight, _: lr * weight.grad / weight.grad.norm()),
     "skips: 1 step.*moved": stepping(Sgd.change, step=moving_all),
     "rate: 1 step.*param_groups": stepping(lambda self, lr, weight, _: self.first * weight.grad),
     "rate: 1 step.*by": stepping(lambda self, lr, weight, _: 0.01 * weight.grad),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer.conformance.__main__ import _invalid
 from trainer.conformance.check import _dataset_of, data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest
+from trainer.user_components.signature import ParameterFailure, bound
 from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 IMPORTS = (
@@ -86,6 +88,13 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
     # A function that measures answers is no loss after all.
     without = [name for name in found["loss"][2:] if left_out(request_for(folder, "loss", name))]
     assert without == ["close"]
+
+
+def test_a_missing_parameter_hides_no_other_mistake() -> None:
+    for parameters, answer in (({}, "finding"), ({"share": 1}, "invalid")):
+        with pytest.raises(ParameterFailure) as wrong:
+            bound(lambda labels, width: None, parameters, ["labels"])
+        assert answer in _invalid(wrong.value, alone=False)
 
 
 def test_torchvision_has_models(folder: Path) -> None:

@@ -46,8 +46,9 @@ FILES = {
     "package/inner.py": "from torch.nn.functional import nll_loss as of\n",
     "package/relative.py": "from .inner import of\n",
     "table.py": "import numpy as np\nfrom pathlib import Path\n"
-    "def rows():\n    data = np.loadtxt(Path(__file__).parent / 'table.csv', delimiter=',')\n"
-    "    return data[:, :4], data[:, 4].astype(int)\n",
+    "def rows(data_dir):\n    data = np.loadtxt(Path(__file__).parent / 'table.csv', delimiter=',')\n"
+    "    return data[:, :4] * np.loadtxt(data_dir / 'scale.txt'), data[:, 4].astype(int)\n",
+    "data/scale.txt": "2",
     "one/net.py": "import common\nfrom mine import Net\n",
     "one/common.py": "WIDTH = 1\n",
     "one/mine.py": FILE.read_text(),
@@ -72,9 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def imports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imports]:
+def imports(folder: Path) -> Iterator[Imports]:
     """One process tries the components of all tests."""
-    found = Imports(folder, tmp_path_factory.mktemp("data"))
+    found = Imports(folder, folder / "data")
     yield found
     found.close()
 
@@ -248,9 +249,9 @@ def test_nodes_get_the_files_that_a_component_reads(load: Load, imports: Imports
     for _ in range(2):
         imports.copy_to(tmp_path / "files", [run, other])
         assert {path.name for path in (tmp_path / "files").iterdir()} == folders
-    for name in ("table.csv", "table.py"):
-        table = tmp_path / "files" / other.dataset.imported.folder / name
-        assert table.read_bytes() == (imports.directory / name).read_bytes()
+    copies = [*(tmp_path / "files" / other.dataset.imported.folder).iterdir()]
+    assert {copy.name for copy in copies} == {"mine.py", "table.csv", "table.py"}
+    assert all(copy.read_bytes() == (imports.directory / copy.name).read_bytes() for copy in copies)
 
 
 def test_large_files_are_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,10 +264,11 @@ def test_failed_containers_are_replaced_with_the_reason(sweep: FakeSweep) -> Non
 def test_each_run_gets_its_own_links_in_containers_of_runs_with_links(sweep: FakeSweep) -> None:
     first = sweep.start(link=FAST)
     sweep.show(*LINKED)
-    assert first.wait(0).error is None
+    first._nodes.project.start_s = 2.5
+    assert (first.wait(0).error, first._nodes.engine_start_s) == (None, 2.5)
     nodes = sweep.succeed(first)
     second = sweep.hand_over(link={"bandwidth_mbit": 10})
-    assert second.wait(0).error is None
+    assert (second.wait(0).error, nodes.engine_start_s) == (None, 0.0)
     assert [each.link.default.bandwidth_mbit for each in sweep.setups] == [100, 10]
     assert len(sweep.plugs) == 2, "the nodes are connected once"
     sweep.succeed(second)

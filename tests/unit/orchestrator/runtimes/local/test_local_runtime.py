@@ -54,10 +54,7 @@ def inside(private: PrivateNetwork, code: str) -> str:
 
 def test_namespace_has_a_loopback_interface_and_the_callers_user_only(private: PrivateNetwork) -> None:
     name = f"shardyard-test-{os.getpid()}"
-    with (
-        socket.create_server(("127.0.0.1", 0)) as outside,
-        socket.socket(socket.AF_UNIX) as abstract,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as outside, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(f"\0{name}")
         abstract.listen()
         code = f"""
@@ -152,6 +149,16 @@ def test_exit_of_a_rank_is_not_reported_by_the_look_that_starts_it_again(tmp_pat
         assert (local.wait(0.0).exits, local.wait(0.0).running) == ({}, 1)
     finally:
         local.stop()
+
+
+def test_the_rank_that_mpirun_has_lost_is_the_first_that_was_killed(tmp_path: Path) -> None:
+    paths, spec = RunPaths(tmp_path), run("mpi")
+    paths.live.mkdir()
+    nodes = MagicMock(**{"killed.return_value": [(8, signal.SIGSEGV), (7, signal.SIGTERM)]})
+    local = LocalRun(LaunchPlan(spec, paths, tmp_path), OutputLimits.of(spec), nodes=nodes)
+    local._pids = {0: 7, 1: 8}
+    assert local._first_killed({"mpirun": 1}) == {"node 1": -signal.SIGSEGV}
+    assert local._first_killed({"mpirun": 0}) == {}
 
 
 TICK_S = PERIOD_S / 20
