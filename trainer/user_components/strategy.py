@@ -24,14 +24,16 @@ from trainer.user_components.signature import configured
 from trainer.user_components.source import ImportFailure, Source
 
 # What a class declares about itself: the class variables of Strategy.
-DECLARED = tuple(name for name, hint in get_type_hints(Strategy).items() if get_origin(hint) is ClassVar)
-DECLARED = tuple(name for name in DECLARED if not name.startswith(("model_", "_")))
-
-
+_TYPES = {
+    name: get_args(hint)[0]
+    for name, hint in get_type_hints(Strategy).items()
+    if get_origin(hint) is ClassVar and not name.startswith(("model_", "_"))
+}
+DECLARED = tuple(_TYPES)
 _Declared = create_model(  # type: ignore[call-overload]
     "_Declared",
     __config__=ConfigDict(extra="forbid"),
-    **{name: (get_args(get_type_hints(Strategy)[name])[0], ...) for name in DECLARED},
+    **{name: (each, ...) for name, each in _TYPES.items()},
 )
 
 

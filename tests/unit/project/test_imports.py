@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -123,12 +124,17 @@ def module_name(path: Path) -> str:
 FILES = [path for of in ("trainer", "orchestrator", "shardyard") for path in (PROJECT / of).rglob("*.py")]
 # Without files for students, which are no modules.
 PATHS = {module_name(path): path for path in FILES if not path.is_relative_to(KITS)}
-TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """By module. Not parsed on import, which each worker of pytest does."""
+    return {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 
 
 def imported_modules(name: str) -> Iterator[str]:
     """The project's modules that a module imports, including imports in functions and for types."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             assert not getattr(node, "level", 0), f"{name}:{node.lineno}: relative import"
@@ -140,7 +146,9 @@ def imported_modules(name: str) -> Iterator[str]:
                     yield target
 
 
-GRAPH = {name: {*imported_modules(name)} for name in PATHS}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: {*imported_modules(name)} for name in PATHS}
 
 
 def layer(package: str, module: str) -> str | None:
@@ -158,7 +166,7 @@ def test_packages_import_only_earlier_ones_that_their_row_allows(package: str) -
     assert [name for name in rows if not {*table[name].split()} <= {*rows[: rows.index(name)]}] == []
     wrong = [
         (module, target)
-        for module, targets in GRAPH.items()
+        for module, targets in graph().items()
         for target in targets
         if (source := layer(package, module)) in table
         and (imported := layer(package, target)) not in (None, "__init__", source)
@@ -170,7 +178,7 @@ def test_packages_import_only_earlier_ones_that_their_row_allows(package: str) -
 def test_trainer_and_orchestrator_share_only_what_is_listed() -> None:
     across = {
         (name.partition(".")[0], target)
-        for name, targets in GRAPH.items()
+        for name, targets in graph().items()
         for target in targets
         if name.partition(".")[0] not in (target.partition(".")[0], "shardyard")
     }
@@ -179,11 +187,11 @@ def test_trainer_and_orchestrator_share_only_what_is_listed() -> None:
 
 
 def test_no_module_is_in_an_import_circle() -> None:
-    assert len([*TopologicalSorter(GRAPH).static_order()]) == len(PATHS)  # or CycleError names the circle
+    assert len([*TopologicalSorter(graph()).static_order()]) == len(PATHS)  # or CycleError names the circle
 
 
 def test_modules_have_docstrings_and_names_of_what_is_in_them() -> None:
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
     assert [path for path in PATHS.values() if path.stem in ("utils", "util", "helpers", "misc")] == []
 
 
