@@ -114,6 +114,7 @@ def test_shown_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
         parse(*orchestrator_commands('make sweep ARGS="--node 2"'))
 
 
+@pytest.mark.slow
 def test_shown_commands_that_change_labs_have_runs(tmp_path: Path) -> None:
     shown = [
         line for line in commands_shown() if re.search(r"orchestrator lab (?!NAME).*--(set|nodes)", line)
@@ -159,6 +160,7 @@ def figures(entry: Published) -> list[str]:
     return [form.format(value).replace("-", "−") for value, form in formats if value is not None]
 
 
+@pytest.mark.slow
 def test_mutants_fit_the_sources_and_the_page_of_bugs_names_their_tests_and_reports() -> None:
     page = PAGES[DOCS / "bugs.md"]
     mutants = {mutant.name: mutant for mutant in read_catalogue()}  # an error names entries that do not fit

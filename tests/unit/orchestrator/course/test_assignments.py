@@ -57,6 +57,7 @@ def graded(*directories: Path, tests: Path) -> list[Grade]:
     return [grader.grade(each.name, each) for each in directories]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", names())
 def test_hidden_and_public_tests_pass_the_reference_and_what_students_repair_but_no_skeleton(
     assignment: str, monkeypatch: pytest.MonkeyPatch

@@ -178,6 +178,7 @@ def test_a_digest_depends_on_the_samples_of_each_part() -> None:
     assert len({*map(partitioner_laws.digest, made)}) == len(splits)
 
 
+@pytest.mark.slow
 def test_another_process_must_give_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CODE, "")
     monkeypatch.setenv("PYTHONHASHSEED", "0")

@@ -90,6 +90,7 @@ def test_a_wrong_strategy_breaks_its_laws(directory: Path, name: str, laws: set[
     assert psutil.Process().children(recursive=True) == others
 
 
+OF_TORCH = ("ddp", "zero1", "zero2", "fsdp", "pipeline_torch")
 BETWEEN_PROCESSES = {
     name
     for name in STRATEGIES.entries
@@ -97,7 +98,10 @@ BETWEEN_PROCESSES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES.entries)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_TORCH)) for name in STRATEGIES.entries],
+)
 def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank and three, or on two. Between processes, which take long to start, only once."""
     request = CheckRequest(kind="strategy", registered=name, label=name, limit_s=400)  # of a busy machine
