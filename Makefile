@@ -100,7 +100,7 @@ test-all: ## run all tests: unit, local processes and containers
 
 golden: $(VENV)/ready-dev ## renew the golden texts in tests/golden; read their diff
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q $(addprefix tests/unit/orchestrator/,report/test_report_golden.py \
-		commands/test_command_texts.py export/test_export_sweeps.py test_cli.py)
+		commands/test_command_texts.py export/test_export_sweeps.py runtimes/slurm/test_slurm_script.py test_cli.py)
 
 # Tests that start containers look at all containers of the engine, so they run one after the other. Many of
 # them are about faults and have time limits, so they do not run beside the others.

@@ -35,6 +35,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.terminal import _Output
 from tests.unit.conftest import PROJECT, run_result
+from tests.unit.golden import GOLDEN, assert_reviewed
 
 SERIAL = "name: s\nblocks: [{base: {strategy: serial}}]"
 
@@ -155,12 +156,8 @@ def test_clean_counts_what_every_runtime_has_left(
 
 def check_golden(name: str, describe: Callable[[str], Iterator[str]]) -> None:
     """Compare the blocks of a text with the lines that follow from their first ones."""
-    golden = PROJECT / "tests/golden" / name
-    firsts = [block.partition("\n")[0] for block in golden.read_text().split("\n\n")]
-    text = "\n\n".join("\n".join([first, *describe(first)]) for first in firsts) + "\n"
-    if "RENEW_GOLDEN" in os.environ:
-        golden.write_text(text)
-    assert text == golden.read_text()
+    firsts = [block.partition("\n")[0] for block in (GOLDEN / name).read_text().split("\n\n")]
+    assert_reviewed(name, "\n\n".join("\n".join([first, *describe(first)]) for first in firsts) + "\n")
 
 
 class CalledError(Exception):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,12 +24,12 @@ from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.results.predictions import Predictions
 from orchestrator.runtimes.finding import Finding
 from tests.unit.conftest import PROJECT
+from tests.unit.golden import GOLDEN, assert_reviewed
 from tests.unit.orchestrator.commands.test_model_command import FOUR, NO_IMPORTS
 from trainer.conformance.report import Report
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import PartitionSummary
 
-GOLDEN = PROJECT / "tests/golden"
 FOUND = yaml.safe_load((GOLDEN / "commands.yml").read_text())
 
 
@@ -97,7 +96,4 @@ def test_what_commands_print_is_as_it_was_reviewed(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = f"\n\n{'=' * 80}\n".join(texts(monkeypatch, capsys)).replace("\N{NO-BREAK SPACE}", "~")
-    lines, golden = [line.rstrip() for line in text.splitlines()], GOLDEN / "commands.txt"
-    if "RENEW_GOLDEN" in os.environ:
-        golden.write_text("\n".join([*lines, ""]))
-    assert lines == golden.read_text().splitlines()
+    assert_reviewed("commands.txt", "\n".join([*map(str.rstrip, text.splitlines()), ""]))

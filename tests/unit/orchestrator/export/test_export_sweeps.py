@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from orchestrator.export.sweep_exporter import PlannedRun
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
+from tests.unit.golden import assert_reviewed
 from trainer.launch.environment import read_context
 from trainer.launch.launchers import LaunchError
 from trainer.spec.run_spec import RunSpec
@@ -174,13 +174,11 @@ def test_objects_have_only_fields_that_their_definitions_know(
 @pytest.mark.parametrize("to", OPTIONS)
 def test_the_files_of_a_sweep_are_as_they_were_reviewed(exports: Exports, to: str) -> None:
     """Read in their diff what confines pods, who reaches them, and what limits they have."""
-    out, golden = exports[to].out, PROJECT / f"tests/golden/export_{to}.yaml"
+    out = exports[to].out
     shown = (path for path in sorted(out.rglob("*.yaml")) if path.parent == out or SHOWN[to] in str(path))
     files = (f"# {path.relative_to(out)}\n{path.read_text()}" for path in shown)
     text = re.sub(r"spec\.json: \|\n(?: {4}.*\n)+", "spec.json: SPEC\n", "---\n".join(files))
-    if "RENEW_GOLDEN" in os.environ:
-        golden.write_text(text)
-    assert text.splitlines() == golden.read_text().splitlines()
+    assert_reviewed(f"export_{to}.yaml", text)
 
 
 def test_exporting_again_replaces_only_what_has_changed(tmp_path: Path) -> None:

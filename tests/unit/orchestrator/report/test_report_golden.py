@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import difflib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +34,7 @@ from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
 from orchestrator.results.records import RankResult, RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
+from tests.unit.golden import assert_reviewed
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_predicted import prediction
 from tests.unit.orchestrator.report.test_report_times import learned
@@ -69,9 +67,6 @@ from tests.unit.report_support import (
     with_ranks,
 )
 from trainer.spec.registries import REGISTRIES
-
-GOLDEN = Path(__file__).parents[3] / "golden"
-RENEW = "RENEW_GOLDEN"  # set by `make golden`
 
 
 def data_parallel() -> list[RunResult]:
@@ -506,13 +501,7 @@ def cleaned(lines: Iterable[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_golden_comparison_has_every_finding_and_figure_with_its_text_and_numbers(name: str) -> None:
-    """Compare lines with the golden file, or renew it."""
     # A disturbed sweep has most of its runs beside other load.
     assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
     assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
-    now, path = [*FILES[name](golden())], GOLDEN / name
-    if os.environ.get(RENEW):
-        path.write_text("\n".join(now) + "\n", encoding="utf-8")
-    known = path.read_text(encoding="utf-8").splitlines()
-    difference = difflib.unified_diff(known, now, name, "now", lineterm="", n=0)
-    assert now == known, "\n".join(["`make golden` renews it:", *difference])
+    assert_reviewed(name, "\n".join([*FILES[name](golden()), ""]))

@@ -87,7 +87,7 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
 
 def test_file_cancels_a_run_for_which_a_container_is_missing(cluster: LoopbackCluster) -> None:
     async def cancel(agent: FakeAgent) -> None:
-        await asyncio.sleep(0.2)  # until it is registered: only then it is told that the run has ended
+        await asyncio.sleep(0.2)  # agents that have not registered get no messages
         (cluster.run_directory(1) / CANCEL).touch()
         await is_surplus(agent)
 

@@ -1,11 +1,7 @@
-"""Mistakes in the scripts of jobs, allocations and containers: options, quotes, requeues, shared directory.
-
-RENEW_GOLDEN=1 writes the golden scripts again.
-"""
+"""Mistakes in scripts of jobs, allocations and containers: options, quotes, requeues, shared directory."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -31,11 +27,11 @@ from orchestrator.runtimes.slurm.script import (
     render,
 )
 from orchestrator.runtimes.slurm.states import JobState, error_of
+from tests.unit.golden import assert_reviewed
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
 
 REAL_PYTHON = sys.executable
-GOLDEN = Path(__file__).resolve().parents[4] / "golden"
 RUN = RunPaths(Path("/shared/results/my sweep/ddp-100%"))
 OWNER, TOKEN, MPIRUN = "shardyard 12 34/56 pid:[78]", "0123abcd", Path("/shared/venv/bin/mpirun")
 MPI: dict[str, Any] = {"strategy": "all_reduce", "transport": "mpi"}
@@ -81,10 +77,8 @@ SCRIPTS: dict[str, Callable[[], str]] = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_golden_script(name: str) -> None:
-    script, golden = SCRIPTS[name](), GOLDEN / f"slurm_{name}.sh"
-    if os.environ.get("RENEW_GOLDEN"):
-        golden.write_text(script)
-    assert script == golden.read_text()
+    script = SCRIPTS[name]()
+    assert_reviewed(f"slurm_{name}.sh", script)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
