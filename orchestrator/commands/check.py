@@ -26,8 +26,8 @@ from trainer.conformance.report import EQUALS, KINDS, CheckRequest, Finding, Rep
 from trainer.core.frames import ProtocolError
 from trainer.core.record import checked, one_line
 from trainer.core.registry import is_import_path, suggestion
+from trainer.core.user_code import CODE
 from trainer.spec.registries import REGISTRIES
-from trainer.user_components.source import CODE
 
 COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
 STATUS_WIDTH, LAW_WIDTH = 9, 12

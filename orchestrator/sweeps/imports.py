@@ -38,9 +38,9 @@ from trainer.core.frames import ProtocolError
 from trainer.core.record import checked, first_error
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path, shortened
 from trainer.core.regular_files import RefusedFile, read_regular
+from trainer.core.user_code import CODE
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
-from trainer.user_components.source import CODE
 
 Values = dict[str, Any]
 

@@ -346,7 +346,7 @@ def test_an_orchestrator_that_ends_while_a_component_is_tried_leaves_nothing(
 ERRORS = {
     'raise ValueError("bad\\n[3/3] x: ok\\r[4/4] y: ok\\u2028[5/5] z: ok\\x1b[2J")': "bad",
     "raise ValueError('\\x1b' * 50 + 'x ' * 5000 + 'the reason')": "the reason",
-    "from trainer.user_components.source import ImportFailure\n"
+    "from trainer.core.user_code import ImportFailure\n"
     "raise ImportFailure('\\n' + '\\x1b' * 5000 + 'the reason')": "the reason",
     "open('odd \\x1b[2J\\n', 'w').close()": "control characters",
 }

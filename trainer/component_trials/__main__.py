@@ -12,10 +12,10 @@ import sys
 import tempfile
 from typing import BinaryIO
 
-from trainer.component_trials.forked import CallerEnded, Ended, forked
 from trainer.component_trials.inspect import inspect
 from trainer.component_trials.messages import TrialAnswer, TrialRequest
 from trainer.core.cgroup import measure
+from trainer.core.forked import CallerEnded, Ended, forked
 from trainer.core.frames import HEADER, frame, length, message
 
 

@@ -18,14 +18,16 @@ import numpy as np
 from trainer.component_trials import written
 from trainer.component_trials.figures import figures
 from trainer.component_trials.messages import FIT, MAX_SAMPLES, MAX_TEXT, TrialAnswer, TrialRequest
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import ParameterFailure, defaults_left_out
+from trainer.components.samples import TRIED_SAMPLES, spread
 from trainer.core.record import checked, cut, one_line
+from trainer.core.user_code import ImportFailure, located
 from trainer.data.base import PixelScale
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 from trainer.user_components import augmentation, dataset, loss, model, optimizer, partitioner, strategy
-from trainer.user_components.samples import TRIED_SAMPLES, spread
-from trainer.user_components.signature import ParameterFailure, defaults_left_out
-from trainer.user_components.source import ImportFailure, Source, located, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor

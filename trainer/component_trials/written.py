@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.components.samples import TRIED_SAMPLES, spread, taken
 from trainer.core.cgroup import memory_left
 from trainer.core.registry import IMPORTED
+from trainer.core.user_code import ImportFailure, located
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 from trainer.user_components.dataset import DatasetFacts
 from trainer.user_components.model import LARGE, ImportedModel
-from trainer.user_components.samples import TRIED_SAMPLES, spread, taken
-from trainer.user_components.source import ImportFailure, located
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.component_trials.forked import Ended, Send, forked
+from trainer.components.parameters import ParameterFailure
 from trainer.conformance.check import (
     DatasetParameterFailure,
     RequestError,
@@ -25,11 +25,11 @@ from trainer.conformance.check import (
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import CheckRequest, Finding, Report, without_effect
+from trainer.core.forked import Ended, Send, forked
 from trainer.core.frames import HEADER, frame, length
 from trainer.core.frames import message as message_in
 from trainer.core.processes import end_with_parent
-from trainer.user_components.signature import ParameterFailure
-from trainer.user_components.source import ImportFailure, located
+from trainer.core.user_code import ImportFailure, located
 
 BUILDS = "it can be built"
 NOISE = "noise (--dataset takes a dataset)"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.components.samples import taken
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
 from trainer.user_components.augmentation import argument_error, output_error, seeded_error, shape_error
-from trainer.user_components.samples import taken
 
 if TYPE_CHECKING:
     from torch import Tensor

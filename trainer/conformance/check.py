@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from trainer.components.facts import Source
+from trainer.components.parameters import ParameterFailure, configured
+from trainer.components.samples import TRIED_SAMPLES, spread
 from trainer.conformance import (
     augmentation,
     dataset,
@@ -26,6 +29,7 @@ from trainer.conformance.find import components
 from trainer.conformance.law import Law
 from trainer.conformance.report import CheckRequest
 from trainer.core.registry import IMPORTED
+from trainer.core.user_code import TORCHVISION, ImportFailure, located
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Data, DataError, Dataset
 from trainer.models.base import Model
@@ -39,9 +43,6 @@ from trainer.user_components import model as imported_model
 from trainer.user_components import optimizer as imported_optimizer
 from trainer.user_components import partitioner as imported_partitioner
 from trainer.user_components import strategy as imported_strategy
-from trainer.user_components.samples import TRIED_SAMPLES, spread
-from trainer.user_components.signature import ParameterFailure, configured
-from trainer.user_components.source import TORCHVISION, ImportFailure, Source, located
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.components.random_state import scatter_seeds
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import Data, Dataset, Split
@@ -21,7 +22,6 @@ from trainer.user_components.dataset import (
     splits_error,
     stated_error,
 )
-from trainer.user_components.random_state import scatter_seeds
 
 MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
 

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.components.facts import Source
+from trainer.components.parameters import lacking, signature_of
 from trainer.core.registry import Component
 from trainer.core.strategy import Strategy
+from trainer.core.user_code import TORCHVISION, ImportFailure, load_module
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
-from trainer.user_components.signature import lacking, signature_of
-from trainer.user_components.source import TORCHVISION, ImportFailure, Source, load_module
 
 OWN: dict[str, type[Component]] = {
     "partitioner": Partitioner,

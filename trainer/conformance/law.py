@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from trainer.components.parameters import ParameterFailure
 from trainer.conformance.report import Finding, Status
-from trainer.core.failure import Failure
-from trainer.user_components.signature import ParameterFailure
-from trainer.user_components.source import located
+from trainer.core.failure import Failure, RankFailure
+from trainer.core.user_code import located
 
 I = TypeVar("I")  # noqa: E741  (an input)
 
@@ -21,10 +21,6 @@ SHRINK_S = 5.0
 
 class NotApplicable(Exception):
     """A law says nothing about an input. The message says why."""
-
-
-class RankFailure(Exception):
-    """A rank in another process has failed. The message is what `located` says there."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.components.random_state import scatter_seeds
+from trainer.components.samples import taken
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import Dataset
 from trainer.models.base import Model
 from trainer.models.shapes import noise
 from trainer.user_components.model import draws_error, names_error, output_error, weights_error
-from trainer.user_components.random_state import scatter_seeds
-from trainer.user_components.samples import taken
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trainer.components.random_state import scatter_seeds
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.split_rules import BrokenRule, Rule, broken_rules, holders_of
 from trainer.user_components.partitioner import FunctionPartitioner, same_parts, seeded_error
-from trainer.user_components.random_state import scatter_seeds
 
 Mix = Literal["even", "uneven", "rare"]
 FEW = 7  # samples up to which all inputs are tried

@@ -146,8 +146,7 @@ class Trainings:
         return done
 
     def _train(self, name: str, ranks: Ranks, rule: str = "") -> Training:
-        from trainer.conformance import processes
-        from trainer.launch import threads
+        from trainer.launch import processes, threads
 
         if not self.own.trains:
             raise NotApplicable("it does not train")
@@ -173,7 +172,7 @@ class Trainings:
         Threads are faster, and their exchanges are watched. They can be the ranks of a strategy that calls
         only the communicator, whichever transports it lists.
         """
-        from trainer.conformance.processes import TRANSPORTS, trains_on_threads
+        from trainer.launch.processes import TRANSPORTS, trains_on_threads
 
         if self.own.forks:
             return "memory"

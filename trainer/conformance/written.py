@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.component_trials.written import LONG, compare, described
+from trainer.components.samples import TRIED_SAMPLES
 from trainer.conformance.law import Law, NotApplicable, Note, Outcome
 from trainer.core.failure import Failure
+from trainer.core.user_code import ImportFailure
 from trainer.data.base import Dataset
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES
-from trainer.user_components.samples import TRIED_SAMPLES
-from trainer.user_components.source import ImportFailure
 
 if TYPE_CHECKING:
     from torch import Tensor

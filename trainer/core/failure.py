@@ -1,4 +1,4 @@
-"""How a component breaks a law of its kind."""
+"""How a component breaks a law of its kind, and how a rank fails."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.got}; expected: {self.expected}"
+
+
+class RankFailure(Exception):
+    """A rank in another process has failed. The message is what `located` says there."""

@@ -15,7 +15,7 @@ from trainer.comm import base
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.position import MAX_NAME, MAX_PEER, PEERS, Exchange, Position
 from trainer.core.record import one_line
-from trainer.user_components.source import name_in_code
+from trainer.core.user_code import name_in_code
 
 KINDS = get_args(Exchange.model_fields["kind"].annotation)
 PACKAGE = Path(trainer.__file__).parent

@@ -21,6 +21,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
 from trainer.core.record import cut
 from trainer.core.result import Diverged, TrainResult
+from trainer.core.user_code import ImportFailure, place_of
 from trainer.data.base import DataError
 from trainer.launch.checked import CheckedCommunicator, MismatchError
 from trainer.launch.watchdog import Watchdog
@@ -31,7 +32,6 @@ from trainer.training.faults import FaultError
 from trainer.training.limits import LinkError, MemoryShortage, QuotaError, wait_for_links
 from trainer.training.stopping import Stopped
 from trainer.training.task import Task
-from trainer.user_components.source import ImportFailure, place_of
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

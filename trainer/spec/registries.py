@@ -47,7 +47,7 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "induction": "trainer.data.datasets.text:Induction",
     },
     imported="trainer.user_components.dataset:ImportedDataset",
-    paths={name: f"trainer.user_components.files:{name}" for name in ("npz", "npy", "image_folder")},
+    paths={name: f"trainer.data.datasets.user_files:{name}" for name in ("npz", "npy", "image_folder")},
 )
 
 PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(

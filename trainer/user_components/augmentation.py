@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import bound, configured
+from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
+from trainer.core.user_code import ImportFailure
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
-from trainer.user_components.random_state import repetition_error, scatter_seeds
-from trainer.user_components.signature import bound, configured
-from trainer.user_components.source import ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor

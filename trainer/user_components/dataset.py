@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import checked, configured, signature_of
+from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent, shortened
+from trainer.core.user_code import MAX_NAME, ImportFailure, located
 from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
-from trainer.user_components.random_state import repetition_error, scatter_seeds
-from trainer.user_components.signature import checked, configured, signature_of
-from trainer.user_components.source import MAX_NAME, ImportFailure, Source, located, refuse
 
 TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
 SPLIT_SEED = "split_seed"

@@ -7,11 +7,12 @@ from functools import cached_property
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any, cast
 
+from trainer.components.facts import Source
+from trainer.components.parameters import bound, checked, configured, signature_of
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
+from trainer.core.user_code import ImportFailure
 from trainer.losses.base import CHOICE, Loss, Reduction, class_error, per_sample
-from trainer.user_components.signature import bound, checked, configured, signature_of
-from trainer.user_components.source import ImportFailure, Source
 
 if TYPE_CHECKING:
     from torch import Tensor

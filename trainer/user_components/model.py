@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from pydantic import Field
 
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import POSITIONAL, checked, configured, signature_of
+from trainer.components.random_state import global_states, scatter_seeds
+from trainer.components.samples import taken
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
+from trainer.core.user_code import MAX_NAME, TORCHVISION, ImportFailure
 from trainer.models.base import Model, ParallelPair
-from trainer.user_components.random_state import global_states, scatter_seeds
-from trainer.user_components.samples import taken
-from trainer.user_components.signature import POSITIONAL, checked, configured, signature_of
-from trainer.user_components.source import MAX_NAME, TORCHVISION, ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     import torch

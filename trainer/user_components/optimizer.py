@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import checked, configured, signature_of
+from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
+from trainer.core.user_code import ImportFailure
 from trainer.optimizers.base import Optimizer
-from trainer.user_components.random_state import repetition_error, scatter_seeds
-from trainer.user_components.signature import checked, configured, signature_of
-from trainer.user_components.source import ImportFailure, Source, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import model_validator
 
+from trainer.components.facts import Source
+from trainer.components.kind import refuse
+from trainer.components.parameters import POSITIONAL, bound, configured, signature_of
+from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.core.failure import Failure
 from trainer.core.registry import ImportedComponent
+from trainer.core.user_code import ImportFailure, located
 from trainer.data.base import DataError, Images, Indices, Labels, Partitioner
-from trainer.user_components.random_state import repetition_error, scatter_seeds
-from trainer.user_components.signature import POSITIONAL, bound, configured, signature_of
-from trainer.user_components.source import ImportFailure, Source, located, refuse
 
 FLAGS = ("disjoint", "covers", "random", "transforms_images", "needs_classes")
 

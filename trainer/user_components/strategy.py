@@ -17,11 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from trainer.components.facts import Source
+from trainer.components.parameters import configured
 from trainer.core.participation import Rounds
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Recompute, Strategy, runs_on
-from trainer.user_components.signature import configured
-from trainer.user_components.source import ImportFailure, Source
+from trainer.core.user_code import ImportFailure
 
 # What a class declares about itself: the class variables of Strategy.
 _TYPES = {

@@ -14,10 +14,10 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import Process, rank_name
 from orchestrator.runtimes.local.throttle import NodeLimit
 from orchestrator.shipped import python_path
+from trainer.core.user_code import CODE
 from trainer.launch.launchers import LAUNCHER, STARTED_BY
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.command import torchrun
-from trainer.user_components.source import CODE
 
 MEMBERSHIP = "membership.json"
 THROTTLE = "throttle"  # its name among the processes of a run

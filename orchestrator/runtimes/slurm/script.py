@@ -14,9 +14,9 @@ from orchestrator.runtimes.slurm.container import PYTHON, SOURCES, check_of_imag
 from orchestrator.runtimes.slurm.options import REQUEUES, SlurmOptions
 from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.shipped import python_path
+from trainer.core.user_code import CODE
 from trainer.spec.run_spec import RunSpec
 from trainer.training.stopping import FINISHED, REQUEST, SAVED
-from trainer.user_components.source import CODE
 
 NOT_SHARED = 66  # exit code of a job that has a node without the shared directory
 OWNED = "shardyard "  # begins the comment of a job; the identity of its orchestrator follows

@@ -31,15 +31,17 @@ TRAINER: dict[str, str] = {
     "attacks": "core",
     "spec": f"core comm {COMPONENTS} aggregation attacks",
     "time_model": "core spec",
-    "user_components": "core data models losses optimizers",
     "link_switch": "core spec",
     "training": f"core comm {COMPONENTS} aggregation attacks spec",
     "parallel": f"core comm {COMPONENTS} aggregation spec training",
     "strategies": f"core comm {COMPONENTS} aggregation spec training parallel",
-    "launch": f"core comm {COMPONENTS} spec user_components training parallel strategies",
-    "component_trials": f"core comm {COMPONENTS} spec user_components training strategies launch",
+    "launch": f"core comm {COMPONENTS} spec training parallel strategies",
+    "components": f"core comm {COMPONENTS} spec training parallel strategies launch",
+    "user_components": "core data models losses optimizers components",
+    "component_trials": f"core comm {COMPONENTS} spec training strategies launch components user_components",
     "conformance": (
-        f"core comm {COMPONENTS} spec user_components component_trials training parallel strategies launch"
+        f"core comm {COMPONENTS} spec training parallel strategies launch components user_components "
+        "component_trials"
     ),
     "torchrun_restarts": f"core comm {COMPONENTS} spec training parallel strategies launch",
     "virtual": "core comm spec time_model training launch",
@@ -98,7 +100,7 @@ SHARED = {
     "conformance": "report",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "
-        "regular_files result trace whole_number"
+        "regular_files result trace user_code whole_number"
     ),
     "course": "protocol",
     "data": "base",
@@ -111,7 +113,6 @@ SHARED = {
     "time_model": "algorithms cluster collectives described errors outcome program simulate",
     "torchrun_restarts": "attempts command",
     "training": "partition profile stopping",
-    "user_components": "source",
     "virtual": "options",
     "warm": "client process",
 }

@@ -17,7 +17,9 @@ from tests.unit import written_components
 from tests.unit.written_components import CLASSES, IMAGES, SHAPE
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.component_trials import written
+from trainer.components.facts import Source
 from trainer.core.clock import Clock
+from trainer.core.user_code import CODE, ImportFailure
 from trainer.data.base import Data, Split
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.run_spec import RunSpec
@@ -27,7 +29,6 @@ from trainer.training.partition import StepSizes
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 from trainer.user_components import loss, model, optimizer
-from trainer.user_components.source import CODE, ImportFailure, Source
 
 Forms = dict[str, Any]
 

@@ -20,10 +20,10 @@ from trainer.conformance.law import Law, NotApplicable, Note, examine, examine_a
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import CheckRequest
 from trainer.core.failure import Failure
+from trainer.core.user_code import CODE, place_in
 from trainer.data.base import DataError
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import PARTITIONERS, REGISTRIES
-from trainer.user_components.source import CODE, place_in
 
 ELSEWHERE = "trainer.conformance.check._in_another_process"  # takes seconds to start
 # Kinds whose laws no other file tries on all entries. Of datasets, those that need no download.

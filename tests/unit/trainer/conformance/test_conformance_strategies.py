@@ -12,14 +12,15 @@ import psutil
 import pytest
 
 import tests.support.wrong_components as wrong
-from trainer.conformance import processes, strategy
+from trainer.conformance import strategy
 from trainer.conformance.check import laws_of
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest, Finding
 from trainer.core.events import Event
+from trainer.core.user_code import CODE
+from trainer.launch import processes
 from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import STRATEGIES
-from trainer.user_components.source import CODE
 
 # Component, the laws that it breaks, and a pattern of the smallest input and of what was found there.
 WRONG: list[tuple[str, set[str], str]] = [

@@ -12,8 +12,8 @@ from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.event_schema import Ended
 from trainer.core.position import MAX_NAME, Exchange, Position, different_exchanges
+from trainer.core.user_code import CODE, load
 from trainer.launch.position import position_of
-from trainer.user_components.source import CODE, load
 
 # What a user's function calls, and the exchange in which it then is; peers are ranks of the run, 3 and 5.
 CALLS: dict[str, dict[str, Any] | None] = {

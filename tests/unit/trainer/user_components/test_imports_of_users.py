@@ -22,13 +22,13 @@ from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.imports import ComponentError, Imports, from_here
 from orchestrator.sweeps.load import load_sweep
+from trainer.core import user_code
 from trainer.core.regular_files import RefusedFile
 from trainer.core.rng import RngFactory
 from trainer.data.base import DataError, Split
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import PartitionedSplit
 from trainer.training.partition import partition
-from trainer.user_components import source
 
 FILE = Path(__file__).parents[2] / "written_components.py"
 LINES = FILE.read_text().splitlines()
@@ -318,5 +318,5 @@ def test_ranks_that_are_threads_load_a_module_once(tmp_path: Path, monkeypatch: 
     folder.mkdir()
     (folder / "slow.py").write_text("import time\ntime.sleep(0.2)\n\n\ndef made():\n    pass\n")
     with ThreadPoolExecutor(2) as ranks:
-        loaded = [*ranks.map(lambda _: source.load(folder, "slow.py", "made"), range(2))]
+        loaded = [*ranks.map(lambda _: user_code.load(folder, "slow.py", "made"), range(2))]
     assert loaded[0] is loaded[1]

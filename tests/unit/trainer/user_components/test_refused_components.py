@@ -13,8 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss, nll_loss, poisson_nll_loss
 from torch.utils.data import IterableDataset
 
+from trainer.components.facts import Source
+from trainer.components.parameters import bound, defaults_left_out
 from trainer.core.strategy import Strategy
+from trainer.core.user_code import CODE, TORCHVISION, ImportFailure
 from trainer.data.base import Data, DataError, Dataset, Partitioner, Split
+from trainer.data.datasets import user_files
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -22,15 +26,12 @@ from trainer.strategies.local_sgd import LocalSGD
 from trainer.user_components import (
     augmentation,
     dataset,
-    files,
     loss,
     model,
     optimizer,
     partitioner,
     strategy,
 )
-from trainer.user_components.signature import bound, defaults_left_out
-from trainer.user_components.source import CODE, TORCHVISION, ImportFailure, Source
 
 Make = Callable[..., Any]
 
@@ -221,11 +222,11 @@ def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(t
         (data / "images" / name).touch()
 
     def read(path: str, **names: str) -> Any:
-        return files.npz(path, sweep, data, **names)[0][0, 0]
+        return user_files.npz(path, sweep, data, **names)[0][0, 0]
 
     assert (read("both.npz"), read("other.npz", targets="label")) == (0, 2)  # the sweep's come first
     np.save(sweep / "two.npy", np.ones(2))
-    np.testing.assert_array_equal(files.npy("one.npy", "two.npy", sweep, data), [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(user_files.npy("one.npy", "two.npy", sweep, data), [[0, 0], [1, 1]])
     cases = {
         "gone.npz | data directory": "gone.npz",
         "../a.npz | --data-dir": "../a.npz",
@@ -238,7 +239,7 @@ def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(t
     }
     assert failing(cases, read) == {}
     for path, text in (("images", "no image in empty;"), ("both.npz", "must be a directory")):
-        assert text in refused(lambda path=path: files.image_folder(path, sweep, data))
+        assert text in refused(lambda path=path: user_files.image_folder(path, sweep, data))
 
 
 # Models

@@ -25,13 +25,15 @@ import torch
 
 from trainer.comm.base import Communicator
 from trainer.comm.forked import ForkedCommunicator
-from trainer.component_trials.forked import Ended, Send, forked
-from trainer.conformance.law import RankFailure
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventReader, EventWriter, how_ended
+from trainer.core.failure import RankFailure
+from trainer.core.forked import Ended, Send, forked
 from trainer.core.processes import end_with_parent
+from trainer.core.registry import ImportedComponent
 from trainer.core.result import TrainResult
 from trainer.core.trace import read_trace
+from trainer.core.user_code import frames_in, place_in
 from trainer.data.cache import DatasetCache
 from trainer.launch.interface import VARIABLES
 from trainer.launch.ranks import connect, rank_clock, run_rank
@@ -40,8 +42,6 @@ from trainer.launch.threads import train as train_on_threads
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
-from trainer.user_components.source import frames_in, place_in
-from trainer.user_components.strategy import ImportedStrategy
 
 TRANSPORTS = ("gloo", "rpc")  # over which ranks find each other without a launcher
 LOOPBACK = "lo"
@@ -186,7 +186,7 @@ def _run(context: NodeContext, task: Task, shared: Any, barrier: Barrier | None,
 
 def _code_of(spec: RunSpec) -> Path | None:
     """The directory of a user's strategy."""
-    return spec.strategy.imported.directory if isinstance(spec.strategy, ImportedStrategy) else None
+    return spec.strategy.imported.directory if isinstance(spec.strategy, ImportedComponent) else None
 
 
 def _wait(ranks: Sequence[ForkProcess], limit_s: float) -> bool:

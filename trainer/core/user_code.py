@@ -18,9 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError
+from pydantic import PydanticUserError
 
-from trainer.core.failure import Failure
 from trainer.core.registry import shortened, suggestion
 
 CODE = "SHARDYARD_CODE"
@@ -34,45 +33,6 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)(?:,? in (\S+))?')
 
 class ImportFailure(Exception):
     """A user's component cannot be used. The message names file and line where there are any."""
-
-
-def refuse(failure: Failure | None) -> None:
-    """Refuse a component that breaks a law. Raises ImportFailure."""
-    if failure:
-        raise ImportFailure(str(failure))
-
-
-class Source(BaseModel):
-    """What a spec says about the code of a component.
-
-    code: digest of the files that it needs. folder: their directory below SHARDYARD_CODE, with those of
-    other components of the run that lie in the same directory of the user, so that they share modules.
-    module: a file in that directory, `mine.py`, or a module's name, `package.module`. attribute: the
-    name of the component in the module.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    code: str = Field(max_length=MAX_NAME)
-    folder: str = Field(max_length=4096)
-    module: str = Field(max_length=MAX_NAME)
-    attribute: str = Field(max_length=MAX_NAME)
-
-    @property
-    def key_fields(self) -> dict[str, str]:
-        """What is part of the run key: runs with other code are other runs."""
-        return {"code": self.code}
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the files. Raises ImportFailure."""
-        if CODE not in os.environ:
-            raise ImportFailure(f"{CODE} is not set, so the code of {self.module} cannot be found")
-        return Path(os.environ[CODE]) / self.folder
-
-    def load(self) -> Any:
-        """The class or function. Raises ImportFailure."""
-        return load(self.directory, self.module, self.attribute)
 
 
 def load(directory: Path, module: str, attribute: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from trainer.component_trials.forked import Ended, Send, forked
+from trainer.core.forked import Ended, Send, forked
 
 
 def alive(pid: int) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from trainer.core.regular_files import open_regular
+from trainer.core.user_code import ImportFailure
 from trainer.data.base import Array
-from trainer.user_components.source import ImportFailure
 
 
 def npz(

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from trainer.core.record import cut, one_line, printable
 from trainer.core.registry import Component
-from trainer.user_components.source import ImportFailure
+from trainer.core.user_code import ImportFailure
 
 C = TypeVar("C", bound=Component)
 
@@ -69,6 +69,11 @@ def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
         return component.model_validate_json(_as_json(parameters))
     except ValidationError as error:
         raise ParameterFailure(error, component.model_fields) from error
+
+
+def is_class(called: Any, base: type) -> bool:
+    """Whether it is a subclass of `base`."""
+    return isinstance(called, type) and issubclass(called, base)
 
 
 def lacking(component: type) -> str | None:

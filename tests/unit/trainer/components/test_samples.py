@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.user_components.samples import even, spread, taken
+from trainer.components.samples import even, spread, taken
 
 
 def test_every_class_occurs_whatever_the_order_and_the_sizes() -> None:
