@@ -38,6 +38,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, import_directory, load_sweep
+from orchestrator.sweeps.trials import MakeSandbox
 from orchestrator.terminal import guard_output, print_error, usage_message
 
 FAILED, BAD_INPUT = 1, 2  # exit codes
@@ -93,6 +94,17 @@ Runtime = Annotated[
         "first one available.",
     ),
 ]
+TriedBy = Annotated[
+    str | None,
+    typer.Option("--runtime", help="Try your own code as a sweep on this runtime does. Default: as sweep."),
+]
+
+
+def _sandbox_of(runtime: str | None) -> MakeSandbox:
+    """The sandbox for users' code, as of sweeps. The runtime is selected when there is such code."""
+    return lambda inspection: select_runtime(runtime).runtime.inspection_sandbox(inspection)
+
+
 Nodes = Annotated[str | None, typer.Option(help="Node counts that replace the file's, e.g. 1,2,4.")]
 Sets = Annotated[
     list[str] | None,
@@ -669,13 +681,14 @@ def partitions(
             help="Also write partitions.csv, labels.csv and labels.svg to this directory.",
         ),
     ] = None,
+    runtime: TriedBy = None,
 ) -> None:
     """Show how partitioners divide a dataset over nodes, without training."""
     from orchestrator.commands.partitions import check_files, preview, runs_of, tables, write_files
 
     if out:
         check_files(out)
-    console, imports = text_console(), Imports(Path(), data_dir)
+    console, imports = text_console(), Imports(Path(), data_dir, _sandbox_of(runtime))
     runs = runs_of(dataset, nodes, partitioner or (), seed, imports)
     previews = list(preview(runs, data_dir, imports))
     console.print(tables(previews, console.width))
@@ -700,11 +713,12 @@ def model(
         ),
     ] = None,
     data_dir: DataDir = Path("data"),
+    runtime: TriedBy = None,
 ) -> None:
     """Profile a model's blocks and propose split points, or show the ranks of a mesh."""
     from orchestrator.commands.model import sections
 
-    imports = Imports(Path(), data_dir)
+    imports = Imports(Path(), data_dir, _sandbox_of(runtime))
     width = text_console().width
     for section in sections(name, dataset, batch_size, parts, width, imports, loss, mesh):
         print(section, flush=True)
@@ -898,17 +912,19 @@ def check(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
     data_dir: DataDir = Path("data"),
+    runtime: TriedBy = None,
 ) -> None:
     """Check that a component keeps the laws of its kind, and show the smallest input on which one fails."""
     from orchestrator.commands import check as command
 
-    request = command.request_of(component, sets or (), dataset, kind, equals, data_dir, timeout)
+    asked = command.request_of(component, sets or (), dataset, kind, equals, data_dir, timeout)
     console, found = text_console(), []
-    for report in command.reports(request):
-        if not as_json:
-            for line in command.lines(report, console.width):
-                console.print(line)
-        found.append(report)
+    with command.checking(asked, _sandbox_of(runtime)) as checking:
+        for report in checking.reports(asked):
+            if not as_json:
+                for line in command.lines(report, console.width):
+                    console.print(line)
+            found.append(report)
     if as_json:
         print(command.as_json(found))
     if any(report.failed for report in found):

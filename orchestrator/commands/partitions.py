@@ -19,7 +19,7 @@ from orchestrator.results.store import check_output, write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
 from orchestrator.sweeps.imports import Imports, has_users
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.component_trials.messages import PartitionFigures
+from trainer.components.messages import PartitionFigures
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError
 from trainer.spec.checks import partitioner_error

@@ -26,10 +26,9 @@ from orchestrator.results.times import duration, time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, Process
-from orchestrator.sweeps.imports import Imports, is_imported
+from orchestrator.sweeps.imports import FIELDS, Imports, is_imported
 from orchestrator.sweeps.load import Sweep, SweepSpec
 from orchestrator.sweeps.stages import Standing, configurations
-from trainer.component_trials.messages import FIELDS
 from trainer.core.record import printable
 from trainer.core.registry import shortened
 

@@ -19,7 +19,7 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.sandbox.base import Sandbox
-from orchestrator.sweeps.imports import Inspection, local_sandbox
+from orchestrator.sweeps.trials import Inspection, local_sandbox
 from trainer.core.events import Event
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec

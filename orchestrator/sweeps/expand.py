@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.imports import ComponentError, Imports, is_users, short_path
+from orchestrator.sweeps.component_names import is_users, short_path
+from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
 from trainer.spec.byzantine import keys_of_byzantine

@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from orchestrator.errors import InputError
 from orchestrator.registries import RUNTIME_CLASSES
+from orchestrator.sweeps.component_names import from_here
 from orchestrator.sweeps.equal_cpus import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
-from orchestrator.sweeps.imports import Imports, from_here
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.question import Question
 from orchestrator.sweeps.requirements import read_requirements

@@ -15,6 +15,7 @@ from trainer.components.parameters import bound
 from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.components.samples import taken
 from trainer.core.failure import Failure
+from trainer.core.user_code import ImportFailure
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
 
@@ -77,6 +78,10 @@ class AugmentationKind(Kind[Augmentation]):
             return all(self._error(batch, seed) is None for seed in range(TAKEN))
         except Exception:  # it does not take inputs of this shape
             return False
+
+    def fits(self) -> None:
+        if not self.takes(self.shapes[0]):
+            raise ImportFailure("it does not augment them")
 
     def batch(self, batch: Batch) -> Tensor:
         """The inputs in memory of their own, channels_last for images, as in training. Noise is float32."""

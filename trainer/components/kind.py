@@ -15,7 +15,7 @@ from trainer.components.facts import Source, values
 from trainer.components.parameters import ParameterFailure, configured, is_class
 from trainer.core.failure import Failure, RankFailure
 from trainer.core.record import Record, Text
-from trainer.core.registry import Component
+from trainer.core.registry import IMPORTED, Component
 from trainer.core.user_code import ImportFailure, located
 
 if TYPE_CHECKING:
@@ -112,14 +112,17 @@ class Few:
 class On:
     """What a component is tried with.
 
-    source: where its code is. parameters: those of the sweep file. dataset, model: of the run. few: samples
-    of the dataset; None: noise in its shape. ranks, batch_size: of the run. equals: the component that it
-    is compared with; empty: what it declares. loading: whether a sweep is loaded, and the samples are its
-    own. limit_s: seconds in which all laws must have been tried.
+    source: where its code is. parameters, name: those of the sweep file. registered: whether the name is
+    that of a registered component. dataset, model: of the run. few: samples of the dataset; None: noise in
+    its shape. ranks, batch_size: of the run. equals: the component that it is compared with; empty: what it
+    declares. loading: whether a sweep is loaded, and the samples are its own. limit_s: seconds in which all
+    laws must have been tried.
     """
 
     source: Source = NOWHERE
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "own"
+    registered: bool = False
     dataset: Dataset | None = None
     model: Model | None = None
     few: Few | None = None
@@ -135,6 +138,7 @@ class Kind(ABC, Generic[C]):
     """A kind of component. An instance tries one component of it; the laws are its methods.
 
     name: the field of a run. base: our interface. arguments: those by which a function is recognised.
+    needs: fields of a run on which it depends. most_ranks: of a run on which it depends; 1: it does not.
     equal_to: components with which one of this kind can be compared. takes_samples: whether it is tried on
     a dataset that can be chosen.
 
@@ -145,6 +149,8 @@ class Kind(ABC, Generic[C]):
     name: ClassVar[str]
     base: ClassVar[type[Component]]
     arguments: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ("dataset",)
+    most_ranks: ClassVar[int] = 1
     equal_to: ClassVar[tuple[str, ...]] = ()
     takes_samples: ClassVar[bool] = False
 
@@ -195,6 +201,19 @@ class Kind(ABC, Generic[C]):
         """What a spec must know of it: what it declares, and what a subclass measures."""
         return values(self.own, self.base, self.on.ranks)
 
+    def form(self) -> dict[str, Any]:
+        """The component as a field of a run, with what a spec knows of it. Raises ImportFailure."""
+        form = {"name": self.on.name, **self.on.parameters}
+        facts = {**self.on.source.model_dump(), **self.facts()}
+        return form if self.on.registered else {**form, IMPORTED: facts}
+
+    def fits(self) -> None:
+        """Raise an exception unless it takes samples of the dataset."""
+
+    def left_out(self) -> str | None:
+        """Why what looks like a component of this kind is none; None if it is one."""
+        return None
+
     def digest(self) -> str:
         """What identifies what it computes; compared with that of another process, if a law does so."""
         raise NotImplementedError
@@ -227,12 +246,24 @@ class Kind(ABC, Generic[C]):
 
 
 class Elsewhere(Input):
-    """What another process, in which hashes of strings differ, computes with the component."""
+    """What another process, in which hashes of strings differ, computes with the component.
 
-    digest: str
+    error: why it computes nothing.
+    """
+
+    digest: str = ""
+    error: Text = ""
 
     def __str__(self) -> str:
         return "another process"
+
+    def difference(self, digest: str, what: str) -> Failure | None:
+        """How it differs from what this process computes; or None. what: that, in the plural."""
+        if self.error:
+            return Failure(f"equal {what}", f"another process fails: {self.error}")
+        if digest == self.digest:
+            return None
+        return Failure(f"equal {what}", f"other {what}: do not depend on time, hashes or the process")
 
 
 def refuse(verdict: Verdict) -> None:

@@ -169,6 +169,7 @@ class PartitionerKind(Kind[Partitioner]):
     name = "partitioner"
     base = Partitioner
     arguments = ("labels", "parts")
+    most_ranks = MOST_PARTS
 
     def __init__(self, own: Partitioner, on: Any = None) -> None:
         super().__init__(own, on)
@@ -194,8 +195,8 @@ class PartitionerKind(Kind[Partitioner]):
     @property
     def _given(self) -> Case:
         """The labels of the run, split among its replicas."""
-        labels, parts = self.labels_of(GIVEN), min(self.on.ranks, MOST_PARTS)
-        return _case(len(labels), len(np.unique(labels)), parts, mix="given")
+        labels = self.labels_of(GIVEN)
+        return _case(len(labels), len(np.unique(labels)), self.on.ranks, mix="given")
 
     @property
     def usual(self) -> Sequence[Case]:
@@ -397,9 +398,7 @@ class PartitionerKind(Kind[Partitioner]):
 
     @law("another process gives the same parts", across=True)
     def process(self, elsewhere: Elsewhere) -> Verdict:
-        if self.digest() == elsewhere.digest:
-            return None
-        return Failure("equal parts", "other parts: do not depend on time, hashes or the process")
+        return elsewhere.difference(self.digest(), "parts")
 
 
 def _differing(one: Sequence[Indices], other: Sequence[Indices]) -> str:

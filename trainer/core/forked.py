@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -14,72 +13,74 @@ from typing import cast
 from trainer.core.events import signal_name
 from trainer.core.processes import end_with_parent
 
-EXIT_S = 5.0  # in which a process that has sent everything must have ended
-
-Send = Callable[[str], None]
+EXIT_S = 5.0  # in which a process that has closed its connection must have ended
 
 
 class Ended(Exception):
-    """The process did not finish its work. The message says how it ended."""
+    """The process did not answer. The message says how it ended."""
 
 
 class CallerEnded(Exception):
     """No process wants the answer any more."""
 
 
-def forked(
-    work: Callable[[Send], None], limit_s: float | None = None, caller: int | None = None
-) -> Iterator[str]:
-    """What `work` sends from a process of its own, message by message.
-
-    The process and all that it starts are gone afterwards.
+class Child:
+    """A forked process that answers requests. It and all that it starts are gone after `close`.
 
     Args:
-        work: gets the function that sends a message.
-        limit_s: seconds in which it must have finished; None: no limit.
-        caller: descriptor that becomes readable when the caller ends; None: the caller is not watched.
-
-    Raises:
-        Ended: The process was killed, exited early or exceeded the limit.
-        CallerEnded: The caller has ended.
+        answer: gives the answer to a request, in the process.
     """
-    fork = get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_run, args=(work, sender, os.getpid()))
-    process.start()
-    sender.close()
-    end = None if limit_s is None else time.monotonic() + limit_s
-    try:
-        while True:
-            watched: list[Connection | int] = [receiver] if caller is None else [receiver, caller]
-            ready = wait(watched, None if end is None else max(0.0, end - time.monotonic()))
-            if not ready:
-                raise Ended(f"did not finish within {limit_s:g} s")
-            if receiver not in ready:
-                raise CallerEnded
-            try:
-                message: str | None = receiver.recv()
-            except EOFError:
-                process.join(EXIT_S)
-                code = process.exitcode or 0
-                how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-                raise Ended(how) from None
-            if message is None:
-                process.join(EXIT_S)
-                return
-            yield message
-    finally:
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        fork = get_context("fork")
+        self._connection, theirs = fork.Pipe()
+        self._process = fork.Process(target=_serve, args=(answer, theirs, self._connection, os.getpid()))
+        self._process.start()
+        theirs.close()
+
+    def ask(self, request: bytes, limit_s: float | None = None, caller: int | None = None) -> bytes:
+        """The answer to a request.
+
+        Args:
+            request: what the process gets.
+            limit_s: seconds in which it must have answered; None: no limit.
+            caller: descriptor that becomes readable when the caller ends; None: the caller is not watched.
+
+        Raises:
+            Ended: The process was killed, exited early or exceeded the limit. It is gone.
+            CallerEnded: The caller has ended.
+        """
+        watched: list[Connection | int] = [self._connection, *([] if caller is None else [caller])]
+        try:
+            self._connection.send_bytes(request)
+            ready = wait(watched, limit_s)
+            if self._connection in ready:
+                return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            self._process.join(EXIT_S)
+            code = self._process.exitcode or 0
+            self.close()
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+            raise Ended(how) from None
+        self.close()
+        if ready:
+            raise CallerEnded
+        raise Ended(f"did not finish within {limit_s:g} s")
+
+    def close(self) -> None:
+        """Kill the process and all that it has started. Idempotent."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(cast("int", process.pid), signal.SIGKILL)  # what it has started
-        process.kill()
-        process.join()
-        receiver.close()
+            os.killpg(cast("int", self._process.pid), signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
 
-def _run(work: Callable[[Send], None], sender: Connection, parent: int) -> None:
+def _serve(answer: Callable[[bytes], bytes], theirs: Connection, ours: Connection, parent: int) -> None:
     os.setpgid(0, 0)
+    ours.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()
-    if os.getppid() == parent:
-        work(sender.send)
-        sender.send(None)
+    with suppress(EOFError):
+        while os.getppid() == parent:
+            theirs.send_bytes(answer(theirs.recv_bytes()))

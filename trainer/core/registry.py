@@ -79,7 +79,7 @@ class ImportedComponent(Component):
         if exclude_defaults:
             name = f"{self.imported.module}:{self.imported.attribute}"  # wherever the file lies
             return {"name": name, **self.parameters, IMPORTED: self.imported.key_fields}
-        return {**self.parameters, IMPORTED: self.imported.model_dump(mode="json")}
+        return {**self.parameters, IMPORTED: self.imported.model_dump(mode="json", exclude_unset=True)}
 
 
 SHOWN_NAMES = 8  # of what a module defines, in a message
@@ -172,6 +172,11 @@ class ComponentRegistry(Registry[C]):
     def known(self) -> str:
         return ", ".join([*self.entries, *self.paths]) + (", FILE.py:NAME" if self.imported else "")
 
+    @property
+    def wrapper(self) -> Any:
+        """The class that wraps a user's component."""
+        return load_attribute(self.imported)
+
     def parse(self, value: Any) -> C:
         """Build the component that a spec's value describes."""
         if isinstance(value, Component):
@@ -187,9 +192,9 @@ class ComponentRegistry(Registry[C]):
             )
         parameters = {key: item for key, item in value.items() if key not in ("name", IMPORTED)}
         if IMPORTED in value and self.imported:
-            wrapper: type[C] = load_attribute(self.imported)
             wrapped = {"name": value["name"], "parameters": parameters, IMPORTED: value[IMPORTED]}
-            return wrapper.model_validate(wrapped, strict=False)
+            found: C = self.wrapper.model_validate(wrapped, strict=False)
+            return found
         return self.load(value["name"]).model_validate(parameters)
 
     def name_of(self, component: Component) -> str:

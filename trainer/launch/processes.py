@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -28,7 +28,7 @@ from trainer.comm.forked import ForkedCommunicator
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventReader, EventWriter, how_ended
 from trainer.core.failure import RankFailure
-from trainer.core.forked import Ended, Send, forked
+from trainer.core.forked import Child, Ended
 from trainer.core.processes import end_with_parent
 from trainer.core.registry import ImportedComponent
 from trainer.core.result import TrainResult
@@ -61,19 +61,18 @@ def trains_on_threads(spec: RunSpec) -> bool:
     """
     _import_for_ranks()
 
-    def work(send: Send) -> None:
+    def trains(_: bytes) -> bytes:
         try:
             train_on_threads(spec)
         except DeadlockError:
             pass  # its ranks exchange; the law `ends` says what each does
         except Exception:
-            return
-        send("it does")
+            return b""
+        return b"it does"
 
-    try:
-        return any([*forked(work, TRIAL_S)])
-    except Ended:
-        return False
+    with closing(Child(trains)) as child, suppress(Ended):
+        return bool(child.ask(b"", TRIAL_S))
+    return False
 
 
 def _import_for_ranks() -> None:

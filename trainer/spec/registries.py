@@ -46,7 +46,7 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "copy": "trainer.data.datasets.text:Copy",
         "induction": "trainer.data.datasets.text:Induction",
     },
-    imported="trainer.user_components.dataset:ImportedDataset",
+    imported="trainer.components.dataset:ImportedDataset",
     paths={name: f"trainer.data.datasets.user_files:{name}" for name in ("npz", "npy", "image_folder")},
 )
 
@@ -65,7 +65,7 @@ PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
         "shards": "trainer.data.partitioners.shards:Shards",
         "stratified": "trainer.data.partitioners.stratified:Stratified",
     },
-    imported="trainer.user_components.partitioner:ImportedPartitioner",
+    imported="trainer.components.partitioner:ImportedPartitioner",
 )
 
 AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
@@ -74,7 +74,7 @@ AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
         "none": "trainer.data.augmentations.none:NoneAugmentation",
         "standard": "trainer.data.augmentations.standard:StandardAugmentation",
     },
-    imported="trainer.user_components.augmentation:ImportedAugmentation",
+    imported="trainer.components.augmentation:ImportedAugmentation",
 )
 
 MODELS: ComponentRegistry[Model] = ComponentRegistry(
@@ -90,7 +90,7 @@ MODELS: ComponentRegistry[Model] = ComponentRegistry(
         "vit_small": "trainer.models.vit_small:VitSmall",
         "wide_resnet": "trainer.models.wide_resnet:WideResNet",
     },
-    imported="trainer.user_components.model:ImportedModel",
+    imported="trainer.components.model:ImportedModel",
 )
 
 OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
@@ -105,7 +105,7 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
     },
-    imported="trainer.user_components.optimizer:ImportedOptimizer",
+    imported="trainer.components.optimizer:ImportedOptimizer",
 )
 
 LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
@@ -116,7 +116,7 @@ LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
         "binary_cross_entropy": "trainer.losses.binary_cross_entropy:BinaryCrossEntropy",
         "mse": "trainer.losses.mse:Mse",
     },
-    imported="trainer.user_components.loss:ImportedLoss",
+    imported="trainer.components.loss:ImportedLoss",
 )
 
 COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
@@ -182,7 +182,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "fault_injection": "trainer.strategies.fault_injection:FaultInjection",
     },
-    imported="trainer.user_components.strategy:ImportedStrategy",
+    imported="trainer.components.strategy:ImportedStrategy",
 )
 
 # The component fields of a run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.sandbox import ContainerSandbox, confined
 from orchestrator.sandbox.base import Limits
-from orchestrator.sweeps.imports import INSPECTION, Inspection
+from orchestrator.sweeps.trials import MODULE, Inspection
 
 PROCESSES, SCRATCH_MB = 512, 256  # as of a node
 
@@ -23,6 +23,4 @@ def inspection_sandbox(engine: Engine, image: str, inspection: Inspection) -> Co
     if inspection.data_dir.is_dir():
         seen.append(inspection.data_dir)
     mounts = {path: str(path) for path in seen}
-    return ContainerSandbox(
-        engine, image, confined(INSPECTION, limits, mounts, inspection.environment), limits
-    )
+    return ContainerSandbox(engine, image, confined(MODULE, limits, mounts, inspection.environment), limits)

@@ -41,8 +41,8 @@ from orchestrator.runtimes.docker.warm import SPEC, WarmContainers
 from orchestrator.runtimes.finding import Finding, Status
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.sandbox.base import Sandbox
-from orchestrator.sweeps.imports import Inspection
 from orchestrator.sweeps.requirements import read_requirements
+from orchestrator.sweeps.trials import Inspection
 from trainer.spec.run_spec import RunSpec
 
 MIN_CPUS = 0.01  # the least CPU quota that the engine accepts

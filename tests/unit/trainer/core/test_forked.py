@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from trainer.core.forked import Ended, Send, forked
+from trainer.core.forked import Child, Ended
 
 
 def alive(pid: int) -> bool:
@@ -21,32 +21,31 @@ def alive(pid: int) -> bool:
         return False
 
 
-ENDS: dict[str | None, Callable[[], None]] = {
-    None: lambda: None,
+ENDS: dict[str, Callable[[], None]] = {
     "exited with code 3": lambda: os._exit(3),
     "was killed by SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "did not finish within 1 s": lambda: time.sleep(60),
 }
 
 
-@pytest.mark.parametrize("how", ENDS, ids=str)
-def test_what_a_process_has_sent_and_how_it_has_ended(how: str | None) -> None:
+@pytest.mark.parametrize("how", ["", *ENDS], ids=str)
+def test_what_a_process_answers_and_how_it_has_ended(how: str) -> None:
     """What it has started is gone in any case."""
 
-    def work(send: Send) -> None:
-        send(str(subprocess.Popen(["sleep", "60"]).pid))
-        send("two")
-        ENDS[how]()
+    def answer(request: bytes) -> bytes:
+        if request == b"end":
+            ENDS[how]()
+        return str(subprocess.Popen(["sleep", "60"]).pid).encode()
 
-    sent: list[str] = []
-    ended = None
-    try:
-        for message in forked(work, limit_s=1.0 if how and "1 s" in how else None):
-            sent.append(message)  # noqa: PERF402  (what came before an error counts)
-    except Ended as error:
-        ended = str(error)
-    assert (ended, sent[1:]) == (how, ["two"])
+    child = Child(answer)
+    started = [int(child.ask(b"start")) for _ in range(2)]
+    if how:
+        with pytest.raises(Ended, match=how):
+            child.ask(b"end", limit_s=1.0 if "1 s" in how else None)
+        with pytest.raises(Ended):
+            child.ask(b"start")
+    child.close()
     give_up = time.monotonic() + 10
-    while alive(int(sent[0])) and time.monotonic() < give_up:
+    while any(map(alive, started)) and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert not alive(int(sent[0]))
+    assert not any(map(alive, started))

@@ -1,4 +1,4 @@
-"""Compares the training of what a user brings with a loop of plain torch.
+"""The law that what a user brings is trained as it is written: compares a run with a loop of plain torch.
 
 Some steps of plain torch equal as many of a run's, on one rank and on two with different samples: the
 user's module called as it is, the optimizer as the user's function built it, and one loss over all samples
@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from trainer.components import facts
+from trainer.components.kind import Input, NotApplicable, Note, Verdict
 from trainer.components.samples import TRIED_SAMPLES, spread, taken
 from trainer.core.cgroup import memory_left
+from trainer.core.failure import Failure
 from trainer.core.registry import IMPORTED
 from trainer.core.user_code import ImportFailure, located
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
+from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
-from trainer.user_components.dataset import DatasetFacts
-from trainer.user_components.model import LARGE, ImportedModel
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
     from trainer.training.task import Task
 
+Form = dict[str, Any]
+
+LARGE = 4_000_000  # weights, from which a model is tried with less
 LR = 0.05
 # Of the change of a tensor, by its type: rounding of float32 and float64.
 RTOL = {"float32": 1e-4, "float64": 1e-7}
@@ -71,15 +76,15 @@ class State:
         return self.after[name] - self.before[name]
 
 
-class Few(DatasetCache):
+class Loaded(DatasetCache):
     """Loads a few samples in place of a dataset."""
 
     def __init__(self, data: Data) -> None:
         super().__init__()
-        self._few = data
+        self._given = data
 
     def load(self, dataset: Dataset, data_dir: Path) -> Data:
-        return self._few
+        return self._given
 
 
 def compare(components: Mapping[str, Any], inputs: Tensor, targets: Tensor) -> str:
@@ -179,29 +184,16 @@ def default_type(kind: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def described(shape: Sequence[int], input_type: str, classes: int, samples: int) -> dict[str, Any]:
+def described(samples: int, **stated: Any) -> Form:
     """The form of a dataset that is known by its samples alone: no process loads others."""
-    facts = DatasetFacts(
-        code="",
-        folder="",
-        module="samples.py",
-        attribute="samples",
-        train_samples=samples,
-        test_samples=samples,
-        shape=tuple(shape),
-        input_type=input_type,
-        class_count=classes,
-        data="",
-    )
-    return {"name": "samples", IMPORTED: facts.model_dump(mode="json")}
+    source = {"module": "samples.py", "attribute": "samples", "data": ""}
+    return {"name": "samples", IMPORTED: {**stated, **source, "train_samples": samples}}
 
 
 def run_of(components: Mapping[str, Any], ranks: int, length: Length, **fields: Any) -> RunSpec:
     """A run of so many replicas. fields: others than those of `serial` and `all_reduce`."""
     on = REGISTRIES["dataset"].parse(components["dataset"])
-    if not on.target_shape:  # whose facts have no place for it
-        few = described(on.shape, on.input_type, on.class_count, length.samples)
-        components = {**components, "dataset": few}
+    components = {**components, "dataset": described(length.samples, **facts.values(on, Dataset, ranks))}
     return RunSpec.model_validate(
         {
             **components,
@@ -233,7 +225,7 @@ def compare_run(spec: RunSpec, data: Data, plain: State | None = None) -> None:
     where = "on one rank" if spec.nodes == 1 else f"on {spec.nodes} ranks"
     plain = plain or _plain(spec, data)
     try:
-        weights = weights_of(Task(spec, Path(), Few(data)))
+        weights = weights_of(Task(spec, Path(), Loaded(data)))
     except Exception as error:
         reason = f"{located(error)}, and does not in a loop of plain torch"
         raise ImportFailure(f"a training {where} fails with {reason}") from error
@@ -293,7 +285,7 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     from trainer.training.lr_schedule import learning_rate
     from trainer.training.task import Task
 
-    task = Task(spec, Path(), Few(data))
+    task = Task(spec, Path(), Loaded(data))
     modules = [_module(task)]
     _check_memory(modules[0])
     modules += [_module(task) for _ in range(spec.num_replicas - 1)]
@@ -361,10 +353,16 @@ def _module(task: Task) -> nn.Module:
     spec, on = task.spec, task.spec.dataset
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.rngs.torch_seed("weights", 0))
-        if isinstance(spec.model, ImportedModel) and spec.model.is_plain:
-            return spec.model.plain(on.shape, on.outputs)
+        if plain := _plain_model(spec):
+            module: nn.Module = plain.plain(on.shape, on.outputs)
+            return module
         generator = torch.Generator().manual_seed(task.rngs.torch_seed("dropout", 0))
         return nn.Sequential(OrderedDict(spec.model.blocks(on.shape, on.outputs, generator)))
+
+
+def _plain_model(spec: RunSpec) -> Any:
+    """The model if a user's code builds it as a module; else None."""
+    return spec.model if getattr(spec.model, "is_plain", False) else None
 
 
 def _epochs(task: Task) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:
@@ -445,6 +443,89 @@ def _statistics(spec: RunSpec, module: nn.Module) -> set[int]:
     from trainer.training.trained import statistics
 
     chain = module
-    if isinstance(spec.model, ImportedModel) and spec.model.is_plain:
-        chain = nn.Sequential(OrderedDict(spec.model.divided(module, torch.Generator())))
+    if plain := _plain_model(spec):
+        chain = nn.Sequential(OrderedDict(plain.divided(module, torch.Generator())))
     return {id(each) for each in statistics(chain, spec.model.statistics)}
+
+
+# The law, for each kind that is a part of a training.
+
+WRITTEN = "a run takes the steps of plain torch"
+MODEL: Form = {"name": "mlp", "hidden": [8]}
+OPTIMIZER: Form = {"name": "momentum"}
+# For targets that are classes, of samples or of tokens, and for numbers.
+OF_CLASSES: Form = {"name": "cross_entropy", "label_smoothing": 0.0}
+OF_NUMBERS: Form = {"name": "mse"}
+CLASSES = 3
+
+
+class Together(Input):
+    """Samples on which components are trained together: of a dataset, or vectors with drawn targets."""
+
+    shape: tuple[int, ...]
+    targets: Literal["of the dataset", "classes", "numbers", "labels"] = "of the dataset"
+
+    def __str__(self) -> str:
+        return f"{TRIED_SAMPLES} samples of shape {'×'.join(map(str, self.shape)) or '1'}"
+
+
+VECTORS = [Together(shape=(4,), targets=targets) for targets in ("classes", "numbers", "labels")]
+
+
+def written_on_vectors(component: Callable[[], Form], together: Together) -> Verdict:
+    """The law of a loss or an optimizer. component: its field and its form. Raises NotApplicable."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(TRIED_SAMPLES, 4, generator=generator)
+    targets, count = torch.arange(TRIED_SAMPLES) % CLASSES, CLASSES
+    if together.targets != "classes":
+        numbers = torch.randn(TRIED_SAMPLES, 1, generator=generator)
+        targets, count = numbers if together.targets == "numbers" else (numbers > 0).long(), 1
+    on = described(TRIED_SAMPLES, shape=(4,), class_count=count)
+    others = {"dataset": on, "model": MODEL, "loss": OF_CLASSES, "optimizer": OPTIMIZER}
+    return trains_as_written(lambda: {**others, **component()}, inputs, targets)
+
+
+def written_on(component: Callable[[], Form], on: Dataset, inputs: Tensor | None) -> Verdict:
+    """The law of a model. inputs: samples of a user's dataset; None: noise. Raises NotApplicable."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = noise(on, TRIED_SAMPLES, generator) if inputs is None else inputs
+    shape, loss = (len(inputs), *on.target_shape), OF_CLASSES
+    targets = torch.arange(len(inputs)) % on.outputs
+    if on.target_shape:
+        targets = torch.randint(on.outputs, shape, generator=generator)
+    elif on.class_count == 1:
+        targets, loss = torch.randn(*shape, 1, generator=generator), OF_NUMBERS
+    others = {"dataset": described(len(inputs), **facts.values(on, Dataset, 1)), "loss": loss}
+    return trains_as_written(lambda: {**others, "optimizer": OPTIMIZER, **component()}, inputs, targets)
+
+
+def trains_as_written(forms: Callable[[], Form], inputs: Tensor, targets: Tensor) -> Verdict:
+    """Whether components are trained as written. Raises NotApplicable if they do not fit together."""
+    import torch
+    from torch import nn
+
+    try:
+        components = forms()
+        on, model, loss = (
+            REGISTRIES[field].parse(components[field]) for field in ("dataset", "model", "loss")
+        )
+        with torch.random.fork_rng(devices=[]):
+            blocks = model.blocks(on.shape, on.outputs, torch.Generator())
+            output = nn.Sequential(*(block for _, block in blocks))(inputs)
+            reason = loss.output_error(output, targets)
+            fits = reason is None and bool(torch.isfinite(loss.of(output, targets)))
+    except ImportFailure as error:
+        raise NotApplicable(f"another law fails: {error}") from error
+    except Exception as error:  # the model or the loss takes other samples
+        raise NotApplicable(f"no loss of classes or numbers fits: {error}") from error
+    if not fits:
+        raise NotApplicable(f"no loss of classes or numbers fits: {reason or 'the loss is not finite'}")
+    try:
+        compared = compare(components, inputs, targets)
+    except ImportFailure as error:
+        return Failure("the weights of a loop of plain torch", str(error))
+    return None if str(LONG) in compared else Note(f"compared in {compared}")

@@ -1,0 +1,66 @@
+"""`python -m trainer.components`: answers requests about components until its input ends.
+
+Users' code runs in forked processes, so that modules and random states of components do not meet, and so
+that the files that one opens are its own. This process runs none, and relays answers unread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import BinaryIO
+
+from trainer.components.messages import Answer, Request
+from trainer.components.trial import Trial
+from trainer.core.cgroup import measure
+from trainer.core.forked import CallerEnded, Child, Ended
+from trainer.core.frames import HEADER, length, message
+from trainer.core.processes import end_with_parent
+
+
+def main() -> None:
+    """Serve requests, in a directory without files: a relative path in users' code would fail in a node."""
+    import torch
+    import torch._dynamo  # the first optimizer of a process does so, and each component has a process
+
+    end_with_parent()
+    torch.set_num_threads(1)  # a thread pool would not survive the fork
+    sys.dont_write_bytecode = True
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what users' code prints is not an answer
+    with tempfile.TemporaryDirectory() as empty:
+        os.chdir(empty)
+        sys.pycache_prefix = empty  # so that imports open sources, and the files that they need are known
+        _send(answers, b'{"ready": true}')
+        child: Child | None = None
+        while header := requests.read(HEADER):
+            body = requests.read(length(header))
+            request = Request.model_validate(message(body))
+            if child is None or request.do not in ("try", "digest"):
+                if child:
+                    child.close()
+                child = Child(Trial().answer)
+            _send(answers, _answer(child, body, request.limit_s))
+
+
+def _send(answers: BinaryIO, body: bytes) -> None:
+    answers.write(len(body).to_bytes(HEADER, "big") + body)
+    answers.flush()
+
+
+def _answer(child: Child, body: bytes, limit_s: float) -> bytes:
+    killed_before = measure().out_of_memory
+    try:
+        return child.ask(body, limit_s, caller=sys.stdin.fileno())
+    except CallerEnded:
+        sys.exit(1)
+    except Ended as error:
+        reason = str(error)
+        if measure().out_of_memory > killed_before:
+            reason = "needed more memory than a node of the run has, and was killed"
+        return Answer(ended=reason).model_dump_json().encode()
+
+
+if __name__ == "__main__":
+    main()
