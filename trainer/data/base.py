@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from trainer.core.registry import Component
+from trainer.core.user_code import MAX_NAME
 from trainer.data.split_rules import broken_rules
 
 Images = npt.NDArray[np.float32]
@@ -20,6 +21,12 @@ Array = npt.NDArray[Any]  # of any type and shape; the first dimension counts sa
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
 Scaling = Literal["standardise", "unit"]
+
+MOST_CLASSES = 1000  # an event has room for them
+# What a dataset may state. A file is below the data directory, and no part of its path is hidden.
+Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=32)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+DataFile = Annotated[Name, Field(pattern=r"^\w[\w .+-]*(/\w[\w .+-]*)*$")]
 
 
 class DataError(Exception):
@@ -95,45 +102,45 @@ class Dataset(Component):
         accuracy_is: what the accuracy is where it is not the share of samples of the right class; or None.
     """
 
-    accuracy_is: ClassVar[str | None] = None
+    accuracy_is: ClassVar[Name | None] = None
 
     @property
     @abstractmethod
-    def train_samples(self) -> int:
+    def train_samples(self) -> Annotated[int, Field(ge=1, le=2**40)]:
         """Samples in the training split."""
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Shape of one input; of an image, (channels, height, width)."""
 
     @property
-    def input_type(self) -> str:
+    def input_type(self) -> Name:
         """Type of the inputs' numbers, by numpy's name."""
         return "float32"
 
     @property
     @abstractmethod
-    def class_count(self) -> int:
+    def class_count(self) -> Annotated[int, Field(ge=1, le=MOST_CLASSES)]:
         """Number of classes; 1 where samples have none."""
 
     @property
-    def outputs(self) -> int:
+    def outputs(self) -> Annotated[int, Field(ge=1, le=2**20)]:
         """Scores that a model returns for a target: one for each class, or for each token."""
         return self.class_count
 
     @property
-    def target_shape(self) -> tuple[int, ...]:
+    def target_shape(self) -> Shape:
         """Shape of the targets of one sample; () for its class."""
         return ()
 
     @property
-    def best_loss(self) -> float | None:
+    def best_loss(self) -> Annotated[float, Field(allow_inf_nan=False)] | None:
         """The smallest mean loss that a model can expect, in nats per target; None if it is not known."""
         return None
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def files(self) -> Annotated[tuple[DataFile, ...], Field(max_length=1000)]:
         """The files that it reads, as paths in the data directory; empty if it needs no download."""
         return ()
 

@@ -32,7 +32,7 @@ def normalise(
             mean; a constant channel becomes zero. `unit` maps the darkest pixel to 0 and the brightest to
             1, for all channels together; for bytes from 0 to 255 as torchvision's `ToTensor`.
     """
-    darkest, span = _range(train[0])
+    darkest, span = pixel_range(train[0])
     if scaling == "standardise":
         mean, deviation = _statistics(train[0])
     else:
@@ -53,7 +53,7 @@ def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
     return images
 
 
-def _range(pixels: Pixels) -> tuple[np.float32, np.float32]:
+def pixel_range(pixels: Pixels) -> tuple[np.float32, np.float32]:
     """The darkest pixel, and the distance from it to the brightest; 1 if all are equal."""
     darkest = np.float32(pixels.min())
     return darkest, np.float32(pixels.max()) - darkest or np.float32(1)
