@@ -34,6 +34,7 @@ from trainer.spec.run_spec import RunSpec
 Values = dict[str, Any]
 
 FIELDS = tuple(REGISTRIES)  # in this order: a model needs the dataset, and a strategy both
+ANSWER_S = 600.0  # in which a component must have been tried
 Figures = Literal["profile", "ranks", "partition"]
 
 
@@ -137,11 +138,15 @@ class Imports:
 
     def figures(self, kind: Figures, run: RunSpec, split_points: Sequence[str] = ()) -> Answer:
         """Figures of a run with users' components, from the process that tries them. Raises InputError."""
-        spec, points = run.model_dump(mode="json"), [*split_points]
+        request = Request(
+            do=kind,
+            run=run.model_dump(mode="json"),
+            split_points=[*split_points],
+            data_dir=str(self._data_dir),
+            limit_s=ANSWER_S,
+        )
         try:
-            return self._asked(
-                "", "", Request(do=kind, run=spec, split_points=points, data_dir=str(self._data_dir))
-            )
+            return self._asked("", "", request)
         except ComponentError as error:
             raise InputError(error.reason) from error
 
@@ -169,9 +174,8 @@ class Imports:
             forms[field] = found.form(folders[found.name.directory])
         trains = "strategy" in named or REGISTRIES["strategy"].parse(forms["strategy"]).trains
         if trains and (fitted := [field for field in FIT if field in named]):
-            request = Request(
-                do="fit", forms={field: forms[field] for field in FIT}, batch=self._batch(forms)
-            )
+            together, batch = {field: forms[field] for field in FIT}, self._batch(forms)
+            request = Request(do="fit", forms=together, batch=batch, limit_s=ANSWER_S)
             self._asked(fitted[0], "", request)
         return {**values, **{field: forms[field] for field in named}}
 
@@ -205,6 +209,7 @@ class Imports:
             batch=self._batch(forms) if kind.needs else "",
             ranks=min(ranks, kind.most_ranks),
             batch_size=_number(values, "batch_size") if kind.most_ranks > 1 else 1,
+            limit_s=ANSWER_S,
         )
         key = request.model_dump_json()
         if key not in self._tried:

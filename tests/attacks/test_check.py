@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import check as command
+from orchestrator.commands.check import Report
 from orchestrator.errors import InputError
 from orchestrator.sandbox.local import SHOWN_BYTES
-from trainer.conformance.report import Report
+from orchestrator.sweeps import trials
+from orchestrator.sweeps.trials import local_sandbox
 
 HONEST = "def mine(labels, parts, rng): return [[0]]\n"
 # Writes to all descriptors, and so to that of the answers.
@@ -30,12 +32,13 @@ def checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Checked:
     def check(code: str, limit_s: float = 30.0) -> tuple[list[Report], str, str]:
         """The reports on a component with this code, or the error; and what the terminal gets."""
         (tmp_path / "mine.py").write_text(code)
-        request = command.request_of(str(tmp_path / "mine.py"), (), None, None, None, tmp_path, limit_s)
+        asked = command.request_of(str(tmp_path / "mine.py"), (), None, None, None, tmp_path, limit_s)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found: list[Report] = []
         error = ""
         try:
-            found.extend(command.reports(request))
+            with command.checking(asked, local_sandbox) as checking:
+                found.extend(checking.reports(asked))
         except InputError as refused:
             error = str(refused)
         shown = "\n".join(line.plain for report in found for line in command.lines(report, 80))
@@ -57,7 +60,7 @@ def test_escape_sequences_are_shown_as_text(checked: Checked) -> None:
 
 
 def test_what_is_no_report_is_one_line(checked: Checked) -> None:
-    for sent in (b"x" * 65536, b"\xff\xff\xff\xff", b'\0\0\0\x0d{"report": {}}', b'\0\0\0\x0c{"report":3}'):
+    for sent in (b"x" * 65536, b"\xff\xff\xff\xff", b'\0\0\0\x0c{"found": {}}', b'\0\0\0\x0b{"error": 3}'):
         found, error, _ = checked(FORGES.replace("SENT", repr(sent)) + HONEST)
         assert found == []
         assert error
@@ -70,13 +73,13 @@ KILLS = "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sl
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(KILLS, "SIGKILL"), (KILLS.replace("SIGKILL", "SIGSTOP"), "4 s"), (FLOODS, "1 s")],
+    [(KILLS, "SIGKILL"), (KILLS.replace("SIGKILL", "SIGSTOP"), "3 s"), (FLOODS, "1 s")],
     ids=["kills", "stops", "floods"],
 )
 def test_what_ends_or_holds_the_process_that_checks_it_is_named(
     code: str, says: str, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "MORE_S", 2.0)
+    monkeypatch.setattr(trials, "MORE_S", 2.0)
     found, error, printed = checked(code, limit_s=1.0)
     assert found == []
     assert says in error

@@ -23,17 +23,21 @@ from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.sandbox.base import Sandbox
 from orchestrator.sweeps import imports as module
-from orchestrator.sweeps.imports import ComponentError, Imports, Inspection, MakeSandbox, local_sandbox
+from orchestrator.sweeps import trials
+from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.staged_code import PREFIX
+from orchestrator.sweeps.trials import Inspection, MakeSandbox, local_sandbox
 from tests.attacks.conftest import Scripted
 from tests.support.command_line import environment, heed_signals, orchestrator
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
+from trainer.components.facts import values
+from trainer.components.strategy import ImportedStrategy
 from trainer.core.frames import frame
+from trainer.core.strategy import Strategy
 from trainer.models.mlp import Mlp
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.ddp import Ddp
-from trainer.user_components.strategy import DECLARED, StrategyFacts
 
 HONEST = """
 import math
@@ -45,7 +49,7 @@ class Net(nn.Sequential):
 # Replaces the answer to be sent by one that names another file.
 FORGES = """
 import json
-import trainer.component_trials.inspect as inspection
+import trainer.components.trial as inspection
 honest = inspection.checked
 class Forged:
     def __init__(self, *given): self.answer = honest(*given)
@@ -55,7 +59,7 @@ inspection.checked = Forged
 """
 HANGS = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)\n"
 FLOODS = "import os\nos.write(2, b'\\x1b]0;title\\x07')\nwhile True:\n    os.write(2, b'x' * 65536)\n"
-FACTS = {"blocks": ["0"], "indivisible": None, "code": "", "folder": "", "module": "", "attribute": ""}
+FACTS = {"names": ["0"], "indivisible": None, "code": "", "folder": "", "module": "", "attribute": ""}
 
 
 def component(directory: Path, code: str = "", name: str = "mine.py") -> Path:
@@ -126,8 +130,8 @@ ANSWERS: list[dict[str, Any]] = [
     {"invalid": [{"type": "missing", "loc": [], "msg": ""}], "allowed": ["\x1b]0;title\x07"]},
     {"unknown": 1},
     {"facts": {}},
-    {"facts": {**FACTS, "blocks": ["\x1b]0;title\x07"]}},
-    {"facts": {**FACTS, "blocks": ["x"] * 20_000}},
+    {"facts": {**FACTS, "names": ["\x1b]0;title\x07"]}},
+    {"facts": {**FACTS, "names": ["x"] * 20_000}},
     {"facts": {**FACTS, "unknown": 1}},
 ]
 
@@ -141,25 +145,24 @@ def test_an_answer_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
 
 def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(trials, "MORE_S", 0.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     too_long, nested, half = b"\xff" * 4, b"\0\x10\0\0" + b"[" * 2**20, b"\0\0\0"
     for sent in (too_long, b"\0\0\0\x05[1,2]", nested, half, b""):
         imports = answered(tmp_path, sent)
         assert refused(imports)
-        assert imports._channel is None
+        assert imports.trials._channel is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
 
 
 def test_a_strategy_declares_nothing_but_what_strategies_do() -> None:
-    honest = {name: getattr(Ddp, name) for name in DECLARED}
-    fields: dict[str, Any] = {"code": "", "folder": "", "module": "mine.py", "attribute": "Net"}
-    fields |= {"replica_of": [0], "reports_samples": [True], "sees_inputs": [True], "replicas": 1}
-    fields |= {"updates_use_global_batch": True, "micro_batch_count": 1}
-    fields |= {"not_checkpointed": None, "bubble": None}
-    assert StrategyFacts(**fields, declared=honest)
+    facts = ImportedStrategy.facts_model()
+    honest = values(Ddp(), Strategy, 2)
+    assert facts.model_validate(honest, strict=False)
+    assert facts.model_validate({"declared": honest}, strict=False)  # as earlier versions
     for name in ("__init__", "model_config", "transports", "max_nodes"):
-        with pytest.raises(ValueError, match="declared"):
-            StrategyFacts(**fields, declared={**honest, name: "gloo"})
+        with pytest.raises(ValueError, match=name):
+            facts.model_validate({**honest, name: "gloo"}, strict=False)
 
 
 BLOCK = {"name": "layer", "parameters": 1, "output_shape": [1], "flops": 1.0, "output_bytes": 1.0}
@@ -275,7 +278,8 @@ def test_no_code_of_users_runs_in_commands_that_show_figures(tmp_path: Path) -> 
 def test_what_forges_an_answer_hangs_or_floods_is_refused(
     make: MakeSandbox, tried: Tried, secret: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 5.0)
+    monkeypatch.setattr(module, "ANSWER_S", 4.0)
+    monkeypatch.setattr(trials, "MORE_S", 1.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     forged, hung, flooded = tried(make, FORGES.replace("NAME", repr(str(secret))), HANGS, FLOODS)
     assert "files" in forged

@@ -19,7 +19,8 @@ from orchestrator.sandbox.base import Tail
 from orchestrator.sandbox.local import _drain
 from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
-from trainer.conformance.report import Finding, Report
+from orchestrator.commands.check import Report
+from trainer.components.examine import Finding
 from trainer.core.events import Event
 from trainer.core.position import MAX_NAME
 

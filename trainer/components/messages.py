@@ -21,7 +21,6 @@ Values = dict[str, Any]
 FIT = ("model", "dataset", "loss", "optimizer")  # that must fit together
 
 MAX_ANSWER = 64 * 2**20  # bytes
-MAX_SAMPLES = 32 * 2**20  # bytes of the samples of a dataset, which are a third longer in an answer
 MAX_FILES = 10_000
 MAX_NAMES = 1000  # of parameters
 MAX_TEXT = 4000  # characters of an error
@@ -71,7 +70,7 @@ class Request(BaseModel):
     given: Values = {}
     run: Values = {}
     split_points: list[str] = []
-    limit_s: float = 600.0
+    limit_s: float
 
 
 def _below(name: str) -> str:
