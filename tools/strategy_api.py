@@ -15,6 +15,8 @@ from textwrap import dedent
 from orchestrator.shipped import IMPORT_ROOT
 
 Method = ast.FunctionDef
+# Limits on what a user's class declares.
+_LIMITED = re.compile(r"Annotated\[(.+?), Field\([^()]*\)\]")
 _ITEM = re.compile(r"(?m)^([\w, ]+): ")
 
 
@@ -154,7 +156,7 @@ def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
             comment = " ".join(line.strip(" #") for line in source[above : each.lineno - 1])
             default = f" = {ast.unparse(each.value)}" if each.value else ""
             declared = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation.slice)}{default}"
-            yield f"- `{declared}`: {comment}"
+            yield f"- `{_without_limits(declared)}`: {comment}"
     yield ""
 
 
@@ -164,7 +166,12 @@ def _signature(method: Method, variable: str, source: list[str]) -> str:
     call = dedent(written).replace("def ", f"{variable}.", 1).removesuffix(":")
     call = re.sub(r"\((\s*)(?:self|cls)(?:,\s*|(?=\)))", r"(\1", call, count=1)
     is_property = any(ast.unparse(each) == "property" for each in method.decorator_list)
+    call = _without_limits(call)
     return call.replace("() ->", ":") if is_property else call
+
+
+def _without_limits(declared: str) -> str:
+    return _LIMITED.sub(r"\1", declared)
 
 
 def _markdown(node: ast.ClassDef | Method) -> str:

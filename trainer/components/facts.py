@@ -71,7 +71,8 @@ class Declaration:
     """A value that components of a kind declare.
 
     type: its annotation. arguments: those of the method that gives it; none for a class variable or a
-    property. choices: of the only argument, if it is a literal. base: what the base class has for it.
+    property. choices: of the only argument, if it is a literal. base: what the base class has for it;
+    `...` for nothing.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Declaration:
     @property
     def required(self) -> bool:
         """Whether the base class leaves it to its subclasses."""
-        return bool(getattr(self.base, "__isabstractmethod__", False))
+        return self.base is ... or bool(getattr(self.base, "__isabstractmethod__", False))
 
     def of(self, own: Component, ranks: int) -> Any:
         """What a component declares, on so many ranks."""
@@ -110,7 +111,9 @@ class Declaration:
                 given = self.base.fget if isinstance(self.base, property) else self.base
                 return given(component, *arguments) if callable(given) else given
             fact = getattr(component.imported, self.name)
-            return fact[arguments[0]] if self.choices or len(arguments) == 2 else fact
+            if self.choices:
+                return fact.get(arguments[0])  # older results have only those for which there is one
+            return fact[arguments[0]] if len(arguments) == 2 else fact
 
         return found if self.arguments else property(found)
 
@@ -119,7 +122,7 @@ class Declaration:
 def declarations(base: type[Component]) -> dict[str, Declaration]:
     """What components of a kind declare: class variables, properties, and methods of ranks or a choice."""
     found = {
-        name: Declaration(name, get_args(hint)[0], getattr(base, name, None))
+        name: Declaration(name, get_args(hint)[0], getattr(base, name, ...))
         for name, hint in get_type_hints(base, include_extras=True).items()
         if get_origin(hint) is ClassVar and not name.startswith(("_", "model_"))
     }

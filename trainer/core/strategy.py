@@ -63,7 +63,7 @@ class Strategy(Component):
     """How ranks train one model together. Every rank runs `train`, which is the algorithm."""
 
     # Transports that it supports; the first is the default.
-    transports: ClassVar[tuple[str, ...]]
+    transports: ClassVar[Annotated[tuple[str, ...], Field(min_length=1)]]
     # It exchanges everything over its communicator, so that virtual nodes can run it.
     virtual: ClassVar[bool] = True
     # If not: a strategy with the same or similar updates that does.
@@ -127,7 +127,7 @@ class Strategy(Component):
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @property
-    def sent_per_counted(self) -> float:
+    def sent_per_counted(self) -> Annotated[float, Field(ge=1, le=1000)]:
         """Bytes that its transport sends for one that is counted, if the library is known to send more."""
         return 1.0
 
@@ -136,11 +136,11 @@ class Strategy(Component):
         """Return `layouts`. A strategy can let them depend on the number of ranks."""
         return cls.layouts
 
-    def replicas(self, ranks: int) -> int:
+    def replicas(self, ranks: int) -> Annotated[int, Field(ge=1, le=2**16)]:
         """Number of copies of the model, each trained on its own partition of the samples."""
         return 1 if self.partitions_model else ranks - self.servers
 
-    def replica_of(self, rank: int, ranks: int) -> int:
+    def replica_of(self, rank: int, ranks: int) -> Annotated[int, Field(ge=0, lt=2**16)]:
         """Index of the copy that a rank holds, whole or in part; servers have indices beyond the copies."""
         # Workers are numbered as if there were no servers, so that worker i has the samples, their order
         # and the dropout of rank i in other strategies.
@@ -180,12 +180,12 @@ class Strategy(Component):
         return True
 
     @property
-    def micro_batch_count(self) -> int:
+    def micro_batch_count(self) -> Annotated[int, Field(ge=1, le=2**20)]:
         """How many micro-batches a replica's batch is split into."""
         return 1
 
     @property
-    def parts_of_work(self) -> int:
+    def parts_of_work(self) -> Annotated[int, Field(ge=1, le=2**24)]:
         """A stage's work in a step, in units of the time that each further stage adds to the step."""
         return self.micro_batch_count
 

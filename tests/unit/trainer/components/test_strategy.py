@@ -1,0 +1,217 @@
+"""Mistakes in the laws of strategies, in what is refused and known of them, and in registered ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tests.support.wrong_components as wrong
+from tests.support.laws import findings
+from trainer.components import strategy
+from trainer.components.facts import Source
+from trainer.components.kind import NOWHERE, On
+from trainer.components.strategy import ImportedStrategy, Ranks, StrategyKind
+from trainer.core.strategy import Strategy
+from trainer.core.user_code import CODE, ImportFailure
+from trainer.launch.threads import threads_in_torch
+from trainer.spec.registries import STRATEGIES
+from trainer.strategies.local_sgd import LocalSGD
+
+# Component, the laws that it breaks, and a pattern of the smallest input and of what was found there.
+WRONG: list[tuple[str, set[str], str]] = [
+    ("sums", {"equals", "averages"}, "2 ranks.*weights differ"),
+    ("ignores sizes", {"equals"}, "3 ranks, 252 samples, batch 10, each rank with more.*weights differ"),
+    ("halves", {"one", "equals"}, "1 rank.*weights differ"),
+    ("stays", {"finite"}, "1 rank.*the initial ones"),
+    ("diverges", {"agree"}, "2 ranks.*ranks 0 and 1 differ"),
+    ("takes half the samples", {"samples"}, "1 rank.*30"),
+    ("sends more", {"bytes"}, "3 ranks.*50,960"),
+    ("draws noise", {"repeats"}, "1 rank.*weights differ"),
+    ("never starts", {"ends"}, "1 rank.*session.start"),
+    ("needs whole batches", {"ends"}, "1 rank.*mine.py:"),
+    ("deadlocks", {"ends"}, "2 ranks.*rank 0 waits in receive of 6370 numbers from rank 1"),
+    ("OwnStatistics", {"statistics"}, "3 ranks.*weights differ"),
+    ("FailsOnOneRank", {"ends"}, r"2 ranks.*: mine\.py:\d+: ValueError: no gradient$"),
+    ("DiesOnOneRank", {"ends"}, "2 ranks.*rank 1 was killed by SIGKILL"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with threads_in_torch(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's directory, with the wrong components in mine.py."""
+    path = tmp_path_factory.mktemp("user")
+    shutil.copy(wrong.__file__, path / "mine.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CODE, "")
+        patch.syspath_prepend(path)
+        yield path
+
+
+def users(directory: Path, name: str) -> StrategyKind:
+    """A component of mine.py, or what is wrong with one."""
+    how = {} if name[0].isupper() else {"how": name}
+    source = Source(folder=str(directory), module="mine.py", attribute="Wrong" if how else name)
+    own = StrategyKind.adapt(source.load(), how, source)
+    return StrategyKind(own, On(source=source, parameters=how))
+
+
+@pytest.mark.parametrize(("name", "laws", "text"), WRONG, ids=[each[0].replace(" ", "-") for each in WRONG])
+def test_a_wrong_strategy_breaks_its_laws(directory: Path, name: str, laws: set[str], text: str) -> None:
+    others = psutil.Process().children(recursive=True)
+    found = findings(users(directory, name), "ends", *laws)
+    failed = [each for each in found.values() if each.status == "failed"]
+    assert {each.law for each in failed} == laws
+    assert re.search(text, f"{failed[0].input}: {failed[0].got}")
+    assert psutil.Process().children(recursive=True) == others
+
+
+OF_TORCH = ("ddp", "zero1", "zero2", "fsdp", "pipeline_torch")
+BETWEEN_PROCESSES = {
+    name
+    for name in STRATEGIES.entries
+    if "memory" not in STRATEGIES.load(name).transports or STRATEGIES.load(name).forks
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_TORCH)) for name in STRATEGIES.entries],
+)
+def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank and three, or on two. Between processes, which take long to start, only once."""
+    kind = StrategyKind(STRATEGIES.parse(name), On(limit_s=400))  # of a busy machine
+    between_processes, deterministic = name in BETWEEN_PROCESSES, STRATEGIES.load(name).deterministic
+    numbers = (2, 3) if between_processes else (1, 3, 2)
+    monkeypatch.setattr(strategy, "RANKS", [Ranks(number=number) for number in numbers])
+    monkeypatch.setattr(strategy, "TRAINED", 1 if between_processes else 2)
+    tried = {law.name for law in kind.laws()}
+    tried -= {"repeats"} if between_processes and deterministic else set()
+    found = findings(kind, *tried)
+    assert [each for each in found.values() if each.status == "failed"] == []
+    assert all(each.reason for each in found.values() if each.status in ("skipped", "note"))
+    assert (name == "fault_injection") == ({each.status for each in found.values()} == {"skipped"})
+    assert deterministic or found["repeats"].reason == "it declares that it is not deterministic"
+
+
+# What a strategy could declare, and what it is compared with
+
+
+def test_what_a_strategy_must_equal_can_be_given_and_could_be_declared(directory: Path) -> None:
+    """The option comes before what it declares."""
+    for name, given, status in (
+        ("one_shot", "", "skipped"),
+        ("one_shot", "all_reduce", "failed"),
+        ("all_gather", "serial", "failed"),
+    ):
+        kind = StrategyKind(STRATEGIES.parse(name), On(equals=given))
+        assert findings(kind, "ends", "equals")["equals"].status == status
+    for name, could in (("Averages", True), ("takes the next rank's", False)):
+        equal = findings(users(directory, name), "ends", "equals")["equals"]
+        assert (equal.status, "all_reduce" in equal.reason) == ("note" if could else "skipped", could)
+
+
+# Where the ranks are
+
+
+def test_strategies_that_call_torch_are_trained_over_their_own_transport_or_left_out(
+    directory: Path,
+) -> None:
+    found = findings(users(directory, "CallsTorch"), "ends", "samples", "agree", "one", "bytes")
+    assert found["ends"].inputs == 3
+    assert found.pop("bytes").status == "note"  # what torch sends by itself is not counted
+    assert {each.status for each in found.values()} <= {"ok", "note"}
+    skipped = findings(users(directory, "CallsTorchOverMpi"), "ends")["ends"]  # it needs a launcher
+    assert (skipped.status, "lists only mpi" in skipped.reason) == ("skipped", True)
+
+
+def test_numbers_of_ranks_that_a_strategy_refuses_are_left_out() -> None:
+    ends = findings(StrategyKind(OnlyPairs()), "ends")["ends"]
+    assert (ends.status, ends.inputs) == ("ok", 1)
+
+
+# What is refused, and what a run knows
+
+
+class OnlyPairs(wrong.Averages):
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        return f"no pairs: {ranks} ranks, batch {batch_size}" if ranks % 2 else None
+
+
+class InRounds(LocalSGD):
+    parts_of_work = property(lambda self: 7)
+    micro_batch_count = property(lambda self: 3)
+
+
+def loaded(called: Any, ranks: int = 2, **parameters: Any) -> StrategyKind:
+    kind = StrategyKind(StrategyKind.adapt(called, parameters, NOWHERE), On(ranks=ranks, batch_size=8))
+    kind.load()
+    return kind
+
+
+def test_a_strategy_that_cannot_be_trained_is_refused() -> None:
+    def declaring(**members: Any) -> Any:
+        return type("Own", (Strategy,), {"__module__": __name__, **members})
+
+    def train(self: Any, session: Any) -> None:
+        pass
+
+    for called, given, message in (
+        (declaring(transports=("gloo",)), {}, "does not define the method train$"),
+        (declaring(train=train), {}, "declares no transports"),
+        (
+            declaring(train=train, transports=("gloo", "tcp")),
+            {},
+            "transports have 'tcp'; allowed: memory, ",
+        ),
+        (train, {}, "no subclass of trainer.core.strategy.Strategy"),
+        (InRounds, {"aggregation": "median"}, "aggregation: mean"),
+        (OnlyPairs, {"ranks": 3}, "^no pairs: 3 ranks, batch 8$"),
+    ):
+        with pytest.raises(ImportFailure, match=message):
+            loaded(called, **given)
+
+
+def imported(known: dict[str, Any]) -> ImportedStrategy:
+    return ImportedStrategy.model_validate({"name": "it", "imported": known})
+
+
+def test_what_a_run_knows_of_a_strategy() -> None:
+    known = loaded(InRounds, local_steps=3, participation={"fraction": 0.5}).facts()
+    assert (known["parts_of_work"], known["micro_batch_count"], known["replica_of"]) == (7, 3, [0, 1])
+    first = imported(known)
+    sent = json.loads(json.dumps(first.imported.model_dump(mode="json")))
+    for each in (first, imported(sent)):
+        assert (each.parts_of_work, each.micro_batch_count, each.replicas(2)) == (7, 3, 2)
+        assert (each.transports, each.equals) == (LocalSGD.transports, LocalSGD.equals)
+        assert (each.rounds.steps, each.rounds.participation.fraction) == (3, 0.5)  # type: ignore[union-attr]
+        assert "tried for 2 ranks, and the run has 3" in (each.validation_error(None, 3, 8) or "")
+        assert each.validation_error(None, 2, 8) is None
+    assert loaded(InRounds).facts()["rounds"] is None
+    false = {"replicas": 0, "replica_of": [0, -1], "micro_batch_count": 0, "parts_of_work": 2**25}
+    for name, value in {**false, "transports": [], "sent_per_counted": 0.5, "unknown": 1}.items():
+        with pytest.raises(ValueError, match=name):
+            imported({**sent, name: value})
+
+
+def test_what_older_results_know_of_a_strategy_is_read() -> None:
+    declared = {"transports": ["gloo"], "servers": 1}
+    lists = {"replica_of": [2, 0, 1], "reports_samples": [False, True, True], "sees_inputs": [True] * 3}
+    older = {"declared": declared, **lists, "recompute_errors": {"full": "no"}}
+    each = imported(older)
+    assert (each.transports, each.servers, each.replicas(3)) == (("gloo",), 1, 2)
+    assert ([each.replica_of(rank, 3) for rank in range(3)], each.min_nodes) == ([2, 0, 1], 1)
+    assert (each.recompute_error("full"), each.recompute_error("selective")) == ("no", None)
+    assert each.validation_error(None, 3, 8) is None
