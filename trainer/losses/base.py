@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from trainer.core.record import Text
 from trainer.core.registry import Component
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Loss(Component):
         return len(target) if weights is None else weights.double().sum().item()
 
     @property
-    def accuracy_is(self) -> str | None:
+    def accuracy_is(self) -> Text | None:
         """What the accuracy is where it is not the share of samples of the right class; or None."""
         return None
 
