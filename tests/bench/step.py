@@ -74,7 +74,7 @@ def plain_loop(batches: Batches, memory_format: torch.memory_format = torch.cont
 
 def lab_batches(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Batches:
     """The usual lab code: torchvision's MNIST, a PIL image per sample, a DataLoader."""
-    from trainer.data.augmentations.torchvision_import import torchvision
+    from trainer.core.torchvision_import import torchvision
 
     raw = directory / "MNIST" / "raw"
     raw.mkdir(parents=True)

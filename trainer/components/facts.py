@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import update_abstractmethods
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import getmembers, isfunction, signature
@@ -18,7 +18,8 @@ from trainer.core.user_code import CODE, MAX_NAME, ImportFailure, load
 
 MOST_RANKS = 2**16
 # Facts in results of earlier versions, by their name now; None: they are facts no more.
-RENAMED = {"blocks": "names", "recompute_errors": "recompute_error", "test_samples": None}
+RENAMED = {"blocks": "names", "recompute_errors": "recompute_error"}
+RENAMED |= dict.fromkeys(("test_samples", "declared"))
 
 
 class Source(BaseModel):
@@ -59,9 +60,9 @@ class Facts(Source):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_earlier_versions(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        flat = {**values, **values.get("declared", {})}
-        flat.pop("declared", None)
+    def _of_earlier_versions(cls, values: dict[str, Any]) -> dict[str, Any]:
+        declared = values.get("declared")
+        flat = {**values, **declared} if isinstance(declared, dict) else values
         named = {RENAMED.get(name, name): value for name, value in flat.items()}
         return {name: value for name, value in named.items() if name is not None}
 

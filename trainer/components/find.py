@@ -31,7 +31,7 @@ def kind_of(found: Any) -> str | None:
         return None
     names = {*signature_of(found)}
     matching = (name for name, kind in kinds().items() if kind.arguments and {*kind.arguments} <= names)
-    return next(matching, "optimizer" if "lr" in names else None)
+    return next(matching, None)
 
 
 def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ def _imported(directory: Path, module: str) -> ModuleType:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))  # for the modules beside it
     if module == TORCHVISION:
-        from trainer.data.augmentations.torchvision_import import torchvision
+        from trainer.core.torchvision_import import torchvision
 
         return import_module(f"{torchvision.__name__}.models")
     if not module.endswith(".py"):

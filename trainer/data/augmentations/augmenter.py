@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.augmentations.torchvision_import import torchvision
+from trainer.core.torchvision_import import torchvision
 from trainer.data.base import PixelScale
 
 functional = torchvision.transforms.v2.functional

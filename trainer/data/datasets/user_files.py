@@ -64,7 +64,7 @@ def image_folder(
 
     import torch
 
-    from trainer.data.augmentations.torchvision_import import torchvision
+    from trainer.core.torchvision_import import torchvision
 
     class Folders(torchvision.datasets.ImageFolder):  # type: ignore[misc]
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:

@@ -48,7 +48,7 @@ def assert_data(data: Data, *expected: Any) -> None:
 
 
 def test_names_checksums_and_sizes_are_the_published_ones() -> None:
-    from trainer.data.augmentations.torchvision_import import torchvision
+    from trainer.core.torchvision_import import torchvision
 
     others = torchvision.datasets
     for ours, theirs in ((Mnist, others.MNIST), (FashionMnist, others.FashionMNIST)):
