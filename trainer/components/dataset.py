@@ -301,6 +301,7 @@ class DatasetKind(Kind[Dataset]):
 
     name = "dataset"
     base = Dataset
+    needs = ()
 
     @classmethod
     def wrap(cls, called: Any, parameters: Mapping[str, Any], source: Source) -> Dataset:

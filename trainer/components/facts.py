@@ -18,7 +18,7 @@ from trainer.core.user_code import CODE, MAX_NAME, ImportFailure, load
 
 MOST_RANKS = 2**16
 # Facts in results of earlier versions, by their name now; None: they are facts no more.
-RENAMED = {"blocks": "names", "recompute_errors": "recompute_error"}
+RENAMED: dict[str, str | None] = {"blocks": "names", "recompute_errors": "recompute_error"}
 RENAMED |= dict.fromkeys(("test_samples", "declared"))
 
 

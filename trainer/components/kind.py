@@ -15,8 +15,9 @@ from trainer.components.facts import Source, values
 from trainer.components.parameters import ParameterFailure, configured, is_class
 from trainer.core.failure import Failure, RankFailure
 from trainer.core.record import Record, Text
-from trainer.core.registry import IMPORTED, Component
+from trainer.core.registry import Component
 from trainer.core.user_code import ImportFailure, located
+from trainer.spec.registries import REGISTRIES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,17 +113,15 @@ class Few:
 class On:
     """What a component is tried with.
 
-    source: where its code is. parameters, name: those of the sweep file. registered: whether the name is
-    that of a registered component. dataset, model: of the run. few: samples of the dataset; None: noise in
-    its shape. ranks, batch_size: of the run. equals: the component that it is compared with; empty: what it
-    declares. loading: whether a sweep is loaded, and the samples are its own. limit_s: seconds in which all
-    laws must have been tried.
+    source: where its code is. parameters, name: those of the sweep file. dataset, model: of the run. few:
+    samples of the dataset; None: noise in its shape. ranks, batch_size: of the run. equals: the component
+    that it is compared with; empty: what it declares. loading: whether a sweep is loaded, and the samples
+    are its own. limit_s: seconds in which all laws must have been tried.
     """
 
     source: Source = NOWHERE
     parameters: Mapping[str, Any] = field(default_factory=dict)
     name: str = "own"
-    registered: bool = False
     dataset: Dataset | None = None
     model: Model | None = None
     few: Few | None = None
@@ -201,11 +200,20 @@ class Kind(ABC, Generic[C]):
         """What a spec must know of it: what it declares, and what a subclass measures."""
         return values(self.own, self.base, self.on.ranks)
 
-    def form(self) -> dict[str, Any]:
-        """The component as a field of a run, with what a spec knows of it. Raises ImportFailure."""
-        form = {"name": self.on.name, **self.on.parameters}
-        facts = {**self.on.source.model_dump(), **self.facts()}
-        return form if self.on.registered else {**form, IMPORTED: facts}
+    def in_run(self, **others: Any) -> Component:
+        """The component as a run has it: if it is a user's, with what a spec knows of it.
+
+        others: facts in place of those. Raises ImportFailure.
+        """
+        registry, found = REGISTRIES[self.name], type(self.own)
+        if f"{found.__module__}:{found.__qualname__}" in registry.entries.values():
+            return self.own
+        facts = {**self.on.source.model_dump(), **self.facts(), **others}
+        made: Component = registry.wrapper(
+            name=self.on.name, parameters=dict(self.on.parameters), imported=facts
+        )
+        vars(made)["own"] = self.own  # in place of what it would load
+        return made
 
     def fits(self) -> None:
         """Raise an exception unless it takes samples of the dataset."""

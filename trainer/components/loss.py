@@ -14,6 +14,7 @@ from annotated_types import Interval
 from trainer.components.facts import Imported, Source
 from trainer.components.kind import Input, Kind, NotApplicable, Note, Verdict, counted, law, refuse
 from trainer.components.parameters import bound, checked, is_class, signature_of
+from trainer.components.written import VECTORS, WRITTEN, Together, written_on_vectors
 from trainer.core.failure import Failure
 from trainer.core.user_code import ImportFailure
 from trainer.losses.base import CHOICE, Loss, Reduction, class_error, per_sample
@@ -133,6 +134,7 @@ class LossKind(Kind[Loss]):
 
     name = "loss"
     base = Loss
+    needs = ()
     arguments = ("output", "target")
 
     @classmethod
@@ -286,6 +288,10 @@ class LossKind(Kind[Loss]):
             shapes = f"outputs of shape {tuple(wrong.shape)} and targets of {tuple(targets.shape)}"
             return Failure(f"an error for {shapes}", "none")
         return None
+
+    @law(WRITTEN, lambda self: VECTORS)
+    def written(self, together: Together) -> Verdict:
+        return written_on_vectors({"loss": self.in_run()}, together)
 
 
 def _named(source: Source, parameter: str, name: Any) -> Any:

@@ -13,6 +13,7 @@ from trainer.components.facts import Imported, Source
 from trainer.components.kind import Input, Kind, NotApplicable, Verdict, counted, law
 from trainer.components.parameters import checked, signature_of
 from trainer.components.random_state import repetition_error, scatter_seeds
+from trainer.components.written import VECTORS, WRITTEN, Together, written_on_vectors
 from trainer.core.failure import Failure
 from trainer.core.user_code import ImportFailure
 from trainer.optimizers.base import Equal, Optimizer
@@ -62,6 +63,7 @@ class OptimizerKind(Kind[Optimizer]):
 
     name = "optimizer"
     base = Optimizer
+    needs = ()
     arguments = ("lr",)
     equal_to = get_args(Equal)
 
@@ -268,6 +270,10 @@ class OptimizerKind(Kind[Optimizer]):
             lambda *both: "" if all(map(torch.equal, *both)) else "weights",
             "use a torch.Generator with a seed of its own",
         )
+
+    @law(WRITTEN, lambda self: VECTORS[:1])
+    def written(self, together: Together) -> Verdict:
+        return written_on_vectors({"optimizer": self.in_run()}, together)
 
 
 def initial() -> list[Tensor]:

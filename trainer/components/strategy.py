@@ -12,7 +12,7 @@ import numpy as np
 from annotated_types import Interval
 from pydantic import ValidationError
 
-from trainer.components.facts import Imported, Source, values
+from trainer.components.facts import MOST_RANKS, Imported, Source
 from trainer.components.kind import Input, Kind, NotApplicable, Note, Verdict, counted, law
 from trainer.core.failure import Failure
 from trainer.core.strategy import Strategy, Uneven, runs_on
@@ -121,6 +121,8 @@ class StrategyKind(Kind[Strategy]):
 
     name = "strategy"
     base = Strategy
+    needs = ("dataset", "model")
+    most_ranks = MOST_RANKS
     equal_to = ("serial", "all_reduce")
 
     def __init__(self, own: Strategy, on: Any = None) -> None:
@@ -171,14 +173,10 @@ class StrategyKind(Kind[Strategy]):
 
         Raises NotApplicable if the run is invalid.
         """
-        in_spec = self.own
-        if f"{type(in_spec).__module__}:{type(in_spec).__qualname__}" not in STRATEGIES.entries.values():
-            known = {**self.on.source.model_dump(), **values(self.own, Strategy, ranks.number)}
-            # A strategy written on the communicator runs over every transport, whichever it lists.
-            known["transports"] = (*self.own.transports, "memory")
-            in_spec = ImportedStrategy(name=type(self.own).__name__, imported=known)
-            vars(in_spec)["own"] = self.own  # in place of what it would load
-        spec = ranks.spec(in_spec, transport)
+        on_ranks = StrategyKind(self.own, replace(self.on, ranks=ranks.number))
+        # A strategy written on the communicator runs over every transport, whichever it lists.
+        in_run = on_ranks.in_run(transports=(*self.own.transports, "memory"))
+        spec = ranks.spec(in_run, transport)
         if reason := self.own.validation_error(spec.model, spec.nodes, spec.batch_size):
             raise NotApplicable(f"on {counted(ranks.number, 'rank')}: {reason}")
         return spec

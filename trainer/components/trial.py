@@ -202,7 +202,6 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
         _source(place),
         place.parameters,
         place.registered or request.label,
-        registered=bool(place.registered),
         data_dir=Path(request.data_dir),
         equals=request.equals,
         limit_s=request.limit_s,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -472,8 +472,8 @@ class Together(Input):
 VECTORS = [Together(shape=(4,), targets=targets) for targets in ("classes", "numbers", "labels")]
 
 
-def written_on_vectors(component: Callable[[], Form], together: Together) -> Verdict:
-    """The law of a loss or an optimizer. component: its field and its form. Raises NotApplicable."""
+def written_on_vectors(component: Form, together: Together) -> Verdict:
+    """The law of a loss or an optimizer. component: it, by its field. Raises NotApplicable."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -481,13 +481,13 @@ def written_on_vectors(component: Callable[[], Form], together: Together) -> Ver
     targets, count = torch.arange(TRIED_SAMPLES) % CLASSES, CLASSES
     if together.targets != "classes":
         numbers = torch.randn(TRIED_SAMPLES, 1, generator=generator)
-        targets, count = numbers if together.targets == "numbers" else (numbers > 0).long(), 1
+        targets, count = (numbers if together.targets == "numbers" else (numbers > 0).long()), 1
     on = described(TRIED_SAMPLES, shape=(4,), class_count=count)
     others = {"dataset": on, "model": MODEL, "loss": OF_CLASSES, "optimizer": OPTIMIZER}
-    return trains_as_written(lambda: {**others, **component()}, inputs, targets)
+    return trains_as_written({**others, **component}, inputs, targets)
 
 
-def written_on(component: Callable[[], Form], on: Dataset, inputs: Tensor | None) -> Verdict:
+def written_on(component: Form, on: Dataset, inputs: Tensor | None) -> Verdict:
     """The law of a model. inputs: samples of a user's dataset; None: noise. Raises NotApplicable."""
     import torch
 
@@ -499,27 +499,24 @@ def written_on(component: Callable[[], Form], on: Dataset, inputs: Tensor | None
         targets = torch.randint(on.outputs, shape, generator=generator)
     elif on.class_count == 1:
         targets, loss = torch.randn(*shape, 1, generator=generator), OF_NUMBERS
-    others = {"dataset": described(len(inputs), **facts.values(on, Dataset, 1)), "loss": loss}
-    return trains_as_written(lambda: {**others, "optimizer": OPTIMIZER, **component()}, inputs, targets)
+    dataset = described(len(inputs), **facts.values(on, Dataset, 1))
+    others = {"dataset": dataset, "loss": loss, "optimizer": OPTIMIZER}
+    return trains_as_written({**others, **component}, inputs, targets)
 
 
-def trains_as_written(forms: Callable[[], Form], inputs: Tensor, targets: Tensor) -> Verdict:
+def trains_as_written(components: Form, inputs: Tensor, targets: Tensor) -> Verdict:
     """Whether components are trained as written. Raises NotApplicable if they do not fit together."""
     import torch
     from torch import nn
 
     try:
-        components = forms()
-        on, model, loss = (
-            REGISTRIES[field].parse(components[field]) for field in ("dataset", "model", "loss")
-        )
+        fields = ("dataset", "model", "loss")
+        on, model, loss = (REGISTRIES[field].parse(components[field]) for field in fields)
         with torch.random.fork_rng(devices=[]):
             blocks = model.blocks(on.shape, on.outputs, torch.Generator())
             output = nn.Sequential(*(block for _, block in blocks))(inputs)
             reason = loss.output_error(output, targets)
             fits = reason is None and bool(torch.isfinite(loss.of(output, targets)))
-    except ImportFailure as error:
-        raise NotApplicable(f"another law fails: {error}") from error
     except Exception as error:  # the model or the loss takes other samples
         raise NotApplicable(f"no loss of classes or numbers fits: {error}") from error
     if not fits:
