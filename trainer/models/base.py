@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+
+from pydantic import Field
 
 from trainer.core.registry import Component
+from trainer.core.user_code import MAX_NAME
 from trainer.data.base import image_error
 
 if TYPE_CHECKING:
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     Blocks = Iterator[tuple[str, nn.Module]]
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+Names = Annotated[Sequence[Name], Field(max_length=100_000)]
 
 
 class ParallelPair(NamedTuple):
@@ -64,11 +70,13 @@ class Model(Component):
             vocabulary, tokens of a sample).
         has_attention: whether `recompute: selective` finds an Attention in it.
         channels_last: whether images and the weights of convolutions are in this memory format of torch.
+        fixed_weights: whether the initial weights are the same for every seed, as pretrained ones are.
     """
 
     takes_tokens: ClassVar[bool] = False
     has_attention: ClassVar[bool] = False
     channels_last: ClassVar[bool] = False
+    fixed_weights: ClassVar[bool] = False
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why the model cannot take inputs of this shape, (channels, height, width) of images."""
@@ -76,7 +84,7 @@ class Model(Component):
 
     @property
     @abstractmethod
-    def names(self) -> list[str]:
+    def names(self) -> Annotated[list[Name], Field(min_length=1, max_length=10_000)]:
         """Names of the blocks in forward order, as `blocks` yields them. Builds no block."""
 
     @property
@@ -105,12 +113,20 @@ class Model(Component):
         return False
 
     @property
-    def fewest_samples(self) -> int:
+    def draws(self) -> bool:
+        """Whether its forward pass draws from torch's global generator, as nn.Dropout does.
+
+        Each block of a user's model then draws from a stream of its rank; a registered one has its own.
+        """
+        return False
+
+    @property
+    def fewest_samples(self) -> Annotated[int, Field(ge=1, le=2)]:
         """How many samples a forward pass in training needs: 2 with BatchNorm of single values."""
         return 1
 
     @property
-    def statistics(self) -> Collection[str] | None:
+    def statistics(self) -> Names | None:
         """Names of the floating-point buffers that training changes, `block.buffer`; None: all.
 
         Ranks average these. Others, such as a mask, stay as they are.
@@ -118,27 +134,27 @@ class Model(Component):
         return None
 
     @property
-    def weights(self) -> int:
+    def weights(self) -> Annotated[int, Field(ge=0, le=2**50)]:
         """The number of trained weights, as far as it is known without building the model; else 0."""
         return 0
 
     @property
-    def unused(self) -> Collection[str]:
+    def unused(self) -> Names:
         """Names of the parameters that are trained and get no gradient, `block.parameter`."""
         return ()
 
     @property
-    def conditional(self) -> str | None:
+    def conditional(self) -> Name | None:
         """The name of a parameter that gets a gradient from some samples alone; or None."""
         return None
 
     @property
-    def scalar(self) -> str | None:
+    def scalar(self) -> Name | None:
         """The name of a parameter without dimensions, which has no rows to shard; or None."""
         return None
 
     @property
-    def types(self) -> Mapping[str, str]:
+    def types(self) -> Annotated[Mapping[Name, Name], Field(max_length=100)]:
         """A trained parameter of each type that there is, by the type, such as float64."""
         return {"float32": ""}
 
