@@ -18,6 +18,7 @@ from trainer.components.kind import Input, Kind, NotApplicable, Note, Verdict, c
 from trainer.components.parameters import POSITIONAL, checked, signature_of
 from trainer.components.random_state import global_states, scatter_seeds
 from trainer.components.samples import taken
+from trainer.components.written import LARGE, WRITTEN, Together, written_on
 from trainer.core.failure import Failure
 from trainer.core.user_code import TORCHVISION, ImportFailure
 from trainer.models.base import Model, Name
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 FEW = 4  # samples with which a model is tried when a sweep is loaded
 CONDITIONS = 8  # batches, in which other parameters may get a gradient; 2 of a large model
-LARGE = 4_000_000  # weights, from which a model is tried with less
 TYPES = ("float32", "float64", "complex64", "complex128")  # that every transport adds up
 WHOLE = "model"  # the name of the only block of a model that is no chain
 SHARDS = (2, 3)
@@ -170,6 +170,11 @@ class ModelKind(Kind[Model]):
     def of(self, *sizes: int) -> Sequence[Batch]:
         """Batches of these sizes."""
         return [Batch(size=size, shape=self.dataset.shape) for size in sizes]
+
+    def fits(self) -> None:
+        if reason := self.own.validation_error(self.dataset.shape):
+            raise ImportFailure(reason)
+        _chain((str(number), each) for number, (_, each) in enumerate(self.blocks(raw=True)))(self.batch(2))
 
     def batch(self, size: int, seed: int = 1) -> Tensor:
         """Some inputs of the dataset, or noise in their shape."""
@@ -558,6 +563,11 @@ class ModelKind(Kind[Model]):
             if not found.allclose(whole, rtol=1e-4, atol=1e-5):
                 return _difference(f"the output of the whole model on rank {rank}", found, whole)
         return None
+
+    @law(WRITTEN, lambda self: [Together(shape=self.dataset.shape)])
+    def written(self, _: Together) -> Verdict:
+        few = self.on.few
+        return written_on({"model": self.in_run()}, self.dataset, few.inputs if few else None)
 
 
 def _chain(blocks: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -6,13 +6,13 @@ import base64
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from trainer.components import written
-from trainer.components.dataset import MAX_LABELS, DatasetKind
+from trainer.components.dataset import DatasetKind
 from trainer.components.facts import Source
 from trainer.components.find import components, kinds, stated_kind
 from trainer.components.kind import Few, Kind, NotApplicable, On
@@ -20,16 +20,13 @@ from trainer.components.loss import fit_error
 from trainer.components.messages import FIT, MAX_TEXT, Answer, Found, Place, Request
 from trainer.components.needed_files import OpenedFiles, installed_digest
 from trainer.components.parameters import ParameterFailure, defaults_left_out
-from trainer.components.samples import TRIED_SAMPLES, spread
+from trainer.components.samples import MAX_LABELS, TRIED_SAMPLES, spread
 from trainer.core.record import checked, cut, one_line
 from trainer.core.user_code import TORCHVISION, ImportFailure, located
 from trainer.data.base import Data, DataError, Dataset
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    pass
 
 # Datasets on which a model is tried, until it takes one: grey images, vectors and colour images.
 VECTORS = "vectors"
@@ -52,11 +49,7 @@ class Vectors(Dataset):
 
 
 class DatasetFailure(Exception):
-    """Parameters of the dataset on which a component is tried are wrong."""
-
-    def __init__(self, failure: ParameterFailure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
+    """The dataset on which a component is tried cannot be used."""
 
 
 class Trial:
@@ -82,7 +75,9 @@ class Trial:
         except ParameterFailure as error:
             found = _invalid(error)
         except DatasetFailure as error:
-            found = _invalid(error.failure).model_copy(update={"of_dataset": True})
+            cause = error.__cause__
+            found = _invalid(cause) if isinstance(cause, ParameterFailure) else Answer(error=str(error))
+            found = found.model_copy(update={"of_dataset": True})
         except (Exception, SystemExit) as error:
             found = Answer(error=cut(one_line(located(error, directory)), MAX_TEXT))
         return found.model_dump_json().encode()
@@ -206,24 +201,32 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
         equals=request.equals,
         limit_s=request.limit_s,
     )
+    if place.registered and kind is DatasetKind:
+        try:
+            own.load(on.data_dir)
+        except DataError as error:  # it is not downloaded
+            raise DatasetFailure(str(error)) from error
     if not kind.takes_samples:
         return kind(own, on), ""
-    if request.dataset is not None:
-        candidates = [request.dataset]
-    else:
-        candidates = [*_datasets_beside(place), *(GUESSED if kind.name == "model" else ())]
+    chosen = request.dataset or (GUESSED[0] if place.registered and kind.name == "model" else None)
+    if chosen is not None:
+        of_dataset = _dataset(chosen, on.data_dir)
+        if kind.name == "model" and (reason := own.validation_error(of_dataset["dataset"].shape)):
+            raise DatasetFailure(f"{reason}; choose another --dataset")
+        return kind(own, replace(on, **of_dataset)), _label(chosen)
     refused: dict[str, list[str]] = {}
-    for dataset in candidates:
+    for each in (*_datasets_beside(place), *(GUESSED if kind.name == "model" else ())):
         try:
-            tried = kind(own, replace(on, **_dataset(dataset, Path(request.data_dir))))
+            tried = kind(own, replace(on, **_dataset(each, on.data_dir)))
             tried.fits()
-        except (ParameterFailure, DatasetFailure):
+        except ParameterFailure:
             raise
         except Exception as error:  # of the user's code, as it takes other samples
-            refused.setdefault(located(error, Path(place.directory)), []).append(_label(dataset))
+            cause = error.__cause__ if isinstance(error, DatasetFailure) and error.__cause__ else error
+            refused.setdefault(located(cause, Path(place.directory)), []).append(_label(each))
         else:
-            return tried, _label(dataset)
-    if kind.name == "augmentation" and request.dataset is None:
+            return tried, _label(each)
+    if kind.name == "augmentation":
         return kind(own, on), "noise (--dataset takes a dataset)"
     reasons = "; ".join(f"on {', '.join(names)}: {reason}" for reason, names in refused.items())
     raise ImportFailure(f"{reasons}; --dataset takes another dataset")
@@ -253,11 +256,9 @@ def _dataset(place: Place, data_dir: Path) -> dict[str, Any]:
         if place.registered:
             return {"dataset": own, "few": None}
         train = own.load(data_dir).train
-    except ParameterFailure as error:
-        raise DatasetFailure(error) from error
     except Exception as error:  # of the user's code, or because it is no dataset
         reason = located(error, Path(place.directory))
-        raise ImportFailure(f"--dataset {place.attribute}: {reason}") from error
+        raise DatasetFailure(f"--dataset {place.attribute}: {reason}") from error
     at = spread(train.targets, TRIED_SAMPLES)
     inputs, targets = (torch.from_numpy(values[at]) for values in (train.inputs, train.targets))
     return {"dataset": own, "few": Few(inputs, targets, train.labels)}

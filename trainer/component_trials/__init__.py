@@ -1,1 +1,0 @@
-"""Finds out, before a run starts, what a spec must know about users' components."""

@@ -1,1 +1,0 @@
-"""Laws of components: what each kind must do, tried on inputs from the smallest on."""
