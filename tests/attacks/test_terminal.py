@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.commands.check import lines
+from orchestrator.commands.check import Report, lines
 from orchestrator.commands.sweep import text_console
 from orchestrator.execution.outcome import outcome
 from orchestrator.execution.progress import result_line
@@ -19,7 +19,6 @@ from orchestrator.sandbox.base import Tail
 from orchestrator.sandbox.local import _drain
 from orchestrator.terminal import shortened
 from tests.unit.conftest import run_result
-from orchestrator.commands.check import Report
 from trainer.components.examine import Finding
 from trainer.core.events import Event
 from trainer.core.position import MAX_NAME

@@ -37,12 +37,6 @@ TRAINER: dict[str, str] = {
     "strategies": f"core comm {COMPONENTS} aggregation spec training parallel",
     "launch": f"core comm {COMPONENTS} spec training parallel strategies",
     "components": f"core comm {COMPONENTS} spec training parallel strategies launch",
-    "user_components": "core data models losses optimizers components",
-    "component_trials": f"core comm {COMPONENTS} spec training strategies launch components user_components",
-    "conformance": (
-        f"core comm {COMPONENTS} spec training parallel strategies launch components user_components "
-        "component_trials"
-    ),
     "torchrun_restarts": f"core comm {COMPONENTS} spec training parallel strategies launch",
     "virtual": "core comm spec time_model training launch",
     "__main__": "core comm data models spec training launch torchrun_restarts virtual",
@@ -96,8 +90,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED = {
     "cluster": "hand_over heartbeat rank_assignment",
-    "component_trials": "messages",
-    "conformance": "report",
+    "components": "examine find kind messages",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "
         "regular_files result trace user_code whole_number"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.laws import assert_faults, assert_sound, declaring, findings
 from trainer.components import partitioner as module
-from trainer.components.partitioner import Case, PartitionerKind, cases
+from trainer.components.facts import Source
+from trainer.components.kind import NOWHERE, Few, On
+from trainer.components.partitioner import Case, ImportedPartitioner, PartitionerKind, cases
+from trainer.core.user_code import ImportFailure
 from trainer.data.base import DataError, Partitioner
 from trainer.spec.registries import PARTITIONERS
 
@@ -25,7 +30,7 @@ def partitioners(split: Callable[..., Any], **members: Any) -> PartitionerKind:
         return split(labels, parts, rng)
 
     own = declaring(Partitioner, **{"disjoint": True, "covers": True, "partition": partition, **members})
-    return PartitionerKind(own)
+    return PartitionerKind(own, On(Source(folder=str(Path(__file__).parent))))
 
 
 def halves(labels: Any, parts: int, rng: Any) -> list[Any]:
@@ -156,6 +161,51 @@ def test_an_impossible_split_is_an_error_that_names_a_remedy(form: dict[str, Any
         assert reason in (None, reported)
         assert reported is None or re.search(REMEDY, reported)
         assert case not in few or str(case.parts) in (reason or "")
+
+
+def labelled(called: Any) -> PartitionerKind:
+    """A user's partitioner for a run of 8 samples on 2 ranks."""
+    few = Few(torch.ones(8, 4), torch.zeros(8), np.zeros(8, np.int64))
+    return PartitionerKind(PartitionerKind.adapt(called, {}, NOWHERE), On(few=few, ranks=2, loading=True))
+
+
+def test_partitioners_that_do_not_split_the_samples_of_a_run_are_refused() -> None:
+    for parts, called in {
+        "global random state | rng": lambda labels, parts, rng: [*np.random.permutation(8).reshape(2, 4)],
+        "1 parts; expected: 2 parts": lambda labels, parts, rng: [np.arange(len(labels))],
+        "DataError: too few": lambda labels, parts, rng: _raise(DataError("too few")),
+        "does not define the method partition": Partitioner,
+    }.items():
+        with pytest.raises(ImportFailure) as raised:
+            labelled(called).load()
+        assert [part for part in parts.split(" | ") if part not in str(raised.value)] == []
+    with pytest.raises(ZeroDivisionError):
+        labelled(lambda labels, parts: 1 / 0).load()
+    sound = labelled(lambda labels, parts: np.array_split(np.arange(len(labels)), parts))
+    sound.load()
+    assert sound.facts() == {**dict.fromkeys(sound.facts(), False)}
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def test_a_function_takes_a_generator_as_its_third_parameter() -> None:
+    for takes, called in (
+        (True, lambda labels, parts, generator: 0),
+        (False, lambda labels, parts, first=0: 0),
+        (True, lambda labels, parts, rng=None: 0),
+        (False, lambda labels, parts: 0),
+    ):
+        assert module.takes_generator(called) is takes
+
+
+def test_a_users_partitioner_names_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = ImportedPartitioner(name="it", imported={"disjoint": True})  # type: ignore[arg-type]
+    assert (splits.disjoint, splits.covers, splits.random) == (True, False, True)
+    monkeypatch.setattr(Source, "load", lambda self: lambda labels, parts: 1 / 0)
+    with pytest.raises(DataError, match=r"it: .*ZeroDivisionError"):
+        splits.partition(np.zeros(4, np.int64), 2, np.random.default_rng(0))
 
 
 def test_a_digest_depends_on_the_samples_of_each_part() -> None:

@@ -1,0 +1,79 @@
+"""Mistakes in how laws are tried and told: the smallest input, further ones, notes, what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainer.components import examine as module
+from trainer.components.examine import Finding, examine, examine_all
+from trainer.components.kind import Law, Outcome
+from trainer.components.partitioner import LARGEST, Case, cases
+from trainer.components.partitioner import _case as case
+
+Test = Callable[[Case], Outcome]
+
+
+def law(**flags: Any) -> Law:
+    def test(kind: object, case: Case) -> None: ...
+
+    return Law("law", "it holds", test, lambda kind: [], **flags)
+
+
+def broken(breaks: Callable[[Case], bool]) -> Test:
+    return lambda case: Outcome(status="failed" if breaks(case) else "ok")
+
+
+def tried(test: Test, *inputs: Case, reason: str = "", **flags: Any) -> Finding:
+    return examine(law(**flags), inputs or reason, lambda law, case: test(case))
+
+
+def test_the_smallest_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among further ones, too: those listed have no 11 parts of 20 samples."""
+    monkeypatch.setattr(module, "SHRINK_S", 60.0)  # on a busy machine, too
+    for smallest, breaks in (
+        (case(700, 1, 5), lambda case: case.samples >= 700 and case.parts > 4),
+        (case(73, 3, 1), lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64),
+        (case(1, 1, 3), lambda case: case.parts == 3),
+        (case(20, 1, 11), lambda case: case.parts == 11 and 20 <= case.samples < 50),
+    ):
+        found = tried(broken(breaks), *cases(), more=LARGEST)
+        assert (found.status, found.input) == ("failed", str(smallest))
+
+
+def test_what_is_told_of_several_inputs() -> None:
+    """The number of those that apply, the reason of the first that does not, and the last note."""
+
+    def test(case: Case) -> Outcome:
+        if case.parts == 1:
+            return Outcome(status="skipped", reason=f"{case.samples} in one part")
+        return Outcome(status="note", reason="two samples") if case.samples == 2 else Outcome()
+
+    def told(*inputs: Case) -> tuple[str, int, str]:
+        found = tried(test, *inputs, reason="there is none")
+        return found.status, found.inputs, found.reason
+
+    three = [case(1, 1, 1), case(2, 1, 1), case(2, 1, 2)]
+    assert told(*three[:2]) == ("skipped", 0, "1 in one part")
+    assert told(*three, case(3, 1, 2)) == ("note", 2, "two samples")
+    assert told(case(3, 1, 2)) == ("ok", 1, "")
+    assert told() == ("skipped", 0, "there is none")
+
+
+def test_further_inputs_take_no_more_time_than_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEARCH_S", 0.0)
+    few = cases()[:3]
+    assert tried(broken(lambda case: case in few[2:]), *few, more=LARGEST).status == "failed"
+    assert tried(broken(lambda case: case not in few), *few, more=LARGEST).status == "ok"
+
+
+def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
+    essential, other = law(essential=True), law(at_loading=True)
+    for fails, statuses in ((0, ["failed", "skipped"]), (1, ["ok", "failed"]), (2, ["ok", "ok"])):
+        outcomes = iter([Outcome(status="failed" if number == fails else "ok") for number in range(2)])
+        found = examine_all(
+            [essential, other], lambda law: [case(1, 1, 1)], lambda law, case: next(outcomes)
+        )
+        assert [each.status for each in found] == statuses

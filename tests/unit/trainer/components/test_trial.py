@@ -1,0 +1,167 @@
+"""Mistakes in which components `check` finds in a file, of which kind, and on which data it tries them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trainer.conformance.__main__ import _invalid
+from trainer.conformance.check import _dataset_of, data_label, laws_of, left_out, on_data
+from trainer.conformance.find import components, kind_of, stated_kind
+from trainer.conformance.law import examine_all
+from trainer.conformance.report import CheckRequest
+
+from trainer.components.facts import Source
+from trainer.components.parameters import ParameterFailure, bound
+from trainer.core.user_code import CODE, TORCHVISION, ImportFailure
+
+IMPORTS = (
+    "from abc import abstractmethod\n"
+    "import torch\n"
+    "from torch import nn\n"
+    "from trainer.core.strategy import Strategy\n"
+    "from trainer.data.base import Partitioner\n"
+    "from trainer.data.partitioners.shards import Shards\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory with a name of its own, so that each test imports its own mine.py."""
+    monkeypatch.setenv(CODE, str(tmp_path))
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> None:
+    (folder / "mine.py").write_text(IMPORTS + text)
+
+
+def request_for(folder: Path, kind: str, name: str) -> CheckRequest:
+    return CheckRequest(kind=kind, directory=str(folder), module="mine.py", attribute=name)
+
+
+def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
+    write(
+        folder,
+        "class Base(Partitioner): pass\n"  # abstract, and inherited
+        "class Blocks(Base):\n    def partition(self, labels, parts, rng): ...\n"
+        "class Template(Partitioner):\n    @abstractmethod\n    def order(self, labels): pass\n"
+        "class Init(Blocks):\n    def __init__(self, share: float = 0.5): ...\n"
+        "class Typo(Partitioner):\n    def partiton(self, labels, parts, rng): pass\n"
+        "class NoTrain(Strategy):\n    transports = ('memory',)\n"
+        "class Net(nn.Module):\n    def forward(self, x): pass\n"
+        "class Untold(nn.Module): pass\n"
+        "class _Part(nn.Module): pass\n"
+        "class Focal(nn.Module):\n    def forward(self, output, target): pass\n"
+        "class Own(nn.CrossEntropyLoss): pass\n"
+        "class Steps(torch.optim.SGD): equals = 'sgd'\n"
+        "class Other: pass\n"
+        "def blocks(labels, parts): ...\n"
+        "def noise(inputs, rng): ...\n"
+        "def close(output, target): return output.argmax(1) == target\n"
+        "def share(output, target): return close(output, target).float().mean()\n"
+        "def each(output, target): return nn.functional.cross_entropy(output, target, reduction='none')\n"
+        "def fit(model, lr): ...\n"
+        "def _hidden(labels, parts): ...\n",
+    )
+    found: dict[str, list[str]] = {}
+    for kind, name in components(folder, "mine.py"):
+        found.setdefault(kind, []).append(name)
+    assert found == {
+        "partitioner": ["Blocks", "Init", "Typo", "blocks"],
+        "strategy": ["NoTrain"],
+        "model": ["Net", "Untold"],
+        "loss": ["Focal", "Own", "close", "share", "each"],
+        "optimizer": ["Steps"],
+        "augmentation": ["noise"],
+        "": ["Other", "fit"],  # a function with lr may train
+    }
+    for kind, name, text in (
+        ("partitioner", "Typo", "does not define the method partition$"),
+        ("partitioner", "Init", "annotated attributes.*`share: int"),
+        ("strategy", "NoTrain", "does not define the method train$"),
+    ):
+        with pytest.raises(ImportFailure, match=text):
+            [*laws_of(request_for(folder, kind, name))]
+    for given, equals in (("", "sgd"), ("adam", "adam")):  # what is given comes first
+        request = request_for(folder, "optimizer", "Steps").model_copy(update={"equals": given})
+        assert f"its weights are those of {equals}" in {law.statement for law in laws_of(request)}
+    # A function that measures answers is no loss after all.
+    without = [name for name in found["loss"][2:] if left_out(request_for(folder, "loss", name))]
+    assert without == ["close"]
+
+
+def test_a_missing_parameter_hides_no_other_mistake() -> None:
+    for parameters, answer in (({}, "finding"), ({"share": 1}, "invalid")):
+        with pytest.raises(ParameterFailure) as wrong:
+            bound(lambda labels, width: None, parameters, ["labels"])
+        assert answer in _invalid(wrong.value, alone=False)
+
+
+def test_torchvision_has_models(folder: Path) -> None:
+    source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="squeezenet1_1")
+    assert (kind_of(source.load()), stated_kind(source, "")) == (None, "model")
+
+
+# The data on which a component is tried
+
+BESIDE = (
+    "class Words(torch.utils.data.Dataset):\n"
+    "    def __init__(self, train: bool): self.size = 40 if train else 10\n"
+    "    def __len__(self): return self.size\n"
+    "    def __getitem__(self, at): return torch.tensor([at // 6] * 5), at // 20\n"
+    "class Broken(torch.utils.data.Dataset):\n"
+    "    def __init__(self, train: bool): raise ValueError('no files')\n"
+)
+
+
+def test_components_are_tried_on_the_datasets_of_their_file_and_on_registered_ones(folder: Path) -> None:
+    write(
+        folder,
+        f"{BESIDE}"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, classes))\n"
+        "class Any(nn.Flatten): pass\n"
+        "class Image(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(1, 4, 3))\n"
+        "class Colour(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(3, 4, 3))\n"
+        "def swapped(inputs, rng): return inputs[:, rng.permutation(inputs.shape[1])]\n"
+        "def flipped(inputs, rng): return inputs.flip(3) if rng.random() < 0.5 else inputs.clone()\n",
+    )
+    for kind, name, data in (
+        ("model", "Net", "Words"),
+        ("model", "Any", "Words"),
+        ("model", "Image", "digits"),
+        ("model", "Colour", "synthetic channels=3 height=32 width=32"),
+        ("augmentation", "swapped", "Words"),
+        ("augmentation", "flipped", None),  # it takes images, as does noise
+    ):
+        chosen = on_data(request_for(folder, kind, name))
+        assert (chosen.dataset and data_label(chosen.dataset)) == data, name
+    # Those of every class, in whatever order the dataset has them.
+    _, samples = _dataset_of(on_data(request_for(folder, "model", "Net")))
+    assert samples is not None
+    assert {*samples[:, 0].tolist()} == {*range(7)}
+    (runs, *_) = examine_all(laws_of(on_data(request_for(folder, "augmentation", "swapped"))), folder)
+    assert (runs.status, runs.inputs) == ("ok", 2)
+
+
+def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder: Path) -> None:
+    """The same failure on several data is shown once."""
+    write(
+        folder,
+        f"{BESIDE}class Net(nn.Sequential):\n"
+        "    def __init__(self): super().__init__(nn.Conv2d(5, 4, 3))\n"
+        "class Wrong(nn.Module):\n    def forward(self, x): return x.nothing\n",
+    )
+    broken = ["on Broken: mine.py", "ValueError: no files", "--dataset takes another dataset"]
+    for name, parts in {
+        "Net": ["on Words: ", "on digits", "on vectors", "5 channels", *broken],
+        "Wrong": ["digits, vectors, synthetic", *broken],
+    }.items():
+        with pytest.raises(ImportFailure) as failure:
+            [*laws_of(on_data(request_for(folder, "model", name)))]
+        assert [part for part in parts if part not in str(failure.value)] == []
+        assert str(failure.value).count("AttributeError") == (name == "Wrong")
