@@ -64,7 +64,7 @@ WRONG = {
         "wrong_way_home": {"keys and values"},
     },
 }
-ASSIGNMENTS = ["transformer", *nightly(*({*names()} - {"transformer"}))]
+ASSIGNMENTS = ["transformer", *nightly(*sorted({*names()} - {"transformer"}))]
 
 
 def graded(*arguments: str | Path) -> dict[str, dict[str, Any]]:
