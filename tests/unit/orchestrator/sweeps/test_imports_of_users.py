@@ -20,7 +20,8 @@ from orchestrator.errors import InputError
 from orchestrator.sandbox.base import SandboxError
 from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import staged_code
-from orchestrator.sweeps.imports import ComponentError, Imports, from_here
+from orchestrator.sweeps.component_names import from_here
+from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.load import load_sweep
 from trainer.core import user_code
 from trainer.core.regular_files import RefusedFile

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-
 from trainer.component_trials.messages import MAX_DEPTH, TrialAnswer
 
 

@@ -31,13 +31,14 @@ def tried(test: Test, *inputs: Case, reason: str = "", **flags: Any) -> Finding:
 
 
 def test_the_smallest_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among further ones, too: those listed have no 11 parts of 20 samples."""
-    monkeypatch.setattr(module, "SHRINK_S", 60.0)  # on a busy machine, too
+    """Among further ones, too: those listed have no 9 parts of more than 8 samples."""
+    for limit in ("SEARCH_S", "SHRINK_S"):
+        monkeypatch.setattr(module, limit, 60.0)  # on a busy machine, too
     for smallest, breaks in (
         (case(700, 1, 5), lambda case: case.samples >= 700 and case.parts > 4),
         (case(73, 3, 1), lambda case: case.samples % 64 > 8 and case.classes > 2 and case.samples > 64),
         (case(1, 1, 3), lambda case: case.parts == 3),
-        (case(20, 1, 11), lambda case: case.parts == 11 and 20 <= case.samples < 50),
+        (case(20, 1, 9), lambda case: case.parts == 9 and case.samples >= 20),
     ):
         found = tried(broken(breaks), *cases(), more=LARGEST)
         assert (found.status, found.input) == ("failed", str(smallest))
@@ -72,8 +73,10 @@ def test_further_inputs_take_no_more_time_than_they_have(monkeypatch: pytest.Mon
 def test_laws_after_an_essential_one_that_fails_are_not_tried() -> None:
     essential, other = law(essential=True), law(at_loading=True)
     for fails, statuses in ((0, ["failed", "skipped"]), (1, ["ok", "failed"]), (2, ["ok", "ok"])):
-        outcomes = iter([Outcome(status="failed" if number == fails else "ok") for number in range(2)])
+        fails_here = [essential, other][fails : fails + 1]
         found = examine_all(
-            [essential, other], lambda law: [case(1, 1, 1)], lambda law, case: next(outcomes)
+            [essential, other],
+            lambda law: [case(1, 1, 1)],
+            lambda law, case, here=fails_here: Outcome(status="failed" if law in here else "ok"),
         )
         assert [each.status for each in found] == statuses

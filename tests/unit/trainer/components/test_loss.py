@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, l1_loss, log_softmax, mse_loss, one_hot, poisson_nll_loss
 
-from tests.support.laws import findings
+from tests.support.laws import assert_faults, assert_sound, findings
 from trainer.components.facts import Source
 from trainer.components.kind import On
 from trainer.components.loss import (
@@ -100,19 +99,11 @@ SOUND = [
 
 
 def test_every_law_has_faults_that_break_it_alone() -> None:
-    for case, kind in FAULTS.items():
-        law, _, text = case.partition(": ")
-        found = findings(kind, "runs", law)
-        assert {name for name, each in found.items() if each.status == "failed"} == {law}, case
-        shown = f"{found[law].input}: {found[law].expected}: {found[law].got}"
-        assert re.search(text, shown), f"{case}: {shown}"
-    assert {each.name for each in LossKind.laws()} == {case.partition(":")[0] for case in FAULTS}
+    assert_faults(FAULTS, unbroken={"written"})
 
 
 def test_what_is_no_fault_breaks_no_law() -> None:
-    for law, status, text, kind in SOUND:
-        found = findings(kind, "runs", law)[law]
-        assert (found.status, text in found.reason) == (status, True), f"{law} {text}: {found}"
+    assert_sound(SOUND)
 
 
 # What becomes a loss, and what is known of it

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from trainer.conformance.__main__ import _invalid
-from trainer.conformance.check import _dataset_of, data_label, laws_of, left_out, on_data
-from trainer.conformance.find import components, kind_of, stated_kind
-from trainer.conformance.law import examine_all
-from trainer.conformance.report import CheckRequest
 
 from trainer.components.facts import Source
-from trainer.components.parameters import ParameterFailure, bound
-from trainer.core.user_code import CODE, TORCHVISION, ImportFailure
+from trainer.components.find import components, kind_of, stated_kind
+from trainer.components.kind import Kind
+from trainer.components.messages import Answer, Place, Request
+from trainer.components.trial import Trial
+from trainer.core.user_code import CODE, TORCHVISION
 
 IMPORTS = (
     "from abc import abstractmethod\n"
@@ -36,8 +36,13 @@ def write(folder: Path, text: str) -> None:
     (folder / "mine.py").write_text(IMPORTS + text)
 
 
-def request_for(folder: Path, kind: str, name: str) -> CheckRequest:
-    return CheckRequest(kind=kind, directory=str(folder), module="mine.py", attribute=name)
+def opened(folder: Path, kind: str, name: str, **fields: Any) -> tuple[Answer, Kind[Any] | None]:
+    """The answer about a component of mine.py that is opened, and the component."""
+    place = Place(directory=str(folder), module="mine.py", attribute=name)
+    request = Request(do="open", kind=kind, label="mine", place=place, limit_s=60.0, **fields)
+    trial = Trial()
+    answer = Answer.model_validate_json(trial.answer(request.model_dump_json().encode()))
+    return answer, trial._opened
 
 
 def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
@@ -81,21 +86,10 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         ("partitioner", "Init", "annotated attributes.*`share: int"),
         ("strategy", "NoTrain", "does not define the method train$"),
     ):
-        with pytest.raises(ImportFailure, match=text):
-            [*laws_of(request_for(folder, kind, name))]
-    for given, equals in (("", "sgd"), ("adam", "adam")):  # what is given comes first
-        request = request_for(folder, "optimizer", "Steps").model_copy(update={"equals": given})
-        assert f"its weights are those of {equals}" in {law.statement for law in laws_of(request)}
+        assert re.search(text, opened(folder, kind, name)[0].error)
     # A function that measures answers is no loss after all.
-    without = [name for name in found["loss"][2:] if left_out(request_for(folder, "loss", name))]
+    without = [name for name in found["loss"][2:] if opened(folder, "loss", name)[0].left_out]
     assert without == ["close"]
-
-
-def test_a_missing_parameter_hides_no_other_mistake() -> None:
-    for parameters, answer in (({}, "finding"), ({"share": 1}, "invalid")):
-        with pytest.raises(ParameterFailure) as wrong:
-            bound(lambda labels, width: None, parameters, ["labels"])
-        assert answer in _invalid(wrong.value, alone=False)
 
 
 def test_torchvision_has_models(folder: Path) -> None:
@@ -136,16 +130,16 @@ def test_components_are_tried_on_the_datasets_of_their_file_and_on_registered_on
         ("model", "Image", "digits"),
         ("model", "Colour", "synthetic channels=3 height=32 width=32"),
         ("augmentation", "swapped", "Words"),
-        ("augmentation", "flipped", None),  # it takes images, as does noise
+        ("augmentation", "flipped", "noise (--dataset takes a dataset)"),  # it takes images
     ):
-        chosen = on_data(request_for(folder, kind, name))
-        assert (chosen.dataset and data_label(chosen.dataset)) == data, name
+        assert opened(folder, kind, name)[0].data == data, name
     # Those of every class, in whatever order the dataset has them.
-    _, samples = _dataset_of(on_data(request_for(folder, "model", "Net")))
-    assert samples is not None
-    assert {*samples[:, 0].tolist()} == {*range(7)}
-    (runs, *_) = examine_all(laws_of(on_data(request_for(folder, "augmentation", "swapped"))), folder)
-    assert (runs.status, runs.inputs) == ("ok", 2)
+    _, net = opened(folder, "model", "Net")
+    assert net is not None
+    assert net.on.few is not None
+    assert {*net.on.few.inputs[:, 0].tolist()} == {*range(7)}
+    answer, _ = opened(folder, "augmentation", "swapped")
+    assert answer.first["runs"] == [{"shape": [5], "samples": 1}, {"shape": [5], "samples": 5}]
 
 
 def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder: Path) -> None:
@@ -161,7 +155,6 @@ def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder:
         "Net": ["on Words: ", "on digits", "on vectors", "5 channels", *broken],
         "Wrong": ["digits, vectors, synthetic", *broken],
     }.items():
-        with pytest.raises(ImportFailure) as failure:
-            [*laws_of(on_data(request_for(folder, "model", name)))]
-        assert [part for part in parts if part not in str(failure.value)] == []
-        assert str(failure.value).count("AttributeError") == (name == "Wrong")
+        answer, _ = opened(folder, "model", name)
+        assert [part for part in parts if part not in answer.error] == []
+        assert answer.error.count("AttributeError") == (name == "Wrong")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ from torch import Tensor, nn
 from tests.unit import written_components
 from tests.unit.written_components import CLASSES, IMAGES, SHAPE
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.component_trials import written
+from trainer.components import written
 from trainer.components.facts import Source
+from trainer.components.find import kinds
+from trainer.components.kind import Few, On
 from trainer.core.clock import Clock
 from trainer.core.user_code import CODE, ImportFailure
 from trainer.data.base import Data, Split
 from trainer.launch.threads import threads_in_torch
+from trainer.spec.registries import DATASETS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
 from trainer.training.loader import Batch
 from trainer.training.partition import StepSizes
 from trainer.training.replica import Replica
 from trainer.training.task import Task
-from trainer.user_components import loss, model, optimizer
 
 Forms = dict[str, Any]
 
@@ -61,17 +64,26 @@ def forms(
     **parameters: Any,
 ) -> Forms:
     """The components of a run as a sweep resolves them."""
-    with_loss = loss.facts(source(of), parameters)
+    on = On(dataset=described(shape), few=Few(*samples(shape), np.arange(17)))
     return {
-        "model": form(named, model.facts(source(named), {}, shape, CLASSES, samples(shape)[0])),
-        "dataset": written.described(shape, "float32", CLASSES, 17),
-        "optimizer": form(steps, optimizer.facts(source(steps), {})),
-        "loss": {**form(of, with_loss), **parameters},
+        "model": form("model", named, on),
+        "dataset": on.dataset,
+        "optimizer": form("optimizer", steps, on),
+        "loss": form("loss", of, on, **parameters),
     }
 
 
-def form(name: str, facts: Source) -> Forms:
-    return {"name": name, "imported": facts.model_dump(mode="json")}
+def described(shape: tuple[int, ...]) -> Any:
+    return DATASETS.parse(written.described(17, shape=shape, class_count=CLASSES))
+
+
+def form(field: str, name: str, on: On, **parameters: Any) -> Forms:
+    """A component as a spec has it, after it was tried."""
+    kind = kinds()[field]
+    own = kind.adapt(source(name).load(), parameters, source(name))
+    tried = kind(own, replace(on, source=source(name), parameters=parameters, loading=True))
+    tried.load()
+    return {"name": name, **parameters, "imported": {**source(name).model_dump(), **tried.facts()}}
 
 
 def few() -> Data:
@@ -178,7 +190,7 @@ def test_strategies_that_equal_all_reduce_train_as_written(strategy: str) -> Non
 
 def replica(named: str, weights_seed: int = 0, **chosen: Any) -> Replica:
     spec = run_of("all_reduce", 2, named=named, **chosen)
-    task = Task(spec, Path(), written.Few(few()))
+    task = Task(spec, Path(), written.Loaded(few()))
     return Replica(task.build_model(0, weights_seed), task, Clock())
 
 
@@ -213,8 +225,8 @@ def test_evaluation_does_not_change_what_a_model_draws_in_training() -> None:
 def test_a_model_is_split_only_if_its_children_do_the_same() -> None:
     others = ["FrozenNormInAChain", "OwnForward", "Hooked", "Double", "Detached", "Probabilities"]
     for named in ("RepeatedReLU", *others):
-        facts = model.facts(source(named), {}, SHAPE, CLASSES, samples(SHAPE)[0])
-        assert (facts.indivisible is None) == (named == "RepeatedReLU"), named
+        facts = forms(named)["model"]["imported"]
+        assert (facts["indivisible"] is None) == (named == "RepeatedReLU"), named
 
 
 def test_a_loss_of_ignored_targets_is_evaluated_by_its_weights() -> None:
@@ -242,21 +254,6 @@ def test_a_batch_that_does_not_count_changes_no_buffer_of_a_model() -> None:
     assert torch.equal(trained.flat_buffers(), before)
     trained.backward(Batch(inputs[:1], targets[:1], 0, StepSizes([1, 1]), 1, 1))
     assert not torch.equal(trained.flat_buffers(), before)
-
-
-def test_what_an_optimizer_must_have_together_is_found() -> None:
-    layerwise = Source(code="", folder="", module="torch.optim", attribute="Adafactor")
-    for steps, found in (
-        (source("decays"), []),
-        (source("by_dimensions"), []),
-        (source("two_rates"), ["groups_by_place"]),
-        (source("only_the_last"), ["groups_by_place"]),
-        (layerwise, ["layerwise"]),
-        (source("Clipped"), ["layerwise", "couples_tensors", "groups_by_place"]),
-    ):
-        facts = optimizer.facts(steps, {}).model_dump()
-        together = ("layerwise", "couples_tensors", "groups_by_place")
-        assert [name for name in together if facts[name]] == found, steps.attribute
 
 
 def test_strategies_that_divide_weights_refuse_such_optimizers() -> None:

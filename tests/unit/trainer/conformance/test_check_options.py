@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
 
 from orchestrator.commands.check import lines, request_of
 from orchestrator.errors import InputError
-from trainer.conformance.report import KINDS, CheckRequest, Finding, Report
 from trainer.spec.registries import REGISTRIES
 
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from trainer.conformance import augmentation, dataset, loss, model, optimizer, partitioner
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding
+from trainer.user_components.loss import FunctionLoss
+
+from trainer.conformance import augmentation, dataset, loss, model, optimizer, partitioner
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Data, Dataset, Partitioner, Split
 from trainer.data.datasets.synthetic import Synthetic
@@ -27,7 +28,6 @@ from trainer.losses.base import Loss
 from trainer.models.base import Model, ParallelPair
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.momentum import Momentum
-from trainer.user_components.loss import FunctionLoss
 
 Laws = Callable[[], Iterator[Law[Any]]]
 # What is tried, by the law that it breaks and a pattern of the smallest input and of what is found for it.

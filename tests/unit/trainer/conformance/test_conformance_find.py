@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from trainer.components.facts import Source
-from trainer.components.parameters import ParameterFailure, bound
 from trainer.conformance.__main__ import _invalid
 from trainer.conformance.check import _dataset_of, data_label, laws_of, left_out, on_data
 from trainer.conformance.find import components, kind_of, stated_kind
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest
+
+from trainer.components.facts import Source
+from trainer.components.parameters import ParameterFailure, bound
 from trainer.core.user_code import CODE, TORCHVISION, ImportFailure
 
 IMPORTS = (

@@ -12,13 +12,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-
-from trainer.conformance import augmentation
-from trainer.conformance import partitioner as partitioner_laws
 from trainer.conformance.check import digest_of, laws_of, on_data
 from trainer.conformance.law import Law, NotApplicable, Note, examine, examine_all
 from trainer.conformance.partitioner import Case, cases, smaller
 from trainer.conformance.report import CheckRequest
+
+from trainer.conformance import augmentation
+from trainer.conformance import partitioner as partitioner_laws
 from trainer.core.failure import Failure
 from trainer.core.user_code import CODE, place_in
 from trainer.data.base import DataError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
 from trainer.conformance.law import examine_all
 from trainer.conformance.model import laws
+
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.data.datasets.text import Copy
 from trainer.models.base import Model

@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-
-import tests.support.wrong_components as wrong
-from trainer.conformance import strategy
 from trainer.conformance.check import laws_of
 from trainer.conformance.law import examine_all
 from trainer.conformance.report import CheckRequest, Finding
+
+import tests.support.wrong_components as wrong
+from trainer.conformance import strategy
 from trainer.core.events import Event
 from trainer.core.user_code import CODE
 from trainer.launch import processes
