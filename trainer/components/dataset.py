@@ -304,6 +304,12 @@ class DatasetKind(Kind[Dataset]):
     needs = ()
 
     @classmethod
+    def recognises(cls, found: type) -> bool:
+        from torch.utils.data import Dataset as TorchDataset
+
+        return issubclass(found, TorchDataset)
+
+    @classmethod
     def wrap(cls, called: Any, parameters: Mapping[str, Any], source: Source) -> Dataset:
         divide, own = None, dict(parameters)
         if "train" not in signature_of(called):

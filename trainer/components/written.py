@@ -286,9 +286,9 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     from trainer.training.task import Task
 
     task = Task(spec, Path(), Loaded(data))
-    modules = [_module(task)]
+    modules = [_module(task, 0)]
     _check_memory(modules[0])
-    modules += [_module(task) for _ in range(spec.num_replicas - 1)]
+    modules += [_module(task, rank) for rank in range(1, spec.num_replicas)]
     generators = [
         torch.Generator().manual_seed(task.rngs.torch_seed("dropout", rank)) for rank in range(len(modules))
     ]
@@ -345,8 +345,8 @@ def _check_memory(module: nn.Module) -> None:
         )
 
 
-def _module(task: Task) -> nn.Module:
-    """The module as the user's code builds it, with the weights of a run."""
+def _module(task: Task, rank: int) -> nn.Module:
+    """The module as the user's code builds it, with the weights and the dropout of a rank in a run."""
     import torch
     from torch import nn
 
@@ -356,7 +356,7 @@ def _module(task: Task) -> nn.Module:
         if plain := _plain_model(spec):
             module: nn.Module = plain.plain(on.shape, on.outputs)
             return module
-        generator = torch.Generator().manual_seed(task.rngs.torch_seed("dropout", 0))
+        generator = torch.Generator().manual_seed(task.rngs.torch_seed("dropout", rank))
         return nn.Sequential(OrderedDict(spec.model.blocks(on.shape, on.outputs, generator)))
 
 

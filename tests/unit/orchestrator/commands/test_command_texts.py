@@ -26,7 +26,6 @@ from orchestrator.runtimes.finding import Finding
 from tests.unit.conftest import PROJECT
 from tests.unit.golden import GOLDEN, assert_reviewed
 from tests.unit.orchestrator.commands.test_model_command import FOUR, NO_IMPORTS
-from trainer.conformance.report import Report
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import PartitionSummary
 
@@ -79,7 +78,7 @@ def texts(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iter
     rows = [replay.Row(time.run, seconds, time) for time, seconds in zip(times, (12.5, None), strict=True)]
     rows.append(replay.Row("serial", 9.0, NoClusterTime("it has no trace")))
     yield from (shown(replay.table(rows), *replay.reasons(rows)), replay.as_json(rows))
-    reports = [Report.model_validate(each) for each in FOUND["reports"]]
+    reports = [check.Report.model_validate(each) for each in FOUND["reports"]]
     yield shown(*(line for report in reports for line in check.lines(report, 80)))
     findings = [
         Finding("torch", "ok", "2.13"),

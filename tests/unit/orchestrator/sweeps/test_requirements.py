@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.imports import Inspection, local_sandbox
+from orchestrator.sweeps.trials import Inspection, local_sandbox
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.requirements import missing, read_requirements
 

@@ -21,7 +21,7 @@ from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.runtime import DockerRuntime, check_mounts, check_readable, links_missing
 from orchestrator.runtimes.docker.sandbox import ContainerSandbox
 from orchestrator.sandbox.base import SandboxError
-from orchestrator.sweeps.imports import Inspection
+from orchestrator.sweeps.trials import Inspection
 from tests.unit.docker_support import FAST
 from trainer.spec.run_spec import RunSpec
 
@@ -159,7 +159,7 @@ def test_it_has_a_nodes_limits_and_sees_only_what_it_needs(engine: OneContainer,
     for mounted in ([tmp_path, code], [tmp_path, code, data]):  # the second time, there are data
         engine.opened(code, data)
         found = engine.asked
-        assert found["entrypoint"] == ["python", "-m", "trainer.component_trials"]
+        assert found["entrypoint"] == ["python", "-m", "trainer.components"]
         assert (found["image"], found["network_mode"], found["pids_limit"]) == ("sha256:1", "none", 512)
         assert found["mem_limit"] == found["memswap_limit"] == "700m"
         mounts = [(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in found["mounts"]]
