@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.trials import Inspection, local_sandbox
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.requirements import missing, read_requirements
+from orchestrator.sweeps.trials import Inspection, local_sandbox
 
 
 def written(tmp_path: Path, text: str) -> Path:
