@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
-from rich.text import Text
+from rich.text import Text as Line
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps.component_names import ImportName
@@ -26,7 +27,7 @@ from trainer.components.examine import Finding, examine_all
 from trainer.components.find import kinds
 from trainer.components.kind import Elsewhere, Input, Law, Outcome
 from trainer.components.messages import Answer, Place, Request
-from trainer.core.record import Record, one_line
+from trainer.core.record import Record, Text, one_line
 from trainer.core.registry import is_import_path, suggestion
 from trainer.spec.registries import REGISTRIES
 
@@ -86,11 +87,11 @@ class Report(Record):
     defines whose kind is unclear: it is not checked.
     """
 
-    component: str
-    kind: str = ""
-    data: str = ""
+    component: Text
+    kind: Text = ""
+    data: Text = ""
     findings: list[Finding] = Field(default=[])
-    unclear: list[str] = Field(default=[])
+    unclear: list[Text] = Field(default=[])
 
     @property
     def failed(self) -> bool:
@@ -280,13 +281,15 @@ class Checking:
             if alone:
                 raise InputError(reason)
             asked = replace(asked, dataset=None, equals="")
-        end = time.monotonic() + asked.limit_s
-        answer = self._answer(asked, asked.request("open", asked.limit_s))
-        if broken := self._not_opened(asked, answer, alone):
-            findings = [broken]
-        else:
-            laws, first = kinds()[asked.kind].laws(), self._first(asked, answer)
-            findings = [*examine_all(laws, first, self._attempt(asked, end))]
+        laws, end = kinds()[asked.kind].laws(), time.monotonic() + asked.limit_s
+        with ThreadPoolExecutor(1) as beside:
+            elsewhere = beside.submit(self._digest, asked) if any(law.across for law in laws) else None
+            answer = self._answer(asked, asked.request("open", asked.limit_s))
+            if broken := self._not_opened(asked, answer, alone):
+                findings = [broken]
+            else:
+                first = self._first(asked, answer, elsewhere)
+                findings = [*examine_all(laws, first, self._attempt(asked, end))]
         return Report(component=asked.label, kind=asked.kind, data=answer.data, findings=findings)
 
     def _answer(self, asked: Asked, request: Request) -> Answer:
@@ -317,12 +320,14 @@ class Checking:
             return BUILDS.model_copy(update={"expected": GOES_ON, "got": f"it {answer.ended}"})
         return BUILDS.model_copy(update={"got": answer.error}) if answer.error else None
 
-    def _first(self, asked: Asked, opened: Answer) -> Callable[[Law], Sequence[Input] | str]:
-        """The inputs of each law, which must be as it declares."""
+    def _first(
+        self, asked: Asked, opened: Answer, elsewhere: Future[Elsewhere] | None
+    ) -> Callable[[Law], Sequence[Input] | str]:
+        """The inputs of each law, which must be as it declares. elsewhere: of one that has no others."""
 
         def first(law: Law) -> Sequence[Input] | str:
-            if law.across:
-                return [self._digest(asked)]
+            if law.across and elsewhere:
+                return [elsewhere.result()]
             values = opened.first.get(law.name, "")
             if isinstance(values, str):
                 return values
@@ -357,6 +362,8 @@ class Checking:
             values = given.model_dump(mode="json")
             answer = self._answer(asked, asked.request("try", left, law=law.name, given=values))
             if gone := answer.ended:
+                if time.monotonic() >= end:
+                    gone = f"did not finish within {asked.limit_s:g} s"
                 return Outcome(status="failed", expected=GOES_ON, got=f"it {gone}")
             if answer.error or answer.invalid:
                 got = answer.error or answer.invalid[0].msg
@@ -374,14 +381,14 @@ def _skipped(reason: str) -> Finding:
     return BUILDS.model_copy(update={"status": "skipped", "expected": "", "reason": reason})
 
 
-def lines(report: Report, width: int) -> Iterator[Text]:
+def lines(report: Report, width: int) -> Iterator[Line]:
     """What a terminal of so many columns shows: a line for each law, and below it what breaks it."""
     if report.unclear:
-        yield Text(f"file {report.component}", style="bold")
+        yield Line(f"file {report.component}", style="bold")
         reason = f"their kind is unclear: check {report.component}:{report.unclear[0]}, with --kind"
         yield from _row("skipped", ", ".join(report.unclear), reason, width)
         return
-    yield Text(
+    yield Line(
         f"{report.kind} {report.component}{f' on {report.data}' if report.data else ''}", style="bold"
     )
     for _, group in groupby(report.findings, lambda each: (each.status, each.reason or each.law)):
@@ -394,10 +401,10 @@ def lines(report: Report, width: int) -> Iterator[Text]:
                 yield from _law(finding, width)
     failed = sum(finding.status == "failed" for finding in report.findings)
     held = sum(finding.status in ("ok", "note") for finding in report.findings)
-    yield Text(f"{held} laws hold, {failed} fail, {len(report.findings) - held - failed} do not apply")
+    yield Line(f"{held} laws hold, {failed} fail, {len(report.findings) - held - failed} do not apply")
 
 
-def _law(finding: Finding, width: int) -> Iterator[Text]:
+def _law(finding: Finding, width: int) -> Iterator[Line]:
     inputs = f"{finding.inputs} inputs" if finding.inputs > 1 else ""
     room = width - STATUS_WIDTH - LAW_WIDTH
     statement = f"{finding.statement:<{room - len(inputs) - 1}} {inputs}" if inputs else finding.statement
@@ -408,17 +415,17 @@ def _law(finding: Finding, width: int) -> Iterator[Text]:
             yield from _row("", name, text, width)
 
 
-def _row(status: str, name: str, text: str, width: int) -> Iterator[Text]:
+def _row(status: str, name: str, text: str, width: int) -> Iterator[Line]:
     """A row with its text wrapped in the last column; a long name has lines of its own."""
     indent = " " * (STATUS_WIDTH + LAW_WIDTH)
     names = wrap(name, max(20, width - STATUS_WIDTH)) or [""]
     rows = wrap(text, max(20, width - len(indent)), break_on_hyphens=False, replace_whitespace=False)
     first = rows.pop(0) if rows and len(names) == 1 and len(name) < LAW_WIDTH else ""
     for number, label in enumerate(names):
-        mark = Text(f"{'' if number else status:<{STATUS_WIDTH}}", style=COLOURS.get(status, ""))
+        mark = Line(f"{'' if number else status:<{STATUS_WIDTH}}", style=COLOURS.get(status, ""))
         yield mark.append(f"{label:<{LAW_WIDTH}}{first}".rstrip(), style="default")
     for row in rows:
-        yield Text(f"{indent}{row}")
+        yield Line(f"{indent}{row}")
 
 
 def as_json(found: Sequence[Report]) -> str:

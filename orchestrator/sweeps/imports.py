@@ -134,7 +134,7 @@ class Imports:
     @property
     def code(self) -> Path | None:
         """The directory with the files of the components; None if no run has any."""
-        return self.trials.staged.directory if self._tried else None
+        return self.trials.code
 
     def figures(self, kind: Figures, run: RunSpec, split_points: Sequence[str] = ()) -> Answer:
         """Figures of a run with users' components, from the process that tries them. Raises InputError."""

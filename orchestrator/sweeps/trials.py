@@ -103,6 +103,11 @@ class Trials:
         return self._staged
 
     @property
+    def code(self) -> Path | None:
+        """The directory with the copied files; None if no process was asked for."""
+        return self._staged.directory if self._staged else None
+
+    @property
     def has_other_user(self) -> bool:
         """Whether the process can read only what all users can."""
         return self._sandbox is not None and self._sandbox.has_other_user
@@ -119,10 +124,10 @@ class Trials:
         for place in (request.place, request.dataset):
             if place is not None and place.directory:
                 self._see(Path(place.directory))
-        deadline = time.monotonic() + request.limit_s + MORE_S
         try:
             channel = self._started()
             channel.renew()
+            deadline = time.monotonic() + request.limit_s + MORE_S
             channel.send(request.model_dump(), deadline)
             return checked(Answer, channel.receive(deadline), "its answer")
         except (Ended, TimedOut, ProtocolError, ValueError, SandboxError) as error:

@@ -72,8 +72,10 @@ def test_a_crash_and_an_endless_loop_fail_the_law_that_was_tried(
     folder: Path, name: str, law: str, limit: str, got: str
 ) -> None:
     (found,) = findings(folder, f"./mine.py:{name}", "--timeout", limit)
-    assert [*found] == [law]
+    assert [name for name, each in found.items() if each["status"] != "skipped"] == [law]
     assert got in found[law]["got"]
+    assert found[law]["input"]
+    assert all(got in each["reason"] for each in found.values() if each["status"] == "skipped")
 
 
 def test_processes_that_hang_are_gone_when_the_time_of_the_check_is_over(

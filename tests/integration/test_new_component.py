@@ -97,7 +97,7 @@ def run(copy: Path, *arguments: str | Path) -> Done:
 
 
 def test_conformance_suite_tests_the_new_components(copy: Path) -> None:
-    suites = sorted((copy / "tests" / "unit").rglob("test_conformance_*.py"))
+    suites = sorted((copy / "tests" / "unit" / "trainer" / "components").glob("test_*.py"))
     assert suites
     options = ["-q", "-p", "no:cacheprovider", "-k", NAME, "-rA"]
     done = run(copy, "pytest", *options, *suites)

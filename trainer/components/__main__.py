@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib import import_module
 from typing import BinaryIO
 
-from trainer.components.messages import Answer, Request
+from trainer.components.messages import Answer
 from trainer.components.trial import Trial
 from trainer.core.cgroup import measure
 from trainer.core.forked import CallerEnded, Child, Ended
 from trainer.core.frames import HEADER, length, message
 from trainer.core.processes import end_with_parent
 
+CONTINUED = ("try", "digest")  # requests about the component that was opened
+WITHOUT_OPTIMIZER = ("dataset", "partitioner", "augmentation")
+
 
 def main() -> None:
     """Serve requests, in a directory without files: a relative path in users' code would fail in a node."""
     import torch
-    import torch._dynamo  # the first optimizer of a process does so, and each component has a process
 
     end_with_parent()
     torch.set_num_threads(1)  # a thread pool would not survive the fork
@@ -36,12 +39,14 @@ def main() -> None:
         child: Child | None = None
         while header := requests.read(HEADER):
             body = requests.read(length(header))
-            request = Request.model_validate(message(body))
-            if child is None or request.do not in ("try", "digest"):
+            request = message(body)  # of who started this process
+            if child is None or request["do"] not in CONTINUED:
                 if child:
                     child.close()
+                if request["kind"] not in WITHOUT_OPTIMIZER:
+                    import_module("torch._dynamo")  # as the first optimizer of a process does, for a second
                 child = Child(Trial().answer)
-            _send(answers, _answer(child, body, request.limit_s))
+            _send(answers, _answer(child, body, request["limit_s"]))
 
 
 def _send(answers: BinaryIO, body: bytes) -> None:

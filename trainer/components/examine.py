@@ -5,6 +5,7 @@ It runs where it trusts: what it knows of the component are outcomes. See `Kind.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -97,7 +98,9 @@ def search(law: Law, attempt: Attempt, below: Input, limit_s: float) -> tuple[In
     """
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
+    from hypothesis.configuration import set_hypothesis_home_dir
 
+    set_hypothesis_home_dir(os.devnull)  # it would write to the current directory
     end = time.monotonic() + limit_s
     smallest: tuple[Input, Outcome] | None = None
 

@@ -1,7 +1,7 @@
 """Mistakes in what ranks average, with which weights, when, and at the cost of which bytes.
 
 The laws of `check` say of every strategy that its ranks agree, that one replica equals `serial`, and that
-it equals what it declares: see test_conformance_strategies.py.
+it equals what it declares: see components/test_strategy.py.
 """
 
 from __future__ import annotations

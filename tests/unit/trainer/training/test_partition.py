@@ -33,7 +33,7 @@ def preview(of: Task, epoch: int = 1) -> PartitionSummary:
 
 
 def test_run_fails_with_a_cause_that_names_the_partitioner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_conformance_laws.py has the other causes."""
+    """test_partitioner.py has the other causes."""
     for second, cause in ((59, "sample 59 in parts 0 and 1"), (61, "119; sample 60 is in none")):
         split = [np.arange(60), np.arange(second, 120)]
         monkeypatch.setattr(RandomPartition, "partition", lambda *_, split=split: split)
