@@ -17,7 +17,6 @@ from trainer.components.trial import Trial
 from trainer.core.cgroup import measure
 from trainer.core.forked import CallerEnded, Child, Ended
 from trainer.core.frames import HEADER, length, message
-from trainer.core.processes import end_with_parent
 
 CONTINUED = ("try", "digest")  # requests about the component that was opened
 WITHOUT_OPTIMIZER = ("dataset", "partitioner", "augmentation")
@@ -27,7 +26,6 @@ def main() -> None:
     """Serve requests, in a directory without files: a relative path in users' code would fail in a node."""
     import torch
 
-    end_with_parent()
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     sys.dont_write_bytecode = True
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
