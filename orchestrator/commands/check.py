@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -35,49 +34,6 @@ COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_
 STATUS_WIDTH, LAW_WIDTH = 9, 12
 MAX_S = 86400  # that a check of one component may take
 BUILDS = Finding(law="builds", statement="it can be built", status="failed", expected="a component")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for: the laws of one component, or of all in a file.
-
-    place: the component; without a name, all of its file. label: its name in reports. kind: its kind;
-    empty: to be found out. dataset: whose samples it takes; None: one that it takes. equals: what it is
-    compared with; empty: what it declares. limit_s: seconds for the laws of a component.
-    """
-
-    place: Place
-    label: str
-    kind: str = ""
-    dataset: Place | None = None
-    equals: str = ""
-    data_dir: str = "data"
-    limit_s: float = 60.0
-
-    def request(self, do: Any, limit_s: float, **fields: Any) -> Request:
-        """A request about the component."""
-        return Request(
-            do=do,
-            place=self.place,
-            label=self.label,
-            kind=self.kind,
-            dataset=self.dataset,
-            equals=self.equals,
-            data_dir=self.data_dir,
-            limit_s=limit_s,
-            **fields,
-        )
-
-    @property
-    def without_effect(self) -> str | None:
-        """Why an option has no effect on the component, whose kind is known."""
-        kind = kinds()[self.kind]
-        if self.equals and self.equals not in kind.equal_to:
-            allowed = ", ".join(kind.equal_to) or "only for a strategy or an optimizer"
-            return f"--equals {self.equals}: no reference of kind {self.kind}; allowed: {allowed}"
-        if self.dataset and not kind.takes_samples:
-            return f"--dataset has no effect on kind {self.kind}; allowed: only for model and augmentation"
-        return None
 
 
 class Report(Record):
@@ -107,7 +63,7 @@ def request_of(
     equals: str | None,
     data_dir: Path,
     limit_s: float,
-) -> Asked:
+) -> Request:
     """What the command line asks for. Raises InputError."""
     if kind is not None and kind not in kinds():
         raise InputError(
@@ -124,21 +80,37 @@ def request_of(
     if equals is not None and equals not in allowed:
         hint = suggestion(equals, allowed)
         raise InputError(f"--equals {equals}: not a reference{hint}; allowed: {', '.join(allowed)}")
-    asked = replace(
-        found,
-        place=place,
-        kind=found.kind or kind or "",
-        dataset=None if dataset is None else _dataset(dataset),
-        equals=equals or "",
-        data_dir=str(data_dir.resolve()),
-        limit_s=limit_s,
+    asked = found.model_copy(
+        update={
+            "place": place,
+            "kind": found.kind or kind or "",
+            "dataset": None if dataset is None else _dataset(dataset),
+            "equals": equals or "",
+            "data_dir": str(data_dir.resolve()),
+            "limit_s": limit_s,
+        }
     )
-    if asked.kind and (reason := asked.without_effect):
+    if asked.kind and (reason := _without_effect(asked)):
         raise InputError(reason)
     return asked
 
 
-def _registered(target: str, kind: str | None) -> Asked | None:
+def _asked(place: Place, label: str, kind: str = "") -> Request:
+    return Request(do="open", place=place, label=label, kind=kind, limit_s=MAX_S)
+
+
+def _without_effect(asked: Request) -> str | None:
+    """Why an option has no effect on a component, whose kind is known."""
+    kind = kinds()[asked.kind]
+    if asked.equals and asked.equals not in kind.equal_to:
+        allowed = ", ".join(kind.equal_to) or "only for a strategy or an optimizer"
+        return f"--equals {asked.equals}: no reference of kind {asked.kind}; allowed: {allowed}"
+    if asked.dataset and not kind.takes_samples:
+        return f"--dataset has no effect on kind {asked.kind}; allowed: only for model and augmentation"
+    return None
+
+
+def _registered(target: str, kind: str | None) -> Request | None:
     """A registered component: `dirichlet`, or with its kind, `partitioner:dirichlet`."""
     prefix, _, name = target.rpartition(":")
     if prefix and prefix not in kinds():
@@ -146,7 +118,7 @@ def _registered(target: str, kind: str | None) -> Asked | None:
     candidates = [prefix] if prefix else [kind] if kind else [*kinds()]
     holding = [each for each in candidates if name in REGISTRIES[each].entries]
     if len(holding) == 1:
-        return Asked(Place(registered=name), name, holding[0])
+        return _asked(Place(registered=name), name, holding[0])
     if holding:
         forms = ", ".join(f"{each}:{name}" for each in holding)
         raise InputError(f"{target}: several components have this name; choose one of {forms}")
@@ -157,17 +129,17 @@ def _registered(target: str, kind: str | None) -> Asked | None:
     return None
 
 
-def _file(target: str) -> Asked | None:
+def _file(target: str) -> Request | None:
     """All components of a file."""
     if is_import_path(target) or not target.endswith(".py"):
         return None
     file = Path(target).expanduser().resolve()
     if not file.is_file():
         raise InputError(f"{target}: there is no file {file}")
-    return Asked(Place(directory=str(file.parent), module=file.name), target)
+    return _asked(Place(directory=str(file.parent), module=file.name), target)
 
 
-def _imported(target: str) -> Asked:
+def _imported(target: str) -> Request:
     """One component from an import path."""
     if not is_import_path(target):
         if os.path.exists(target):
@@ -184,7 +156,7 @@ def _imported(target: str) -> Asked:
         raise InputError(f"{one_line(target)}: {error}") from error
     if name is None:
         raise InputError(f"{target}: no import path")
-    return Asked(_place(name), name.label)
+    return _asked(_place(name), name.label)
 
 
 def _place(name: ImportName, **parameters: Any) -> Place:
@@ -233,7 +205,7 @@ def _dataset(text: str) -> Place:
 
 
 @contextmanager
-def checking(asked: Asked, make_sandbox: MakeSandbox) -> Iterator[Checking]:
+def checking(asked: Request, make_sandbox: MakeSandbox) -> Iterator[Checking]:
     """What tries the laws of components, in processes that are gone after the block.
 
     make_sandbox: for code of users; registered components are tried in a process of this machine.
@@ -255,13 +227,13 @@ class Checking:
     def __init__(self, trials: Trials, elsewhere: Trials) -> None:
         self._trials, self._elsewhere = trials, elsewhere
 
-    def reports(self, asked: Asked) -> Iterator[Report]:
+    def reports(self, asked: Request) -> Iterator[Report]:
         """A report for each component that is asked for. Raises InputError if one cannot be checked."""
         if asked.place.registered:
             yield self.report(asked)
             return
         unclear = []
-        answer = self._answer(asked, asked.request("find", asked.limit_s))
+        answer = self._answer(asked.model_copy(update={"do": "find"}))
         if reason := answer.error or (answer.ended and f"the process that imports it {answer.ended}"):
             raise InputError(f"{asked.label}: {reason}")
         for found in answer.found:
@@ -270,21 +242,21 @@ class Checking:
             if not found.kind:
                 unclear.append(found.name)
             elif found.kind in kinds():
-                one = replace(asked, place=place, label=label, kind=found.kind)
-                yield self.report(one, alone=bool(asked.place.attribute))
+                one = {"place": place, "label": label, "kind": found.kind}
+                yield self.report(asked.model_copy(update=one), alone=bool(asked.place.attribute))
         if unclear:
             yield Report(component=asked.label, unclear=unclear)
 
-    def report(self, asked: Asked, alone: bool = True) -> Report:
+    def report(self, asked: Request, alone: bool = True) -> Report:
         """The report on one component, whose kind is known. alone: the command line names it."""
-        if reason := asked.without_effect:
+        if reason := _without_effect(asked):
             if alone:
                 raise InputError(reason)
-            asked = replace(asked, dataset=None, equals="")
+            asked = asked.model_copy(update={"dataset": None, "equals": ""})
         laws, end = kinds()[asked.kind].laws(), time.monotonic() + asked.limit_s
         with ThreadPoolExecutor(1) as beside:
             elsewhere = beside.submit(self._digest, asked) if any(law.across for law in laws) else None
-            answer = self._answer(asked, asked.request("open", asked.limit_s))
+            answer = self._answer(asked)
             if broken := self._not_opened(asked, answer, alone):
                 findings = [broken]
             else:
@@ -292,13 +264,13 @@ class Checking:
                 findings = [*examine_all(laws, first, self._attempt(asked, end))]
         return Report(component=asked.label, kind=asked.kind, data=answer.data, findings=findings)
 
-    def _answer(self, asked: Asked, request: Request) -> Answer:
+    def _answer(self, request: Request) -> Answer:
         try:
             return self._trials.ask(request)
         except TrialError as error:
-            raise InputError(f"{asked.label}: {error}") from error
+            raise InputError(f"{request.label}: {error}") from error
 
-    def _not_opened(self, asked: Asked, answer: Answer, alone: bool) -> Finding | None:
+    def _not_opened(self, asked: Request, answer: Answer, alone: bool) -> Finding | None:
         """Why the laws of a component cannot be tried; None if they can. Raises InputError for mistakes."""
         if answer.of_dataset and answer.error:
             raise InputError(f"{asked.label}: {answer.error}")
@@ -321,7 +293,7 @@ class Checking:
         return BUILDS.model_copy(update={"got": answer.error}) if answer.error else None
 
     def _first(
-        self, asked: Asked, opened: Answer, elsewhere: Future[Elsewhere] | None
+        self, asked: Request, opened: Answer, elsewhere: Future[Elsewhere] | None
     ) -> Callable[[Law], Sequence[Input] | str]:
         """The inputs of each law, which must be as it declares. elsewhere: of one that has no others."""
 
@@ -339,18 +311,18 @@ class Checking:
 
         return first
 
-    def _digest(self, asked: Asked) -> Elsewhere:
+    def _digest(self, asked: Request) -> Elsewhere:
         """What another process computes with the component."""
         try:
             for do in ("open", "digest"):
-                answer = self._elsewhere.ask(asked.request(do, asked.limit_s))
+                answer = self._elsewhere.ask(asked.model_copy(update={"do": do}))
                 if reason := answer.error or answer.ended:
                     return Elsewhere(error=reason)
         except TrialError as error:
             return Elsewhere(error=str(error))
         return Elsewhere(digest=answer.digest)
 
-    def _attempt(self, asked: Asked, end: float) -> Callable[[Law, Input], Outcome]:
+    def _attempt(self, asked: Request, end: float) -> Callable[[Law, Input], Outcome]:
         """Tries an input, until the process ends or has had its time."""
         gone = ""
 
@@ -358,9 +330,10 @@ class Checking:
             nonlocal gone
             if gone:
                 return Outcome(status="skipped", reason=f"not tried, since its process {gone}")
-            left = max(0.01, end - time.monotonic())
-            values = given.model_dump(mode="json")
-            answer = self._answer(asked, asked.request("try", left, law=law.name, given=values))
+            one: dict[str, Any] = {"do": "try", "law": law.name}
+            one["given"] = given.model_dump(mode="json")
+            one["limit_s"] = max(0.01, end - time.monotonic())
+            answer = self._answer(asked.model_copy(update=one))
             if gone := answer.ended:
                 if time.monotonic() >= end:
                     gone = f"did not finish within {asked.limit_s:g} s"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.check import Asked, Report, lines, request_of
+from orchestrator.commands.check import Report, lines, request_of
 from orchestrator.errors import InputError
 from trainer.components.examine import Finding
-from trainer.components.messages import Place
+from trainer.components.messages import Place, Request
 from trainer.spec.registries import REGISTRIES
 
 
-def request(target: str, **changed: Any) -> Asked:
+def request(target: str, **changed: Any) -> Request:
     options: dict[str, Any] = {"sets": [], "dataset": None, "kind": None, "equals": None, "limit_s": 60.0}
     return request_of(target, data_dir=Path("data"), **{**options, **changed})
 
