@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from orchestrator.api import Figure, Results, Table, load, run, sweep
     from orchestrator.errors import InputError, StorageError
     from trainer.comm.base import Communicator, SendRequest
-    from trainer.core.strategy import Strategy, Uneven, Weighting
+    from trainer.core.strategy import (
+        Init,
+        MicroBatches,
+        OptimizerState,
+        SplitPoints,
+        Strategy,
+        Uneven,
+        Weighting,
+    )
     from trainer.data.augmentations.base import Augmentation
     from trainer.data.base import Data, DataError, Dataset, Indices, Labels, Partitioner, Split
     from trainer.losses.base import Loss
@@ -34,6 +42,10 @@ _MODULES = {
     "StorageError": "orchestrator.errors",
     "Communicator": "trainer.comm.base",
     "SendRequest": "trainer.comm.base",
+    "Init": "trainer.core.strategy",
+    "MicroBatches": "trainer.core.strategy",
+    "OptimizerState": "trainer.core.strategy",
+    "SplitPoints": "trainer.core.strategy",
     "Strategy": "trainer.core.strategy",
     "Uneven": "trainer.core.strategy",
     "Weighting": "trainer.core.strategy",
@@ -62,17 +74,21 @@ __all__ = [
     "Dataset",
     "Figure",
     "Indices",
+    "Init",
     "InputError",
     "Labels",
     "Loss",
+    "MicroBatches",
     "Model",
     "Optimizer",
+    "OptimizerState",
     "Partitioner",
     "Replica",
     "Results",
     "SendRequest",
     "Session",
     "Split",
+    "SplitPoints",
     "StorageError",
     "Strategy",
     "Table",

@@ -84,6 +84,48 @@ CLASSES = {
 }
 
 
+# What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
+DECLARED: dict[str, dict[str, str]] = {
+    "Most strategies need": {
+        "transports": "",
+        "min_nodes": "ends",
+        "checkpoint_intervals": "",
+        "equals": "equals",
+    },
+    "Some need": {
+        "synchronous": "",
+        "partitions_model": "samples",
+        "uses_partition": "samples",
+        "servers": "samples",
+        "deterministic": "repeats",
+        "averages": "averages",
+        "virtual": "",
+        "equivalent": "",
+        "elastic_transports": "",
+        "layouts": "",
+        "autocasts": "",
+        "every_gradient": "",
+        "needs_thread": "",
+        "cuts_model": "",
+        "full_gradients": "",
+        "shards_state": "",
+        "alike_between_rounds": "",
+    },
+    "Rarely needed": {
+        "max_nodes": "ends",
+        "evaluates_together": "",
+        "exchanges_in_steps": "",
+        "uses_replica": "",
+        "forks": "",
+        "shares_model": "",
+        "attributes_stragglers": "",
+        "untraced": "",
+        "caveat": "",
+        "trains": "",
+    },
+}
+
+
 def reference(name: str) -> Callable[[Path], str]:
     """The page's part on one of CLASSES. Raises KeyError for a group's method that does not exist."""
     described = CLASSES[name]
@@ -147,17 +189,22 @@ def _lines(
 
 
 def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
-    """The class variables, with the comments above them."""
+    """Tables of the class variables, with the comments above them."""
+    rows = {}
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.annotation, ast.Subscript):  # ClassVar[...]
             above = each.lineno - 1
             while source[above - 1].lstrip().startswith("#"):
                 above -= 1
             comment = " ".join(line.strip(" #") for line in source[above : each.lineno - 1])
-            default = f" = {ast.unparse(each.value)}" if each.value else ""
-            declared = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation.slice)}{default}"
-            yield f"- `{_without_limits(declared)}`: {comment}"
-    yield ""
+            name, default = ast.unparse(each.target), f" = {ast.unparse(each.value)}" if each.value else ""
+            rows[name] = f"| `{name}{default}` | {comment} |"
+    for group, laws in DECLARED.items():
+        yield f"### {group}\n"
+        yield "| attribute | what it says | [law](check.md#strategies) |\n| --- | --- | --- |"
+        for name, law in laws.items():
+            yield rows.pop(name) + (f" `{law}` |" if law else " |")
+        yield ""
 
 
 def _signature(method: Method, variable: str, source: list[str]) -> str:

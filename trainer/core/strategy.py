@@ -66,7 +66,7 @@ class Strategy(Component):
     transports: ClassVar[Annotated[tuple[str, ...], Field(min_length=1)]]
     # It exchanges everything over its communicator, so that virtual nodes can run it.
     virtual: ClassVar[bool] = True
-    # If not: a strategy with the same or similar updates that does.
+    # If `virtual` is False: a strategy with the same or similar updates that virtual nodes can run.
     equivalent: ClassVar[str | None] = None
     # The least number of ranks.
     min_nodes: ClassVar[int] = 1
@@ -102,7 +102,7 @@ class Strategy(Component):
     shares_model: ClassVar[bool] = False
     # False: steps exchange nothing over a transport, as with one average at the end or shared memory.
     exchanges_in_steps: ClassVar[bool] = True
-    # Units after which checkpoints can be taken, if replica and metrics are the whole state.
+    # "epochs", "steps": after these, checkpoints can be taken, if replica and metrics are the whole state.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
     # Transports over which the other nodes continue when one is lost; empty: they cannot.
     elastic_transports: ClassVar[tuple[str, ...]] = ()
@@ -120,8 +120,8 @@ class Strategy(Component):
     averages: ClassVar[bool] = True
     # What a reader must know before comparing its numbers.
     caveat: ClassVar[str | None] = None
-    # The strategy whose final weights it gives, up to rounding: serial, with the same batches, or
-    # all_reduce, with as many replicas. `check` compares with it.
+    # The strategy whose final weights it gives, up to rounding: "serial", with the same batches, or
+    # "all_reduce", with as many replicas.
     equals: ClassVar[Equal | None] = None
     # Parameters of the layouts that `layout` compares: they differ in time and memory alone.
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -222,5 +222,5 @@ class Strategy(Component):
         """Train to the end of the run.
 
         Args:
-            session: a trainer.training.session.Session; of a strategy that does not train, a BareSession.
+            session: a Session; of a strategy that does not train, a BareSession.
         """

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, get_origin, get_type_hints
 
 import pytest
 import typer
@@ -23,6 +24,9 @@ from tests.unit.conftest import PROJECT
 from tests.unit.project.test_imports import ORCHESTRATOR, TRAINER
 from tools.docs import KINDS, TABLES, listed, stale
 from tools.picture import PICTURE, draw_picture, same_drawing
+from tools.strategy_api import DECLARED
+from trainer.components.strategy import StrategyKind
+from trainer.core.strategy import Strategy
 
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 PAGES = {page: page.read_text() for page in sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])}
@@ -192,6 +196,15 @@ def test_generated_tables_are_current(tmp_path: Path) -> None:
     for kind in KINDS:
         assert asked & {kind, f"{kind} details", f"{kind} transports"}, kind
     assert {*KINDS["strategy"].entries} - {*listed("strategy")} == {"fault_injection"}
+
+
+def test_what_a_strategy_declares_is_in_one_group_with_a_law_that_exists() -> None:
+    hints = get_type_hints(Strategy).items()
+    declared = {name for name, hint in hints if get_origin(hint) is ClassVar}
+    grouped = [name for group in DECLARED.values() for name in group]
+    assert sorted(grouped) == sorted(name for name in declared if not name.startswith(("_", "model_")))
+    laws = {law for group in DECLARED.values() for law in group.values()} - {""}
+    assert laws <= {law.name for law in StrategyKind.laws()}
 
 
 @pytest.mark.slow
