@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -96,13 +97,24 @@ Runtime = Annotated[
 ]
 TriedBy = Annotated[
     str | None,
-    typer.Option("--runtime", help="Try your own code as a sweep on this runtime does. Default: as sweep."),
+    typer.Option(
+        envvar="SHARDYARD_RUNTIME",
+        help="Try your own code as a sweep on this runtime does. Default: the first one available.",
+    ),
 ]
 
 
 def _sandbox_of(runtime: str | None) -> MakeSandbox:
     """The sandbox for users' code, as of sweeps. The runtime is selected when there is such code."""
-    return lambda inspection: select_runtime(runtime).runtime.inspection_sandbox(inspection)
+
+    @cache
+    def selected() -> SelectedRuntime:
+        found = select_runtime(runtime)
+        if not found.runtime.confines:
+            text_console(sys.stderr).print("your code runs with your rights; --runtime docker confines it")
+        return found
+
+    return lambda inspection: selected().runtime.inspection_sandbox(inspection)
 
 
 Nodes = Annotated[str | None, typer.Option(help="Node counts that replace the file's, e.g. 1,2,4.")]

@@ -287,7 +287,7 @@ class Checking:
             reason = f"it needs {', '.join(missing)}; check it alone, with --set {missing[0]}=VALUE"
             return _skipped(reason)
         if answer.left_out and not alone:
-            return _skipped(f"{answer.left_out}: check it as {asked.label}")
+            return _skipped(answer.left_out)
         if answer.ended:
             return BUILDS.model_copy(update={"expected": GOES_ON, "got": f"it {answer.ended}"})
         return BUILDS.model_copy(update={"got": answer.error}) if answer.error else None

@@ -178,7 +178,6 @@ class LossKind(Kind[Loss]):
 
     def left_out(self) -> str | None:
         """Why it is no loss after all: it measures answers, as the accuracy of a loss does; or None."""
-        name = f"{self.on.source.module}:{self.on.source.attribute}"
         for form in range(len(FORMS)):
             with suppress(Exception):  # these outputs and targets are not what it takes
                 value = self._value(Batch(samples=2, form=form))
@@ -186,7 +185,7 @@ class LossKind(Kind[Loss]):
                     break
                 return (
                     "it gives a number for each answer, as the accuracy of a loss does; a loss gives one: "
-                    f"check it as {name}"
+                    f"check it as {self.on.name}"
                 )
         return None
 

@@ -3,7 +3,7 @@
 A registry is a literal dict, name -> "module:Class", and loads a class only when its name is used.
 A component's parameters are its pydantic fields; its capabilities are class variables. Component files
 import torch inside the methods that use it, so that the orchestrator can check a sweep on a machine without
-torch; the conformance suite enforces it.
+torch; a test enforces it.
 """
 
 from __future__ import annotations
