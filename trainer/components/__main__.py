@@ -32,7 +32,6 @@ def main() -> None:
     os.dup2(2, 1)  # what users' code prints is not an answer
     with tempfile.TemporaryDirectory() as empty:
         os.chdir(empty)
-        sys.pycache_prefix = empty  # so that imports open sources, and the files that they need are known
         _send(answers, b'{"ready": true}')
         child: Child | None = None
         while header := requests.read(HEADER):

@@ -38,10 +38,14 @@ class OpenedFiles:
         """The files of a directory that a component of a module there needs, without data and software."""
         others = [other for other in (*NOT_USERS, data_dir) if other != directory]
         others = [other for other in others if other.is_relative_to(directory)]
+        loaded = (getattr(each, "__file__", None) for each in [*sys.modules.values()])  # maybe from bytecode
+        found = self.paths | {Path(file) for file in loaded if file} | imported_files(directory, module)
         return {
             path
-            for path in self.paths | imported_files(directory, module)
-            if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
+            for path in found
+            if path.is_relative_to(directory)
+            and path.suffix != ".pyc"
+            and not any(path.is_relative_to(other) for other in others)
         }
 
 
