@@ -38,7 +38,9 @@ class OpenedFiles:
         """The files of a directory that a component of a module there needs, without data and software."""
         others = [other for other in (*NOT_USERS, data_dir) if other != directory]
         others = [other for other in others if other.is_relative_to(directory)]
-        loaded = (getattr(each, "__file__", None) for each in [*sys.modules.values()])  # maybe from bytecode
+        loaded = (
+            getattr(each, "__file__", None) for each in [*sys.modules.values()]
+        )  # maybe from bytecode
         found = self.paths | {Path(file) for file in loaded if file} | imported_files(directory, module)
         return {
             path

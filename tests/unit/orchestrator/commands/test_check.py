@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from orchestrator.commands.check import Report, lines, request_of
+from orchestrator.commands.check import Report, checking, lines, request_of
 from orchestrator.errors import InputError
+from orchestrator.sandbox.base import SandboxError
 from trainer.components.examine import Finding
 from trainer.components.messages import Place, Request
 from trainer.spec.registries import REGISTRIES
@@ -79,6 +81,17 @@ def test_bad_options_are_refused(file: Path) -> None:
     for target, options, named in REFUSED:
         with pytest.raises(InputError, match=re.escape(named)):
             request(target, **options)
+
+
+def test_the_other_process_has_other_hashes_and_its_failure_is_told(file: Path) -> None:
+    sandbox, asked = Mock(side_effect=SandboxError("no room")), request("./mine.py:split")
+    with checking(asked, sandbox) as found:
+        elsewhere = found._digest(asked)
+        with pytest.raises(InputError, match="no room"):
+            next(found.reports(asked))
+    seeds = [call.args[0].environment["PYTHONHASHSEED"] for call in sandbox.call_args_list]
+    assert seeds == ["1", "0"]
+    assert "another process fails: no room" in str(elsewhere.difference("other", "parts"))
 
 
 def test_lines_fit_into_the_terminal() -> None:

@@ -23,6 +23,8 @@ from orchestrator.sweeps import staged_code
 from orchestrator.sweeps.component_names import from_here
 from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.trials import TrialError
+from trainer.components.messages import Place, Request
 from trainer.core import user_code
 from trainer.core.regular_files import RefusedFile
 from trainer.core.rng import RngFactory
@@ -271,13 +273,16 @@ def test_files_that_other_users_cannot_read_are_refused_if_nodes_have_one(tmp_pa
         code.add(tmp_path, [file.name], "", readable_by_all=True)
 
 
-def test_components_are_tried_with_the_memory_of_a_node(folder: Path) -> None:
+def test_components_are_tried_with_the_memory_of_a_node_and_their_directories(folder: Path) -> None:
     sandbox = Mock(side_effect=SandboxError)
     tried = Imports(folder, make_sandbox=sandbox)
     for memory_mb in (511, 1024, 600):
         with pytest.raises(ComponentError):
             tried.resolve({**BASE, "memory_mb": memory_mb})
     assert [call.args[0].memory_mb for call in sandbox.call_args_list] == [512, 1024, 600]
+    with pytest.raises(TrialError):
+        tried.trials.ask(Request(do="open", dataset=Place(directory="/data"), limit_s=1.0))
+    assert sandbox.call_args.args[0].directories == [folder, Path("/data")]
 
 
 def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ FAULTS = {
 def test_every_law_has_faults_that_break_it_alone() -> None:
     assert_faults(FAULTS, unbroken={"process"})
     other = DatasetKind(Stated()).process(Elsewhere(digest="other"))
-    assert "other ones" in str(other)
+    assert "other samples" in str(other)
     (apart,) = findings(common(5), "apart").values()
     assert (apart.status, "5 of 100 (5 %)" in apart.reason) == ("note", True)
 

@@ -64,7 +64,8 @@ def test_what_is_told_of_several_inputs() -> None:
 
 
 def test_further_inputs_take_no_more_time_than_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEARCH_S", 0.0)
+    for limit in ("SEARCH_S", "SHRINK_S"):
+        monkeypatch.setattr(module, limit, 0.0)
     few = cases()[:3]
     assert tried(broken(lambda case: case in few[2:]), *few, more=LARGEST).status == "failed"
     assert tried(broken(lambda case: case not in few), *few, more=LARGEST).status == "ok"

@@ -1,7 +1,7 @@
 """Mistakes in partitioners: sizes and their rounding, shares of labels, what is drawn, and what is refused.
 
-The laws of partitioners say that parts are valid. Here each follows the distribution of its docstring. Seeds
-are fixed. An estimate may deviate by ERRORS standard errors, which follow from the distribution.
+The laws of partitioners say that parts are valid. Here each follows the distribution of its docstring.
+Seeds are fixed. An estimate may deviate by ERRORS standard errors, which follow from the distribution.
 """
 
 from __future__ import annotations
