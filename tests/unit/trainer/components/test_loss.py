@@ -161,7 +161,7 @@ def test_modules_and_functions_of_answers_are_told_from_losses() -> None:
         (lambda output, target: (output.argmax(1) == target).float().mean(), False),
         (lambda output, target: cross_entropy(output, target, reduction="none"), False),
     ):
-        assert ("mine.py:it" in (LossKind(FunctionLoss(function=of), on).left_out() or "")) is left_out
+        assert ("check it as own" in (LossKind(FunctionLoss(function=of), on).left_out() or "")) is left_out
 
 
 # What does not fit the output of a model
