@@ -31,13 +31,9 @@ from tests.attacks.conftest import Scripted
 from tests.support.command_line import environment, heed_signals, orchestrator
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
-from trainer.components.facts import values
-from trainer.components.strategy import ImportedStrategy
 from trainer.core.frames import frame
-from trainer.core.strategy import Strategy
 from trainer.models.mlp import Mlp
 from trainer.spec.run_spec import RunSpec
-from trainer.strategies.ddp import Ddp
 
 HONEST = """
 import math
@@ -153,16 +149,6 @@ def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: py
         assert refused(imports)
         assert imports.trials._channel is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
-
-
-def test_a_strategy_declares_nothing_but_what_strategies_do() -> None:
-    facts = ImportedStrategy.facts_model()
-    honest = values(Ddp(), Strategy, 2)
-    assert facts.model_validate(honest, strict=False)
-    assert facts.model_validate({"declared": honest}, strict=False)  # as earlier versions
-    for name in ("__init__", "model_config", "transports", "max_nodes"):
-        with pytest.raises(ValueError, match=name):
-            facts.model_validate({**honest, name: "gloo"}, strict=False)
 
 
 BLOCK = {"name": "layer", "parameters": 1, "output_shape": [1], "flops": 1.0, "output_bytes": 1.0}

@@ -13,52 +13,45 @@ import pytest
 from pydantic import ValidationError
 from torch.utils.data import IterableDataset
 
-from tests.support.laws import assert_faults, findings
+from tests.support.laws import assert_faults, declaring, failing, findings, imported, refused
 from trainer.components.dataset import DatasetKind, ImportedDataset, digest
 from trainer.components.facts import Source
 from trainer.components.kind import Elsewhere, On
 from trainer.components.parameters import ParameterFailure
-from trainer.core.user_code import CODE, ImportFailure
 from trainer.data.base import Data, DataError, Dataset, Split
 from trainer.data.datasets import user_files
-from trainer.spec.registries import DATASETS
 
 Make = Callable[..., Any]
 PLACE = Source(module="mine.py", attribute="it")
 
 
-@pytest.fixture(autouse=True)
-def _code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CODE, "")
-
-
-# Laws
-
-
-class Stated(Dataset):
-    train_samples = property(lambda self: 20)
-    shape = property(lambda self: (4,))
-    class_count = property(lambda self: 2)
-    change: Any = lambda data: None
-
-    def load(self, data_dir: Path) -> Data:
-        rng = np.random.default_rng(0)
-        splits = [Split(rng.random((count, 4), np.float32), np.arange(count) % 2) for count in (20, 10)]
-        data = Data(*splits, classes=2, scale=None)
-        return self.change(data) or data
+def stating(load: Callable[[], Data], **stated: Any) -> type[Dataset]:
+    """A subclass that states this of the samples that it loads."""
+    members = {name: property(lambda self, value=value: value) for name, value in stated.items()}
+    return declaring(Dataset, load=lambda self, data_dir: load(), **members)  # type: ignore[no-any-return]
 
 
 def changed(change: Callable[[Data], Any]) -> DatasetKind:
     """A dataset whose samples are changed."""
-    return DatasetKind(Stated(change=change))
+
+    def load() -> Data:
+        inputs = np.random.default_rng(0).random((30, 4), np.float32)
+        splits = [Split(each, np.arange(len(each)) % 2) for each in (inputs[:20], inputs[20:])]
+        data = Data(*splits, classes=2, scale=None)
+        return change(data) or data
+
+    return DatasetKind(stating(load, train_samples=20, shape=(4,), class_count=2)())
 
 
 def putting(split: str, what: str, at: Any, value: Make) -> DatasetKind:
     return changed(lambda data: getattr(getattr(data, split), what).__setitem__(at, value()))
 
 
-def first(split: Split, inputs: int, labels: int) -> Split:
-    return Split(split.inputs[:inputs], split.labels[:labels])
+def cut(inputs: int, labels: int, tests: int = 10) -> DatasetKind:
+    def first(split: Split, inputs: int, labels: int) -> Split:
+        return Split(split.inputs[:inputs], split.labels[:labels])
+
+    return changed(lambda of: Data(first(of.train, inputs, labels), first(of.test, tests, tests), 2, None))
 
 
 def common(same: int) -> DatasetKind:
@@ -69,62 +62,25 @@ def common(same: int) -> DatasetKind:
 
 
 COUNT = count()
-# What is tried, by the law that it breaks and a pattern of the input and of what is found for it.
 FAULTS = {
     "runs: both splits.*ZeroDivisionError": changed(lambda data: 1 / 0),
-    "sizes: 9 training.*20 inputs, 9 labels": changed(
-        lambda data: Data(first(data.train, 20, 9), data.test, 2, None)
-    ),
-    "sizes: 20 training and 0 test.*: samples in the test split: none": changed(
-        lambda data: Data(data.train, first(data.test, 0, 0), 2, None)
-    ),
-    "stated: 10 training.*samples 10": changed(lambda data: Data(data.test, data.test, 2, None)),
+    "sizes: 9 training.*20 inputs, 9 labels": cut(20, 9),
+    "sizes: 20 training and 0 test.*: samples in the test split: none": cut(20, 20, 0),
+    "stated: 10 training.*samples 10": cut(10, 10),
     "stated: 20 training.*classes 3": changed(lambda data: Data(data.train, data.test, 3, None)),
     "labels: 2 of training sample 7": putting("train", "labels", 7, lambda: 2),
     "numbers: nan in sample 3, column 1": putting("test", "inputs", (3, 1), lambda: np.nan),
-    "again: inputs of training sample 3 when global random .*: use a generator": putting(
-        "train", "inputs", 3, np.random.rand
-    ),
+    "again: inputs of training sample 3 when glob.*: use": putting("train", "inputs", 3, np.random.rand),
     "again: inputs of training sample 3 in a second call": putting("train", "inputs", 3, COUNT.__next__),
-    r"apart: 10 of 10 \(100 %\), such as test sample 0, which is training sample 0": changed(
-        lambda data: Data(data.train, first(data.train, 10, 10), 2, None)
-    ),
-    r"apart: 6 of 100 \(6 %\)": common(6),
+    r"apart: 6 of 100 \(6 %\), such as test sample 0, which is training sample 894": common(6),
 }
 
 
 def test_every_law_has_faults_that_break_it_alone() -> None:
     assert_faults(FAULTS, unbroken={"process"})
-    other = DatasetKind(Stated()).process(Elsewhere(digest="other"))
-    assert "other samples" in str(other)
+    assert "other samples" in str(changed(lambda data: None).process(Elsewhere(digest="other")))
     (apart,) = findings(common(5), "apart").values()
     assert (apart.status, "5 of 100 (5 %)" in apart.reason) == ("note", True)
-
-
-@pytest.mark.parametrize("name", [name for name in DATASETS.entries if not DATASETS.parse(name).files])
-def test_a_registered_dataset_keeps_all_laws(name: str) -> None:
-    found = findings(DatasetKind(DATASETS.parse(name))).values()
-    assert [each for each in found if each.status in ("failed", "skipped")] == []
-
-
-# Users' datasets
-
-
-def refused(work: Callable[[], Any]) -> str:
-    with pytest.raises(ImportFailure) as raised:
-        work()
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
-def failing(cases: dict[str, Any], tried: Callable[[Any], Any]) -> dict[str, str]:
-    """Messages in which a part is missing. cases: the component by the parts of its message."""
-    found = {parts: refused(lambda called=called: tried(called)) for parts, called in cases.items()}
-    return {
-        parts: message
-        for parts, message in found.items()
-        if not all(part in message for part in parts.split(" | "))
-    }
 
 
 def kind_of(called: Any, **parameters: Any) -> DatasetKind:
@@ -147,22 +103,11 @@ def labelled(*labels: int) -> Make:
     return lambda: (np.zeros((len(labels), 3)), np.array(labels))
 
 
-def damaged(value: float, samples: int = 2, targets: bool = False, images: bool = False) -> Make:
-    """Samples from 5 on have another value in one place."""
-    found = np.ones((9, 2, 3, 3) if images else (9, 3)), np.ones((9, 1))
-    found[targets][5 : 5 + samples, ..., -1] = value
-    return lambda: found
-
-
-def mixed(value: Any, kind: Any) -> Make:
-    inputs = np.ones((9, 3), kind)
-    inputs[4, 1] = value
+def with_value(value: Any, at: Any = (slice(5, 7), ..., -1), kind: Any = float, of: Any = (3,)) -> Make:
+    """Ones, with another value in some places of the inputs."""
+    inputs = np.ones((9, *of), kind)
+    inputs[at] = value
     return lambda: (inputs, np.zeros(9, int))
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield np.zeros(3), 0
 
 
 class Named(list[Any]):
@@ -170,14 +115,13 @@ class Named(list[Any]):
 
 
 def test_data_that_is_no_dataset_is_described() -> None:
-    bunch = type("Bunch", (dict,), {})(data=1, target=2)
+    bunch = declaring(dict)(data=1, target=2)
+    type(bunch).__name__ = "Bunch"
     forms = {
         "item 0 | (3,) | item 5 | (4,)": lambda: [(np.zeros(3 + (at > 4)), 0) for at in range(9)],
         "item 0 | tuple and length 3 | pair": lambda: [(np.zeros(3), 0, 1)] * 9,
-        "Stream | map-style": Stream,
-        "NoneType": lambda: None,
-        "dict | x, y | pair of arrays (inputs, targets)": lambda: {"x": 1, "y": 2},
-        "Bunch | target | return_X_y: true": lambda: bunch,
+        "Own | map-style": declaring(IterableDataset, __iter__=None),
+        "data, target | pair of arrays (inputs, targets) | return_X_y: true": lambda: bunch,
         "(list, list) | np.array": lambda: ([[0.5]] * 9, [0] * 9),
         "4 arrays | `train`": lambda: (*good(), *good()),
         "one array | (60, 4)": lambda: good()[0],
@@ -188,22 +132,19 @@ def test_data_that_is_no_dataset_is_described() -> None:
         "it has 1 samples": lambda: good(1),
     }
     numbers = {
-        "inputs | nan in sample 5, column 2, the first of 2 in 2 samples": damaged(np.nan),
-        "nan in sample 5, column 2; expected": damaged(np.nan, samples=1),
-        "infinite | sample 5, index [0, 0, 2] | of 12 in 2 samples": damaged(np.inf, images=True),
-        "targets | nan in sample 5, column 0": damaged(np.nan, targets=True),
-        "inputs in float32 | inf in sample 5, column 2": damaged(1e300),
-        "<U4 | 'word' in sample 0, column 0 | numbers": lambda: (np.full((9, 3), "word"), np.zeros(9, int)),
-        "object | 'missing' in sample 4, column 1": mixed("missing", object),
-        "inputs hold 9223372036854775808 in sample 4, column 1 | int64": mixed(2**63, np.uint64),
-    }
-    classes = {
-        "sample 0 has the label -1; allowed: 0 to 999, or floating-point": labelled(-1, 0, 1),
-        "sample 1 has the label -3, the first of 2;": labelled(0, -3, -2),
+        "inputs | nan in sample 5, column 2, the first of 2 in 2 samples": with_value(np.nan),
+        "nan in sample 5, column 2; expected": with_value(np.nan, (5, 2)),
+        "infinite | sample 5, index [0, 0, 2] | of 12 in 2 samples": with_value(np.inf, of=(2, 3, 3)),
+        "targets | nan in sample 0, column 0": lambda: (*good(9)[:1], np.full((9, 1), np.nan)),
+        "inputs in float32 | inf in sample 5, column 2": with_value(1e300),
+        "<U4 | 'word' in sample 0, column 0 | numbers": with_value("word", ..., "<U4"),
+        "object | 'missing' in sample 4, column 1": with_value("missing", (4, 1), object),
+        "hold 9223372036854775808 in sample 4, column 1 | int64": with_value(2**63, (4, 1), np.uint64),
+        "sample 1 has the label -3, the first of 2; allowed: 0 to 999, or float": labelled(0, -3, -2),
         "sample 2 has the label 1000;": labelled(0, 999, 1000),
         "sample 1 has the label 2; allowed: 0 to 1": lambda: Named([(np.zeros(3), 0), (np.zeros(3), 2)]),
     }
-    assert failing(forms | numbers | classes, load) == {}
+    assert failing(forms | numbers, load) == {}
     assert load(labelled(0, 999)).classes == 1000
     assert load(lambda: Named([(np.zeros(3), 0)] * 3)).classes == 2
 
@@ -217,10 +158,9 @@ def test_a_share_of_the_samples_is_the_test_split() -> None:
         assert (len(train), len(test)) == (of - tests, tests)
         assert (sorted(train), sorted(test), sorted(train + test)) == (train, test, [*range(of)])
         assert tests == of - 1 or test == sorted(np.random.default_rng(3).permutation(of)[:tests])
-    for name, values in (("test_share", (0, 1, 1.5, "half", True)), ("split_seed", (-1, 0.5))):
-        for value in values:
-            with pytest.raises(ParameterFailure, match=name):
-                load(good, **{name: value})
+    for name, value in (("test_share", 0), ("test_share", 1), ("test_share", True), ("split_seed", -1)):
+        with pytest.raises(ParameterFailure, match=name):
+            load(good, **{name: value})
 
 
 def test_the_samples_of_a_dataset() -> None:
@@ -250,13 +190,10 @@ def test_the_digest_is_that_of_both_splits_with_their_types() -> None:
 
 
 def test_samples_of_a_subclass_are_those_that_it_states() -> None:
-    def of(**test: Any) -> Any:
-        inputs, labels = np.ones((9, 3), test.pop("kind", np.float32)), np.arange(9) % 2
-        data = Data(Split(inputs, labels), Split(**{"inputs": inputs, "labels": labels, **test}), 2, None)
-        stated = {"train_samples": 9, "shape": (3,), "class_count": 2}
-        members = {name: property(lambda self, value=value: value) for name, value in stated.items()}
-        members |= {"__module__": __name__, "load": lambda self, data_dir: data}
-        return type("Own", (Dataset,), members)
+    def of(kind: Any = np.float32, **test: Any) -> Any:
+        both = {"inputs": np.ones((9, 3), kind), "labels": np.arange(9) % 2}
+        data = Data(Split(**both), Split(**{**both, **test}), 2, None)
+        return stating(lambda: data, train_samples=9, shape=(3,), class_count=2)
 
     cases = {
         "test inputs | nan in sample 0, column 0": of(inputs=np.full((9, 3), np.nan, np.float32)),
@@ -271,25 +208,18 @@ def test_what_a_run_knows_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "load", lambda self: good)
     kind = kind_of(good)
     known = {**PLACE.model_dump(), **kind.facts()}
-
-    def own() -> ImportedDataset:
-        return ImportedDataset(name="it", imported=known)
-
-    stated = own()
+    stated = imported(ImportedDataset, known)
     assert (stated.train_samples, stated.shape, stated.input_type) == (48, (4,), "float32")
     assert (stated.class_count, stated.outputs, stated.target_shape, stated.files) == (3, 3, (), ())
     assert stated.imported.key_fields == {"code": "", "data": kind.digest()}
     np.testing.assert_array_equal(stated.load(Path()).train.inputs, kind.data.train.inputs)
-    for called, error in (
-        (lambda: good(59), "gives other samples"),
-        (lambda: 1 / 0, ".*ZeroDivisionError"),
-    ):
+    for error, called in (("gives other", lambda: good(59)), (".*ZeroDivisionError", lambda: 1 / 0)):
         monkeypatch.setattr(Source, "load", lambda self, called=called: called)
         with pytest.raises(DataError, match=f"it: {error}"):
-            own().load(Path())
+            imported(ImportedDataset, known).load(Path())
     for wrong in ({"files": ["../one"]}, {"files": ["/one"]}, {"class_count": 1001}, {"train_samples": 0}):
         with pytest.raises(ValidationError, match=f"imported.{next(iter(wrong))}"):
-            ImportedDataset(name="it", imported={**known, **wrong})
+            imported(ImportedDataset, {**known, **wrong})
 
     for most, few in ((32 * 2**20, 17), (3 * 24, 3)):  # bytes; a sample has 24
         monkeypatch.setattr("trainer.components.dataset.MAX_SAMPLES", most)
@@ -304,25 +234,19 @@ def test_a_dataset_is_loaded_with_its_parameters_and_directories(tmp_path: Path)
     found: list[Any] = []
 
     def called(directory: Path, data_dir: Path, train: bool, samples: int = 9) -> Any:
-        found.append((directory, data_dir, train))
-        return good(samples)
+        return found.append((directory, data_dir, train)) or good(samples)
 
-    for parameters in ({"samples": "9"}, {"sample": 9}, {"test_share": 0.5}, {"data_dir": "a"}):
-        with pytest.raises(ParameterFailure, match=next(iter(parameters))):
-            DatasetKind.adapt(called, parameters, PLACE)
+    for wrong in ("test_share", "data_dir"):
+        with pytest.raises(ParameterFailure, match=wrong):
+            DatasetKind.adapt(called, {wrong: 0.5}, PLACE)
     own = DatasetKind.adapt(called, {"samples": 8}, PLACE)
     assert len(own.load(tmp_path).train.labels) == own.train_samples == 8
     assert found == [(Path(), tmp_path, True), (Path(), tmp_path, False)]
 
-    class Downloaded(Stated):
-        def prepare(self, data_dir: Path) -> None:
-            found.append(data_dir)
-
-        def load(self, data_dir: Path) -> Data:
-            assert found[-1] == data_dir
-            return super().load(data_dir)
-
-    DatasetKind(Downloaded(), On(data_dir=tmp_path / "other", loading=True)).load()
+    base = type(changed(lambda data: found.append("loaded")).own)
+    downloaded = declaring(base, prepare=lambda self, data_dir: found.append(data_dir))()
+    DatasetKind(downloaded, On(data_dir=tmp_path, loading=True)).load()
+    assert found[2:4] == [tmp_path, "loaded"]
 
 
 def test_files_are_below_the_directory_of_the_sweep_file_or_the_data_directory(tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ import psutil
 import pytest
 
 import tests.support.wrong_components as wrong
-from tests.support.laws import findings
+from tests.support.laws import declaring, failing, findings, imported
 from trainer.components import strategy
 from trainer.components.facts import Source
 from trainer.components.kind import NOWHERE, On
 from trainer.components.strategy import ImportedStrategy, Ranks, StrategyKind
 from trainer.core.strategy import Strategy
-from trainer.core.user_code import CODE, ImportFailure
-from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import STRATEGIES
 from trainer.strategies.local_sgd import LocalSGD
 
@@ -43,19 +41,12 @@ WRONG: list[tuple[str, set[str], str]] = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with threads_in_torch(1):
-        yield
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A user's directory, with the wrong components in mine.py."""
     path = tmp_path_factory.mktemp("user")
     shutil.copy(wrong.__file__, path / "mine.py")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CODE, "")
         patch.syspath_prepend(path)
         yield path
 
@@ -78,24 +69,23 @@ def test_a_wrong_strategy_breaks_its_laws(directory: Path, name: str, laws: set[
     assert psutil.Process().children(recursive=True) == others
 
 
+class OnlyPairs(wrong.Averages):
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        return f"no pairs: {ranks} ranks, batch {batch_size}" if ranks % 2 else None
+
+
 OF_TORCH = ("ddp", "zero1", "zero2", "fsdp", "pipeline_torch")
-BETWEEN_PROCESSES = {
-    name
-    for name in STRATEGIES.entries
-    if "memory" not in STRATEGIES.load(name).transports or STRATEGIES.load(name).forks
-}
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_TORCH)) for name in STRATEGIES.entries]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_TORCH)) for name in STRATEGIES.entries],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank and three, or on two. Between processes, which take long to start, only once."""
     kind = StrategyKind(STRATEGIES.parse(name), On(limit_s=400))  # of a busy machine
-    between_processes, deterministic = name in BETWEEN_PROCESSES, STRATEGIES.load(name).deterministic
-    numbers = (2, 3) if between_processes else (1, 3, 2)
-    monkeypatch.setattr(strategy, "RANKS", [Ranks(number=number) for number in numbers])
+    deterministic = kind.own.deterministic
+    between_processes = "memory" not in kind.own.transports or kind.own.forks
+    numbers = [Ranks(number=number) for number in ((2, 3) if between_processes else (1, 3, 2))]
+    monkeypatch.setattr(strategy, "RANKS", numbers)
     monkeypatch.setattr(strategy, "TRAINED", 1 if between_processes else 2)
     tried = {law.name for law in kind.laws()}
     tried -= {"repeats"} if between_processes and deterministic else set()
@@ -106,53 +96,30 @@ def test_a_registered_strategy_keeps_all_laws(name: str, monkeypatch: pytest.Mon
     assert deterministic or found["repeats"].reason == "it declares that it is not deterministic"
 
 
-# What a strategy could declare, and what it is compared with
-
-
 def test_what_a_strategy_must_equal_can_be_given_and_could_be_declared(directory: Path) -> None:
     """The option comes before what it declares."""
-    for name, given, status in (
-        ("one_shot", "", "skipped"),
-        ("one_shot", "all_reduce", "failed"),
-        ("all_gather", "serial", "failed"),
-    ):
-        kind = StrategyKind(STRATEGIES.parse(name), On(equals=given))
+    given = [("one_shot", ""), ("one_shot", "all_reduce"), ("all_gather", "serial")]
+    for (name, equals), status in zip(given, ("skipped", "failed", "failed"), strict=True):
+        kind = StrategyKind(STRATEGIES.parse(name), On(equals=equals))
         assert findings(kind, "ends", "equals")["equals"].status == status
     for name, could in (("Averages", True), ("takes the next rank's", False)):
         equal = findings(users(directory, name), "ends", "equals")["equals"]
         assert (equal.status, "all_reduce" in equal.reason) == ("note" if could else "skipped", could)
 
 
-# Where the ranks are
-
-
-def test_strategies_that_call_torch_are_trained_over_their_own_transport_or_left_out(
-    directory: Path,
-) -> None:
+def test_strategies_that_call_torch_have_their_own_transport_or_are_left_out(directory: Path) -> None:
     found = findings(users(directory, "CallsTorch"), "ends", "samples", "agree", "one", "bytes")
     assert found["ends"].inputs == 3
     assert found.pop("bytes").status == "note"  # what torch sends by itself is not counted
     assert {each.status for each in found.values()} <= {"ok", "note"}
     skipped = findings(users(directory, "CallsTorchOverMpi"), "ends")["ends"]  # it needs a launcher
     assert (skipped.status, "lists only mpi" in skipped.reason) == ("skipped", True)
+    pairs = findings(StrategyKind(OnlyPairs()), "ends")["ends"]  # it refuses other numbers of ranks
+    assert (pairs.status, pairs.inputs) == ("ok", 1)
 
 
-def test_numbers_of_ranks_that_a_strategy_refuses_are_left_out() -> None:
-    ends = findings(StrategyKind(OnlyPairs()), "ends")["ends"]
-    assert (ends.status, ends.inputs) == ("ok", 1)
-
-
-# What is refused, and what a run knows
-
-
-class OnlyPairs(wrong.Averages):
-    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
-        return f"no pairs: {ranks} ranks, batch {batch_size}" if ranks % 2 else None
-
-
-class InRounds(LocalSGD):
-    parts_of_work = property(lambda self: 7)
-    micro_batch_count = property(lambda self: 3)
+SEVEN, THREE = property(lambda self: 7), property(lambda self: 3)
+InRounds = declaring(LocalSGD, parts_of_work=SEVEN, micro_batch_count=THREE)
 
 
 def loaded(called: Any, ranks: int = 2, **parameters: Any) -> StrategyKind:
@@ -162,38 +129,24 @@ def loaded(called: Any, ranks: int = 2, **parameters: Any) -> StrategyKind:
 
 
 def test_a_strategy_that_cannot_be_trained_is_refused() -> None:
-    def declaring(**members: Any) -> Any:
-        return type("Own", (Strategy,), {"__module__": __name__, **members})
-
-    def train(self: Any, session: Any) -> None:
-        pass
-
-    for called, given, message in (
-        (declaring(transports=("gloo",)), {}, "does not define the method train$"),
-        (declaring(train=train), {}, "declares no transports"),
-        (
-            declaring(train=train, transports=("gloo", "tcp")),
-            {},
-            "transports have 'tcp'; allowed: memory, ",
-        ),
-        (train, {}, "no subclass of trainer.core.strategy.Strategy"),
-        (InRounds, {"aggregation": "median"}, "aggregation: mean"),
-        (OnlyPairs, {"ranks": 3}, "^no pairs: 3 ranks, batch 8$"),
-    ):
-        with pytest.raises(ImportFailure, match=message):
-            loaded(called, **given)
-
-
-def imported(known: dict[str, Any]) -> ImportedStrategy:
-    return ImportedStrategy.model_validate({"name": "it", "imported": known})
+    train = {"train": lambda self, session: None}
+    cases = {
+        "does not define the method train": (declaring(Strategy, transports=("gloo",)), {}),
+        "declares no transports": (declaring(Strategy, **train), {}),
+        "transports have 'tcp'; allowed: memory, ": (declaring(Strategy, transports=("tcp",), **train), {}),
+        "no subclass of trainer.core.strategy.Strategy": (train["train"], {}),
+        "aggregation: mean": (InRounds, {"aggregation": "median"}),
+        "no pairs: 3 ranks, batch 8": (OnlyPairs, {"ranks": 3}),
+    }
+    assert failing(cases, lambda case: loaded(case[0], **case[1])) == {}
 
 
 def test_what_a_run_knows_of_a_strategy() -> None:
     known = loaded(InRounds, local_steps=3, participation={"fraction": 0.5}).facts()
     assert (known["parts_of_work"], known["micro_batch_count"], known["replica_of"]) == (7, 3, [0, 1])
-    first = imported(known)
+    first = imported(ImportedStrategy, known)
     sent = json.loads(json.dumps(first.imported.model_dump(mode="json")))
-    for each in (first, imported(sent)):
+    for each in (first, imported(ImportedStrategy, sent)):
         assert (each.parts_of_work, each.micro_batch_count, each.replicas(2)) == (7, 3, 2)
         assert (each.transports, each.equals) == (LocalSGD.transports, LocalSGD.equals)
         assert (each.rounds.steps, each.rounds.participation.fraction) == (3, 0.5)  # type: ignore[union-attr]
@@ -203,14 +156,14 @@ def test_what_a_run_knows_of_a_strategy() -> None:
     false = {"replicas": 0, "replica_of": [0, -1], "micro_batch_count": 0, "parts_of_work": 2**25}
     for name, value in {**false, "transports": [], "sent_per_counted": 0.5, "unknown": 1}.items():
         with pytest.raises(ValueError, match=name):
-            imported({**sent, name: value})
+            imported(ImportedStrategy, {**sent, name: value})
 
 
 def test_what_older_results_know_of_a_strategy_is_read() -> None:
     declared = {"transports": ["gloo"], "servers": 1}
     lists = {"replica_of": [2, 0, 1], "reports_samples": [False, True, True], "sees_inputs": [True] * 3}
     older = {"declared": declared, **lists, "recompute_errors": {"full": "no"}}
-    each = imported(older)
+    each = imported(ImportedStrategy, older)
     assert (each.transports, each.servers, each.replicas(3)) == (("gloo",), 1, 2)
     assert ([each.replica_of(rank, 3) for rank in range(3)], each.min_nodes) == ([2, 0, 1], 1)
     assert (each.recompute_error("full"), each.recompute_error("selective")) == ("no", None)

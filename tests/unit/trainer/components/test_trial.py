@@ -1,4 +1,4 @@
-"""Mistakes in which components `check` finds in a file, of which kind, and on which data it tries them."""
+"""Mistakes in which components `check` finds and on which data it tries them, and in what it lets in."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from trainer.components.facts import Source
 from trainer.components.find import components, kind_of, stated_kind
 from trainer.components.kind import Kind
-from trainer.components.messages import Answer, Place, Request
+from trainer.components.messages import MAX_DEPTH, Answer, Place, Request
+from trainer.components.parameters import defaults_left_out
 from trainer.components.trial import Trial
 from trainer.core.user_code import CODE, TORCHVISION
+from trainer.strategies.local_sgd import LocalSGD
 
-IMPORTS = (
-    "from abc import abstractmethod\n"
-    "import torch\n"
-    "from torch import nn\n"
-    "from trainer.core.strategy import Strategy\n"
-    "from trainer.data.base import Partitioner\n"
-    "from trainer.data.partitioners.shards import Shards\n"
-)
+IMPORTS = """
+from abc import abstractmethod
+import torch
+from torch import nn
+from trainer.core.strategy import Strategy
+from trainer.data.base import Partitioner
+from trainer.data.partitioners.shards import Shards
+
+def _built(*layers): return lambda self: nn.Sequential.__init__(self, *layers)
+"""
 
 
 @pytest.fixture
@@ -81,23 +86,17 @@ def test_components_of_a_file_are_those_that_it_defines(folder: Path) -> None:
         "augmentation": ["noise"],
         "": ["Other", "fit"],  # a function with lr may train
     }
-    for kind, name, text in (
-        ("partitioner", "Typo", "does not define the method partition$"),
-        ("partitioner", "Init", "annotated attributes.*`share: int"),
-        ("strategy", "NoTrain", "does not define the method train$"),
-    ):
-        assert re.search(text, opened(folder, kind, name)[0].error)
+    for name, text in (("Typo", "not define the method partition$"), ("Init", "annotated .*`share: int")):
+        assert re.search(text, opened(folder, "partitioner", name)[0].error)
     # A function that measures answers is no loss after all.
-    without = [name for name in found["loss"][2:] if opened(folder, "loss", name)[0].left_out]
-    assert without == ["close"]
+    left_out = [opened(folder, "loss", name)[0].left_out for name in found["loss"]]
+    assert ["check it as mine" in each for each in left_out] == [False, False, True, False, False]
 
 
 def test_torchvision_has_models(folder: Path) -> None:
     source = Source(code="", folder=str(folder), module=TORCHVISION, attribute="squeezenet1_1")
     assert (kind_of(source.load()), stated_kind(source, "")) == (None, "model")
 
-
-# The data on which a component is tried
 
 BESIDE = (
     "class Words(torch.utils.data.Dataset):\n"
@@ -113,14 +112,10 @@ def test_components_are_tried_on_the_datasets_of_their_file_and_on_registered_on
     write(
         folder,
         f"{BESIDE}"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, classes):\n"
-        "        super().__init__(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, classes))\n"
+        "class Net(nn.Sequential): __init__ = _built(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, 2))\n"
         "class Any(nn.Flatten): pass\n"
-        "class Image(nn.Sequential):\n"
-        "    def __init__(self): super().__init__(nn.Conv2d(1, 4, 3))\n"
-        "class Colour(nn.Sequential):\n"
-        "    def __init__(self): super().__init__(nn.Conv2d(3, 4, 3))\n"
+        "class Image(nn.Sequential): __init__ = _built(nn.Conv2d(1, 4, 3))\n"
+        "class Colour(nn.Sequential): __init__ = _built(nn.Conv2d(3, 4, 3))\n"
         "def swapped(inputs, rng): return inputs[:, rng.permutation(inputs.shape[1])]\n"
         "def flipped(inputs, rng): return inputs.flip(3) if rng.random() < 0.5 else inputs.clone()\n",
     )
@@ -146,8 +141,7 @@ def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder:
     """The same failure on several data is shown once."""
     write(
         folder,
-        f"{BESIDE}class Net(nn.Sequential):\n"
-        "    def __init__(self): super().__init__(nn.Conv2d(5, 4, 3))\n"
+        f"{BESIDE}class Net(nn.Sequential): __init__ = _built(nn.Conv2d(5, 4, 3))\n"
         "class Wrong(nn.Module):\n    def forward(self, x): return x.nothing\n",
     )
     broken = ["on Broken: mine.py", "ValueError: no files", "--dataset takes another dataset"]
@@ -158,3 +152,26 @@ def test_a_model_that_takes_none_of_the_data_is_shown_all_and_the_option(folder:
         answer, _ = opened(folder, "model", name)
         assert [part for part in parts if part not in answer.error] == []
         assert answer.error.count("AttributeError") == (name == "Wrong")
+
+
+def nested(depth: int) -> Any:
+    return {"a": nested(depth - 1)} if depth else 1
+
+
+def test_facts_and_names_of_files_that_may_do_harm_are_refused() -> None:
+    escape = "\x1b[2J"
+    facts = [{"a": escape}, {escape: 1}, {"a": {escape: 1}}, {"a": ["two\nlines"]}, nested(MAX_DEPTH + 1)]
+    files = ["/a.py", "../a.py", "a/../../b.py", "a//b.py", "", "a\n.py"]
+    for harmful in (*({"facts": each} for each in facts), *({"files": [name]} for name in files)):
+        with pytest.raises(ValidationError):
+            Answer.model_validate(harmful)
+    assert Answer(facts=nested(MAX_DEPTH), files=["a/b.py"]).files == ["a/b.py"]
+
+
+def test_parameters_that_equal_the_defaults_are_left_out() -> None:
+    def own(labels: Any, sizes: tuple[int, ...] = (8, 9), share: float = 0.1) -> None:
+        pass
+
+    assert defaults_left_out(own, {"sizes": [8, 9], "share": 0.1, "other": 1}) == {"other": 1}
+    assert defaults_left_out(own, {"sizes": [8], "share": 0.2}) == {"sizes": [8], "share": 0.2}
+    assert defaults_left_out(LocalSGD, {"local_steps": 10, "weighting": "equal"}) == {"weighting": "equal"}

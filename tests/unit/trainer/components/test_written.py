@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,9 +23,8 @@ from trainer.components.facts import Source
 from trainer.components.find import kinds
 from trainer.components.kind import Few, On
 from trainer.core.clock import Clock
-from trainer.core.user_code import CODE, ImportFailure
+from trainer.core.user_code import ImportFailure
 from trainer.data.base import Data, Split
-from trainer.launch.threads import threads_in_torch
 from trainer.spec.registries import DATASETS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.evaluation import Evaluation
@@ -34,19 +34,7 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 Forms = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(CODE, "")
-    monkeypatch.setattr(written, "BUDGET_S", 100.0)  # on a busy machine, too
-    with threads_in_torch(1):
-        yield
-
-
-def source(name: str) -> Source:
-    file = Path(written_components.__file__)
-    return Source(code="", folder=str(file.parent), module=file.name, attribute=name)
+FILE = Path(written_components.__file__)
 
 
 def samples(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -57,33 +45,19 @@ def samples(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def forms(
-    named: str = "Norm",
-    steps: str = "two_rates",
-    of: str = "plain",
-    shape: tuple[int, ...] = SHAPE,
-    **parameters: Any,
+    named: str = "Norm", steps: str = "two_rates", of: str = "plain", shape: Any = SHAPE, **parameters: Any
 ) -> Forms:
-    """The components of a run as a sweep resolves them."""
-    on = On(dataset=described(shape), few=Few(*samples(shape), np.arange(17)))
-    return {
-        "model": form("model", named, on),
-        "dataset": on.dataset,
-        "optimizer": form("optimizer", steps, on),
-        "loss": form("loss", of, on, **parameters),
-    }
-
-
-def described(shape: tuple[int, ...]) -> Any:
-    return DATASETS.parse(written.described(17, shape=shape, class_count=CLASSES))
-
-
-def form(field: str, name: str, on: On, **parameters: Any) -> Forms:
-    """A component as a spec has it, after it was tried."""
-    kind = kinds()[field]
-    own = kind.adapt(source(name).load(), parameters, source(name))
-    tried = kind(own, replace(on, source=source(name), parameters=parameters, loading=True))
-    tried.load()
-    return {"name": name, **parameters, "imported": {**source(name).model_dump(), **tried.facts()}}
+    """The components of a run as a sweep resolves them, after they were tried."""
+    dataset = DATASETS.parse(written.described(17, shape=shape, class_count=CLASSES))
+    on = On(dataset=dataset, few=Few(*samples(shape), np.arange(17)), loading=True)
+    found: Forms = {"dataset": dataset}
+    for field, name, given in (("model", named, {}), ("optimizer", steps, {}), ("loss", of, parameters)):
+        where = Source(folder=str(FILE.parent), module=FILE.name, attribute=name)
+        own = kinds()[field].adapt(where.load(), given, where)
+        tried = kinds()[field](own, replace(on, source=where, parameters=given))
+        tried.load()
+        found[field] = {"name": name, **given, "imported": {**where.model_dump(), **tried.facts()}}
+    return found
 
 
 def few() -> Data:
@@ -98,21 +72,15 @@ def compare(**chosen: Any) -> str:
 
 
 # Components that cannot be trained as written, and a pattern of what is said of them.
-REFUSED = {
-    "Listed": ({"named": "Listed"}, r"parameters\(\)"),
-    "Unfrozen": ({"named": "Unfrozen"}, "body"),
-    "ReplacedAverage": ({"named": "ReplacedAverage"}, "mean"),
-    "Sparse": ({"named": "Sparse"}, "words.weight has a sparse gradient"),
-    # Losses that are no mean over samples:
-    **{of: ({"of": of}, "on 2 ranks.*weight") for of in ("weighted", "ignoring", "added")},
-}
+REFUSED = {"Listed": r"parameters\(\)", "Unfrozen": "body", "ReplacedAverage": "mean"}
+REFUSED |= {"Sparse": "words.weight has a sparse gradient"}
+REFUSED |= dict.fromkeys(("weighted", "ignoring", "added"), "on 2 ranks.*weight")  # losses that are no mean
+CLASSES_OF = {name: each for name, each in vars(written_components).items() if isinstance(each, type)}
+OTHERS = {"Layers", "Two", "WeightedModule", "Views", *REFUSED}
 MODELS = [
     name
-    for name, found in vars(written_components).items()
-    if isinstance(found, type)
-    and issubclass(found, nn.Module)
-    and "shape" not in signature(found).parameters
-    and name not in {"Layers", "Two", "WeightedModule", "Views", *REFUSED}
+    for name, each in CLASSES_OF.items()
+    if issubclass(each, nn.Module) and name not in OTHERS and "shape" not in signature(each).parameters
 ]
 
 
@@ -137,19 +105,18 @@ def test_memory_formats_steps_and_weights_of_samples_are_those_that_are_written(
     assert "1 and 2 ranks" in compare(**chosen)
 
 
-@pytest.mark.parametrize(("chosen", "text"), REFUSED.values(), ids=[*REFUSED])
-def test_what_cannot_be_trained_as_written_is_refused(chosen: Forms, text: str) -> None:
-    with pytest.raises(ImportFailure, match=text):
-        compare(**chosen)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_as_written_is_refused(name: str) -> None:
+    with pytest.raises(ImportFailure, match=REFUSED[name]):
+        compare(**{"named" if name in CLASSES_OF else "of": name})
 
 
 def test_the_long_training_is_compared_on_one_rank_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        written, "compare_run", lambda spec, data, plain=None: compared.append((spec.nodes, spec.epochs))
-    )
+    compared = Mock()
+    monkeypatch.setattr(written, "compare_run", compared)
     compare()
-    assert compared == [(2, 1), (1, 2), (2, 2)]
+    specs = [call.args[0] for call in compared.call_args_list]
+    assert [(spec.nodes, spec.epochs) for spec in specs] == [(2, 1), (1, 2), (2, 2)]
 
 
 def test_numbers_that_are_none_differ_and_wide_images_are_cut_first() -> None:
@@ -213,20 +180,18 @@ def test_every_state_of_an_optimizer_with_a_number_for_each_weight_is_averaged()
 
 
 def test_evaluation_does_not_change_what_a_model_draws_in_training() -> None:
-    trained, inputs = replica("Noise"), torch.from_numpy(few().train.inputs[:4])
+    trained, (inputs, _) = replica("Noise"), samples(SHAPE)
     before = trained.state()["dropout"][0].clone()
-    with trained.evaluating():
-        trained.predict(inputs)
-    assert torch.equal(trained.state()["dropout"][0], before)
-    trained.predict(inputs)
-    assert not torch.equal(trained.state()["dropout"][0], before)
+    for mode, equal in ((trained.evaluating(), True), (nullcontext(), False)):
+        with mode:
+            trained.predict(inputs)
+        assert torch.equal(trained.state()["dropout"][0], before) is equal
 
 
 def test_a_model_is_split_only_if_its_children_do_the_same() -> None:
-    others = ["FrozenNormInAChain", "OwnForward", "Hooked", "Double", "Detached", "Probabilities"]
-    for named in ("RepeatedReLU", *others):
-        facts = forms(named)["model"]["imported"]
-        assert (facts["indivisible"] is None) == (named == "RepeatedReLU"), named
+    others = ("FrozenNormInAChain", "OwnForward", "Hooked", "Double", "Detached", "Probabilities")
+    found = [forms(named)["model"]["imported"] for named in ("RepeatedReLU", *others)]
+    assert [each["indivisible"] is None for each in found] == [True] + [False] * 6
 
 
 def test_a_loss_of_ignored_targets_is_evaluated_by_its_weights() -> None:
@@ -234,9 +199,9 @@ def test_a_loss_of_ignored_targets_is_evaluated_by_its_weights() -> None:
     evaluate = Evaluation(few().test, spec.loss, MemoryCommunicator(0, 1, Clock(), ThreadGroup(1)))
     trained = replica("Norm", of="ignoring", weight="counts")
     _, found = evaluate(trained, alone=True)
+    inputs, targets = samples(SHAPE)
     with trained.evaluating(), torch.no_grad():
-        output = trained.model(torch.from_numpy(few().test.inputs))
-    expected = written_components.ignoring(output, torch.from_numpy(few().test.targets))
+        expected = written_components.ignoring(trained.model(inputs), targets)
     assert found == pytest.approx(expected.item())
 
 
@@ -247,24 +212,20 @@ def test_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_does_not_count_changes_no_buffer_of_a_model() -> None:
-    trained = replica("Average")
-    inputs, targets = (torch.from_numpy(each) for each in (few().train.inputs, few().train.targets))
+    trained, one = replica("Average"), [each[:1] for each in samples(SHAPE)]
     before = trained.flat_buffers()
-    trained.backward(Batch(inputs[:1], targets[:1], 0, StepSizes([0, 1]), 1, 1), weight=0.0)
-    assert torch.equal(trained.flat_buffers(), before)
-    trained.backward(Batch(inputs[:1], targets[:1], 0, StepSizes([1, 1]), 1, 1))
-    assert not torch.equal(trained.flat_buffers(), before)
+    for counts in (0, 1):
+        trained.backward(Batch(*one, 0, StepSizes([counts, 1]), 1, 1), weight=float(counts))
+        assert torch.equal(trained.flat_buffers(), before) == (not counts)
 
 
 def test_strategies_that_divide_weights_refuse_such_optimizers() -> None:
-    def run(steps: str, strategy: str, transport: str = "memory") -> RunSpec:
+    for steps, strategy, transport, fits in (
+        ("two_rates", "pipeline", "memory", False), ("by_dimensions", "pipeline", "memory", True),
+        ("Clipped", "zero1", "gloo", False), ("Clipped", "parameter_server", "memory", True),
+        ("Clipped", "zero2", "memory", False), ("two_rates", "zero2", "memory", True),
+    ):  # fmt: skip
         fields = {"strategy": strategy, "transport": transport, "batch_size": 4}
-        return written.run_of(forms("RepeatedReLU", steps), 2, written.LONG, **fields)
-
-    for refused in (("two_rates", "pipeline"), ("Clipped", "zero1", "gloo"), ("Clipped", "zero2")):
-        with pytest.raises(ValidationError) as raised:
-            run(*refused)
-        assert [each["type"] for each in raised.value.errors()] == ["optimizer"]
-    run("two_rates", "zero2")
-    run("Clipped", "parameter_server")
-    run("by_dimensions", "pipeline")
+        with nullcontext() if fits else pytest.raises(ValidationError) as raised:
+            written.run_of(forms("RepeatedReLU", steps), 2, written.LONG, **fields)
+        assert fits or [each["type"] for each in raised.value.errors()] == ["optimizer"]
