@@ -40,7 +40,7 @@ def main() -> None:
             if child is None or request["do"] not in CONTINUED:
                 if child:
                     child.close()
-                if request["kind"] not in WITHOUT_OPTIMIZER:
+                if request["do"] != "find" and request["kind"] not in WITHOUT_OPTIMIZER:
                     import_module("torch._dynamo")  # as the first optimizer of a process does, for a second
                 child = Child(Trial().answer)
             _send(answers, _answer(child, body, request["limit_s"]))
