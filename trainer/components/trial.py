@@ -80,7 +80,7 @@ class Trial:
             found = found.model_copy(update={"of_dataset": True})
         except (Exception, SystemExit) as error:
             found = Answer(error=cut(one_line(located(error, directory)), MAX_TEXT))
-        return found.model_dump_json().encode()
+        return found.model_dump_json(exclude_defaults=True).encode()
 
     @property
     def _kind(self) -> Kind[Any]:
