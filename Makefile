@@ -9,8 +9,6 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
-# These tests wait for processes and share what a file prepares. Files with short tests come last.
-FILES ?= -n 4 --dist loadfile --no-loadscope-reorder
 # Tests that are marked so run only with NIGHTLY=1.
 KEPT := $(if $(NIGHTLY),, and not nightly)
 # A new machine may still be updating its packages.
@@ -93,7 +91,7 @@ test-unit: $(VENV)/ready-dev ## run all unit tests
 	$(RUN) -m pytest $(WORKERS) tests/unit $(ARGS)
 
 test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser; NIGHTLY=1 for all of them
-	$(RUN) -m pytest $(FILES) tests/browser tests/contract tests/integration tests/attacks -m "not containers$(KEPT)" $(ARGS)
+	$(RUN) -m pytest $(WORKERS) --dist loadfile tests/integration tests/contract tests/browser tests/attacks -m "not containers$(KEPT)" $(ARGS)
 
 test-all: ## run all tests: unit, local processes and containers
 	@status=0; \

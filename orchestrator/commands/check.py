@@ -33,6 +33,7 @@ from trainer.spec.registries import REGISTRIES
 COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
 STATUS_WIDTH, LAW_WIDTH = 9, 12
 MAX_S = 86400  # that a check of one component may take
+GOES_ON = "a process that goes on"
 BUILDS = Finding(law="builds", statement="it can be built", status="failed", expected="a component")
 
 
@@ -239,11 +240,11 @@ class Checking:
         for found in answer.found:
             place = asked.place.model_copy(update={"attribute": found.name})
             label = asked.label if asked.place.attribute else f"{asked.label}:{found.name}"
-            if not found.kind:
+            if found.kind not in kinds():
                 unclear.append(found.name)
-            elif found.kind in kinds():
-                one = {"place": place, "label": label, "kind": found.kind}
-                yield self.report(asked.model_copy(update=one), alone=bool(asked.place.attribute))
+                continue
+            one = {"place": place, "label": label, "kind": found.kind}
+            yield self.report(asked.model_copy(update=one), alone=bool(asked.place.attribute))
         if unclear:
             yield Report(component=asked.label, unclear=unclear)
 
@@ -255,11 +256,11 @@ class Checking:
             asked = asked.model_copy(update={"dataset": None, "equals": ""})
         laws, end = kinds()[asked.kind].laws(), time.monotonic() + asked.limit_s
         with ThreadPoolExecutor(1) as beside:
-            elsewhere = beside.submit(self._digest, asked) if any(law.across for law in laws) else None
             answer = self._answer(asked)
             if broken := self._not_opened(asked, answer, alone):
                 findings = [broken]
             else:
+                elsewhere = beside.submit(self._digest, asked) if any(law.across for law in laws) else None
                 first = self._first(asked, answer, elsewhere)
                 findings = [*examine_all(laws, first, self._attempt(asked, end))]
         return Report(component=asked.label, kind=asked.kind, data=answer.data, findings=findings)
@@ -344,9 +345,6 @@ class Checking:
             return answer.outcome
 
         return attempt
-
-
-GOES_ON = "a process that goes on"
 
 
 def _skipped(reason: str) -> Finding:

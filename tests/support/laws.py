@@ -10,7 +10,7 @@ import pytest
 
 from trainer.components.examine import Finding, examine_all
 from trainer.components.facts import Imported
-from trainer.components.kind import Elsewhere, Input, Kind, Law, NotApplicable
+from trainer.components.kind import Elsewhere, Input, Kind, Law
 from trainer.core.user_code import ImportFailure
 
 
@@ -18,12 +18,7 @@ def findings(kind: Kind[Any], *names: str) -> dict[str, Finding]:
     """What some laws find, by their names; all laws if none is named."""
 
     def first(law: Law) -> Sequence[Input] | str:
-        if law.across:
-            return [Elsewhere(digest=kind.digest())]
-        try:
-            return law.first(kind)
-        except NotApplicable as reason:
-            return str(reason)
+        return [Elsewhere(digest=kind.digest())] if law.across else kind.first(law)
 
     laws = [law for law in kind.laws() if not names or law.name in names]
     return {each.law: each for each in examine_all(laws, first, kind.attempt)}

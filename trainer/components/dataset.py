@@ -301,13 +301,8 @@ class DatasetKind(Kind[Dataset]):
 
     name = "dataset"
     base = Dataset
+    torch_base = "torch.utils.data:Dataset"
     needs = ()
-
-    @classmethod
-    def recognises(cls, found: type) -> bool:
-        from torch.utils.data import Dataset as TorchDataset
-
-        return issubclass(found, TorchDataset)
 
     @classmethod
     def wrap(cls, called: Any, parameters: Mapping[str, Any], source: Source) -> Dataset:

@@ -15,7 +15,7 @@ from trainer.components.facts import Source, values
 from trainer.components.parameters import ParameterFailure, configured, is_class
 from trainer.core.failure import Failure, RankFailure
 from trainer.core.record import Record, Text
-from trainer.core.registry import Component
+from trainer.core.registry import Component, load_attribute
 from trainer.core.user_code import ImportFailure, located
 from trainer.spec.registries import REGISTRIES
 
@@ -137,6 +137,7 @@ class Kind(ABC, Generic[C]):
     """A kind of component. An instance tries one component of it; the laws are its methods.
 
     name: the field of a run. base: our interface. arguments: those by which a function is recognised.
+    torch_base: "module:Class" of torch, by whose subclasses a class is recognised.
     needs: fields of a run on which it depends. most_ranks: of a run on which it depends; 1: it does not.
     equal_to: components with which one of this kind can be compared. takes_samples: whether it is tried on
     a dataset that can be chosen.
@@ -148,6 +149,7 @@ class Kind(ABC, Generic[C]):
     name: ClassVar[str]
     base: ClassVar[type[Component]]
     arguments: ClassVar[tuple[str, ...]] = ()
+    torch_base: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("dataset",)
     most_ranks: ClassVar[int] = 1
     equal_to: ClassVar[tuple[str, ...]] = ()
@@ -182,7 +184,7 @@ class Kind(ABC, Generic[C]):
     @classmethod
     def recognises(cls, found: type) -> bool:
         """Whether a class that is no subclass of our interface looks like one of this kind."""
-        return False
+        return bool(cls.torch_base) and issubclass(found, load_attribute(cls.torch_base))
 
     @property
     def inputs(self) -> Sequence[Input]:
@@ -225,6 +227,13 @@ class Kind(ABC, Generic[C]):
     def digest(self) -> str:
         """What identifies what it computes; compared with that of another process, if a law does so."""
         raise NotImplementedError
+
+    def first(self, law: Law) -> Sequence[Input] | str:
+        """The inputs on which a law is always tried; a text: why there are none."""
+        try:
+            return law.first(self)
+        except NotApplicable as reason:
+            return str(reason)
 
     def load(self) -> None:
         """Try what must hold before a sweep starts. Raises ImportFailure, or what users' code raises."""

@@ -134,6 +134,7 @@ class LossKind(Kind[Loss]):
 
     name = "loss"
     base = Loss
+    torch_base = "torch.nn.modules.loss:_Loss"
     needs = ()
     arguments = ("output", "target")
 
@@ -158,11 +159,10 @@ class LossKind(Kind[Loss]):
     def recognises(cls, found: type) -> bool:
         """Also a module whose forward pass has the arguments of a loss."""
         from torch import nn
-        from torch.nn.modules.loss import _Loss
 
         if issubclass(found, nn.Module) and {*cls.arguments} <= {*signature_of(found.forward)}:
             return True
-        return issubclass(found, _Loss)
+        return super().recognises(found)
 
     @cached_property
     def inputs(self) -> Sequence[Batch]:

@@ -136,6 +136,7 @@ class ModelKind(Kind[Model]):
 
     name = "model"
     base = Model
+    torch_base = "torch.nn:Module"
     takes_samples = True
     dataset = property(lambda self: self.on.dataset)
 
@@ -156,12 +157,6 @@ class ModelKind(Kind[Model]):
         )
         own.arguments((), 1)
         return own
-
-    @classmethod
-    def recognises(cls, found: type) -> bool:
-        from torch import nn
-
-        return issubclass(found, nn.Module)
 
     @property
     def inputs(self) -> Sequence[Batch]:

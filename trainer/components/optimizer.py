@@ -63,6 +63,7 @@ class OptimizerKind(Kind[Optimizer]):
 
     name = "optimizer"
     base = Optimizer
+    torch_base = "torch.optim:Optimizer"
     needs = ()
     arguments = ("lr",)
     equal_to = get_args(Equal)
@@ -79,12 +80,6 @@ class OptimizerKind(Kind[Optimizer]):
         chosen = checked(called, parameters, dict.fromkeys((first, "lr")))
         others = [name for name in chosen if name not in (first, "lr")]
         return FunctionOptimizer(function=partial(called, **{name: chosen[name] for name in others}))
-
-    @classmethod
-    def recognises(cls, found: type) -> bool:
-        from torch.optim import Optimizer as TorchOptimizer
-
-        return issubclass(found, TorchOptimizer)
 
     @property
     def inputs(self) -> Sequence[Steps]:

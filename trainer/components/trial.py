@@ -15,7 +15,7 @@ from trainer.components import written
 from trainer.components.dataset import DatasetKind
 from trainer.components.facts import Source
 from trainer.components.find import components, kinds, stated_kind
-from trainer.components.kind import Few, Kind, NotApplicable, On
+from trainer.components.kind import Few, Kind, On
 from trainer.components.loss import fit_error
 from trainer.components.messages import FIT, MAX_TEXT, Answer, Found, Place, Request
 from trainer.components.needed_files import OpenedFiles, installed_digest
@@ -94,11 +94,9 @@ class Trial:
         self._opened = tried
         first: dict[str, Any] = {}
         for law in tried.laws():
-            try:
-                inputs = () if law.across else law.first(tried)
-                first[law.name] = [each.model_dump(mode="json") for each in inputs]
-            except NotApplicable as error:
-                first[law.name] = str(error)
+            inputs = () if law.across else tried.first(law)
+            plain = inputs if isinstance(inputs, str) else [each.model_dump(mode="json") for each in inputs]
+            first[law.name] = plain
         return Answer(first=first, data=data, left_out=tried.left_out() or "")
 
     def _try(self, request: Request) -> Answer:
@@ -201,13 +199,14 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
         equals=request.equals,
         limit_s=request.limit_s,
     )
-    if place.registered and kind is DatasetKind:
-        try:
-            own.load(on.data_dir)
-        except DataError as error:  # it is not downloaded
-            raise DatasetFailure(str(error)) from error
     if not kind.takes_samples:
-        return kind(own, on), ""
+        tried = kind(own, on)
+        if place.registered and isinstance(tried, DatasetKind):
+            try:
+                _ = tried.data  # its laws use it, too
+            except DataError as error:  # it is not downloaded
+                raise DatasetFailure(str(error)) from error
+        return tried, ""
     chosen = request.dataset or (GUESSED[0] if place.registered and kind.name == "model" else None)
     if chosen is not None:
         of_dataset = _dataset(chosen, on.data_dir)

@@ -42,6 +42,13 @@ def test_the_smallest_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (found.status, found.input) == ("failed", str(smallest))
 
 
+def test_an_input_that_fails_once_alone_is_told() -> None:
+    """As one after which there is no process any more."""
+    outcomes = iter([Outcome(), Outcome(status="failed")])
+    found = tried(lambda case: next(outcomes, Outcome(status="skipped")), case(1, 1, 1), more=LARGEST)
+    assert (found.status, found.input != "") == ("failed", True)
+
+
 def test_what_is_told_of_several_inputs() -> None:
     """The number of those that apply, the reason of the first that does not, and the last note."""
 
