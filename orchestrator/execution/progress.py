@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,18 +21,25 @@ from orchestrator.execution.position import (
     share_done,
 )
 from orchestrator.results.records import RunResult
+from orchestrator.results.store import imported_code
 from orchestrator.results.times import duration
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.events import Event
+from trainer.core.record import one_line
 from trainer.spec.run_spec import RunSpec
 
 PLAIN_EVERY_S = 10.0
 PLAIN_RANKS = 8  # the most that a plain progress names at once
 
 
+def run_label(key: str, spec: Mapping[str, Any]) -> str:
+    """A run by its key and its users' components: `local_sgd-gloo-n4-s0-1f2e3d4c · LogNormalDirichlet`."""
+    return " · ".join([key, *(one_line(name.rpartition(":")[2]) for name in imported_code(spec))])
+
+
 def result_line(number: int, total: int, result: RunResult, skipped: bool) -> str:
     """One line for a run that has ended."""
-    head = f"[{number}/{total}] {result.key}"
+    head = f"[{number}/{total}] {run_label(result.key, result.spec)}"
     if skipped:
         return f"{head}: already done"
     if result.status != "ok":
@@ -66,7 +74,8 @@ class PlainProgress:
         self._printed_at, self._per_node = time.monotonic(), run.processes_per_node
         self._time_left.total = total
         left = self._time_left.estimate(number)
-        self._line(f"[{number}/{total}] {run.key}: started{', ' + left if left else ''}")
+        label = run_label(run.key, run.model_dump(mode="json"))
+        self._line(f"[{number}/{total}] {label}: started{', ' + left if left else ''}")
 
     def events(self, events: Sequence[Event]) -> None:
         if time.monotonic() - self._printed_at < PLAIN_EVERY_S:
@@ -122,7 +131,7 @@ class LiveProgress(PlainProgress):
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
         self._number, self._time_left.total = number, total
-        self._show(f"run {number} of {total}  {run.key}", run)
+        self._show(f"run {number} of {total}  {run_label(run.key, run.model_dump(mode='json'))}", run)
 
     def _show(self, head: str, run: RunSpec) -> None:
         self._head, self._per_node = head, run.processes_per_node

@@ -15,6 +15,7 @@ from orchestrator.execution.progress import LiveProgress, PlainProgress, progres
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
+from trainer.core.registry import IMPORTED
 from trainer.spec.run_spec import RunSpec
 
 RUN = RunSpec.model_validate({"strategy": "ddp", "nodes": 2})
@@ -62,6 +63,9 @@ def test_a_run_that_has_ended_is_one_line() -> None:
         result = run_result(**fields)
         assert result_line(2, 9, result, skipped=False) == f"[2/9] {result.key}: {text}"
         assert result_line(2, 9, result, skipped=True) == f"[2/9] {result.key}: already done"
+    own = {"partitioner": {"name": "mine.py:Mine\x1b", IMPORTED: {}}}
+    result = run_result(spec=result.spec | own)
+    assert result_line(2, 9, result, skipped=True) == f"[2/9] {result.key} · Mine\\x1b: already done"
 
 
 @pytest.fixture
