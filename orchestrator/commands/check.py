@@ -106,7 +106,7 @@ def _without_effect(asked: Request) -> str | None:
     if asked.equals and asked.equals not in kind.equal_to:
         allowed = ", ".join(kind.equal_to) or "only for a strategy or an optimizer"
         return f"--equals {asked.equals}: no reference of kind {asked.kind}; allowed: {allowed}"
-    if asked.dataset and not kind.takes_samples:
+    if asked.dataset and kind.datasets is None:
         return f"--dataset has no effect on kind {asked.kind}; allowed: only for model and augmentation"
     return None
 

@@ -52,7 +52,7 @@ class AugmentationKind(Kind[Augmentation]):
     name = "augmentation"
     base = Augmentation
     arguments = ("inputs", "rng")
-    takes_samples = True
+    datasets = ()
 
     @classmethod
     def wrap(cls, called: Any, parameters: Mapping[str, Any], source: Source) -> Augmentation:

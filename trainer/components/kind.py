@@ -139,8 +139,8 @@ class Kind(ABC, Generic[C]):
     name: the field of a run. base: our interface. arguments: those by which a function is recognised.
     torch_base: "module:Class" of torch, by whose subclasses a class is recognised.
     needs: fields of a run on which it depends. most_ranks: of a run on which it depends; 1: it does not.
-    equal_to: components with which one of this kind can be compared. takes_samples: whether it is tried on
-    a dataset that can be chosen.
+    equal_to: components with which one of this kind can be compared. datasets: forms of those on which one
+    is tried, until it takes one; if there are none, on noise; None: it takes no samples.
 
     Attributes:
         own: the component. on: what it is tried with. inputs: those of a law that names no others.
@@ -153,7 +153,7 @@ class Kind(ABC, Generic[C]):
     needs: ClassVar[tuple[str, ...]] = ("dataset",)
     most_ranks: ClassVar[int] = 1
     equal_to: ClassVar[tuple[str, ...]] = ()
-    takes_samples: ClassVar[bool] = False
+    datasets: ClassVar[tuple[Mapping[str, Any], ...] | None] = None
 
     def __init__(self, own: C, on: On | None = None) -> None:
         self.own, self.on = own, on or On()

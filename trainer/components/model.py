@@ -17,7 +17,7 @@ from trainer.components.facts import Imported, Source
 from trainer.components.kind import Input, Kind, NotApplicable, Note, Verdict, counted, law
 from trainer.components.parameters import POSITIONAL, checked, signature_of
 from trainer.components.random_state import global_states, scatter_seeds
-from trainer.components.samples import taken
+from trainer.components.samples import VECTORS, taken
 from trainer.components.written import LARGE, WRITTEN, Together, written_on
 from trainer.core.failure import Failure
 from trainer.core.user_code import TORCHVISION, ImportFailure
@@ -137,7 +137,11 @@ class ModelKind(Kind[Model]):
     name = "model"
     base = Model
     torch_base = "torch.nn:Module"
-    takes_samples = True
+    datasets = (
+        {"name": "digits"},  # grey images
+        {"name": VECTORS},
+        {"name": "synthetic", "channels": 3, "height": 32, "width": 32},
+    )
     dataset = property(lambda self: self.on.dataset)
 
     @classmethod
@@ -227,9 +231,14 @@ class ModelKind(Kind[Model]):
         return _chain(self.blocks(**changes))
 
     @cached_property
+    def pair(self) -> Sequence[list[tuple[str, nn.Module]]]:
+        """Blocks that torch's seed alone should make equal."""
+        return self.blocks(other=1), self.blocks(other=2)
+
+    @cached_property
     def twins(self) -> tuple[nn.Sequential, nn.Sequential]:
-        """Chains that torch's seed alone should make equal, used equally often."""
-        return self.chain(other=1), self.chain(other=2)
+        """`pair` as chains, used equally often."""
+        return _chain(self.pair[0]), _chain(self.pair[1])
 
     @cached_property
     def whole(self) -> tuple[Tensor, Tensor, list[tuple[str, nn.Module]]]:
@@ -340,7 +349,7 @@ class ModelKind(Kind[Model]):
 
     @law("names are those of the blocks, each once", at_loading=True)
     def names(self, _: Batch) -> Verdict:
-        found = [name for name, _ in self.blocks()]
+        found = [name for name, _ in self.pair[0]]
         for name, block in zip_longest(self.known["names"], found, fillvalue="no block"):
             if name != block:
                 return Failure(f"{name}, as `names` states", f"{block} from `blocks`")

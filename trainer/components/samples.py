@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer.data.base import Array, Indices
 
+VECTORS = "vectors"  # a dataset that only components are tried on
 TRIED_SAMPLES = 17  # odd, so that the batches of two ranks differ in size
 MAX_SAMPLES = 32 * 2**20  # bytes of the inputs and targets of a dataset that are written for other trials
 MAX_LABELS = 100_000  # with which a partitioner is tried

@@ -20,21 +20,13 @@ from trainer.components.loss import fit_error
 from trainer.components.messages import FIT, MAX_TEXT, Answer, Found, Place, Request
 from trainer.components.needed_files import OpenedFiles, installed_digest
 from trainer.components.parameters import ParameterFailure, defaults_left_out
-from trainer.components.samples import MAX_LABELS, TRIED_SAMPLES, spread
+from trainer.components.samples import MAX_LABELS, TRIED_SAMPLES, VECTORS, spread
 from trainer.core.record import checked, cut, one_line
 from trainer.core.user_code import TORCHVISION, ImportFailure, located
 from trainer.data.base import Data, DataError, Dataset
 from trainer.models.shapes import noise
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
-
-# Datasets on which a model is tried, until it takes one: grey images, vectors and colour images.
-VECTORS = "vectors"
-GUESSED = (
-    Place(registered=RunSpec.model_fields["dataset"].default),
-    Place(registered=VECTORS),
-    Place(registered="synthetic", parameters={"channels": 3, "height": 32, "width": 32}),
-)
 
 
 class Vectors(Dataset):
@@ -110,6 +102,10 @@ def _invalid(error: ParameterFailure) -> Answer:
     return Answer.model_validate({"invalid": error.errors, "allowed": error.allowed}, strict=False)
 
 
+def _registered(name: str, **parameters: Any) -> Place:
+    return Place(registered=name, parameters=parameters)
+
+
 def _source(place: Place) -> Source:
     return Source(folder=place.directory, module=place.module, attribute=place.attribute)
 
@@ -181,11 +177,10 @@ def _load(request: Request) -> Answer:
 def _on_data(request: Request) -> tuple[Kind[Any], str]:
     """A component, tried on a dataset that it takes if it takes one; and how that is called.
 
-    A user's is tried on the datasets of its own file first. A model is tried on registered ones then; an
-    augmentation is left to noise.
+    A user's is tried on the datasets of its own file first, then on those of its kind.
 
     Raises:
-        ImportFailure: A model takes none of them, or cannot be used.
+        ImportFailure: It takes none of them, or cannot be used.
         ParameterFailure: The parameters of the component are wrong.
         DatasetFailure: Those of the dataset are.
     """
@@ -199,7 +194,7 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
         equals=request.equals,
         limit_s=request.limit_s,
     )
-    if not kind.takes_samples:
+    if kind.datasets is None:
         tried = kind(own, on)
         if place.registered and isinstance(tried, DatasetKind):
             try:
@@ -207,14 +202,15 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
             except DataError as error:  # it is not downloaded
                 raise DatasetFailure(str(error)) from error
         return tried, ""
-    chosen = request.dataset or (GUESSED[0] if place.registered and kind.name == "model" else None)
+    guessed = [_registered(**form) for form in kind.datasets]
+    chosen = request.dataset or (guessed[0] if place.registered and guessed else None)
     if chosen is not None:
         of_dataset = _dataset(chosen, on.data_dir)
-        if kind.name == "model" and (reason := own.validation_error(of_dataset["dataset"].shape)):
+        if reason := own.validation_error(of_dataset["dataset"].shape):
             raise DatasetFailure(f"{reason}; choose another --dataset")
         return kind(own, replace(on, **of_dataset)), _label(chosen)
     refused: dict[str, list[str]] = {}
-    for each in (*_datasets_beside(place), *(GUESSED if kind.name == "model" else ())):
+    for each in (*_datasets_beside(place), *guessed):
         try:
             tried = kind(own, replace(on, **_dataset(each, on.data_dir)))
             tried.fits()
@@ -225,7 +221,7 @@ def _on_data(request: Request) -> tuple[Kind[Any], str]:
             refused.setdefault(located(cause, Path(place.directory)), []).append(_label(each))
         else:
             return tried, _label(each)
-    if kind.name == "augmentation":
+    if not guessed:
         return kind(own, on), "noise (--dataset takes a dataset)"
     reasons = "; ".join(f"on {', '.join(names)}: {reason}" for reason, names in refused.items())
     raise ImportFailure(f"{reasons}; --dataset takes another dataset")
