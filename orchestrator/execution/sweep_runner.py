@@ -38,7 +38,7 @@ from orchestrator.runtimes.base import Run, RunState, Runtime
 from orchestrator.sweeps.load import Sweep
 from orchestrator.sweeps.stages import Stages
 from trainer.core.cgroup import NodeUsage
-from trainer.core.events import Event, read_events
+from trainer.core.events import Event
 from trainer.core.regular_files import RefusedFile, open_below
 from trainer.data.base import DataError
 from trainer.spec.run_spec import RunSpec
@@ -237,7 +237,7 @@ class SweepRunner:
                     suspended = run.suspended() if timed_out_s else {}
                 finally:
                     run.stop()
-                    run.collect(paths)
+                    events = run.collect()
             replaced = replaced or lease.replaced or run.replaced
             if not state.nodes_lost:
                 break
@@ -248,7 +248,7 @@ class SweepRunner:
             spec,
             paths,
             Execution(
-                events=list(read_events(paths.events)),
+                events=events,
                 exits=state.exits,
                 started_at=started_at,
                 ended_at=time.time(),

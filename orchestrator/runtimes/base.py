@@ -73,8 +73,11 @@ class Run(AbstractContextManager["Run"]):
         """PIDs of the ranks that are stopped by a signal, by rank, and that of mpirun, if it is."""
 
     @abstractmethod
-    def collect(self, paths: RunPaths) -> None:
-        """Move logs, events and weights to their final paths. Called once, after `stop`."""
+    def collect(self) -> list[Event]:
+        """Move logs, events and weights to their final paths. Called once, after `stop`.
+
+        Returns all events of the run, see `in_order`.
+        """
 
     @abstractmethod
     def stop(self) -> None:

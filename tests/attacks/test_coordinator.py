@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import time
 import tracemalloc
@@ -75,20 +74,25 @@ def sends(*messages: dict[str, Any] | bytes) -> Script:
     return script
 
 
-def event(kind: str, rank: int = 0, /, **fields: Any) -> dict[str, Any]:
+def with_body(kind: str, body: bytes, **fields: Any) -> bytes:
+    """A message and the bytes that belong to it."""
+    return json.dumps({"kind": kind, "size": len(body), **fields}).encode() + b"\n" + body
+
+
+def event(kind: str, rank: int = 0, /, **fields: Any) -> bytes:
     head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
-    return {"kind": "event", "line": json.dumps({**head, **fields}, ensure_ascii=False)}
+    return with_body("events", json.dumps({**head, **fields}, ensure_ascii=False).encode(), rank=rank)
 
 
 def exit_of(**changed: Any) -> dict[str, Any]:
     return {"kind": "exit", "codes": {}, "cause": None, "usage": USAGE, **changed}
 
 
-def chunk(data: bytes, last: bool = True, kind: str = "weights", **rank: int) -> dict[str, Any]:
-    return {"kind": kind, "chunk": base64.b64encode(data).decode(), "last": last, **rank}
+def chunk(data: bytes, last: bool = True, kind: str = "weights", **rank: int) -> bytes:
+    return with_body(kind, data, last=last, **rank)
 
 
-def trace(*parts: bytes, last: bool = True, rank: int = 0) -> list[dict[str, Any]]:
+def trace(*parts: bytes, last: bool = True, rank: int = 0) -> list[bytes]:
     """The messages with these parts of a trace."""
     ends = [*[False] * (len(parts) - 1), last]
     return [chunk(part, end, "trace", rank=rank) for part, end in zip(parts, ends, strict=True)]
@@ -160,10 +164,13 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
     ],
     "events": [
         ("event: kind", event("odd\x1b[2J")),
+        ("rank: 1", with_body("events", event("ready", 1).partition(b"\n")[2], rank=0)),
+        ("message events", event("ready", 1)),
+        ("odd\\x1b", {"kind": "damaged", "rank": 0, "line": "\x1b", "reason": "odd\x1b"}),
         ("attempt: 1", event("start", pid=1, attempt=1)),
     ],
     "weights": [
-        ("weights: chunk", {"kind": "weights", "chunk": "not base64!", "last": False}),
+        ("weights: size", {"kind": "weights", "size": 2**16 + 1, "last": False}),
         ("not as many", chunk(WEIGHTS[:-1])),
         ("more after their end", chunk(WEIGHTS), chunk(b"", last=False)),
         ("at most", chunk(WEIGHTS.replace(b"(10,), }" + b" " * 9, b"(10000000000,), }"))),
@@ -226,7 +233,7 @@ def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None
 
 def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     async def hostile(agent: FakeAgent) -> None:
-        await sends(event("start", 1))(agent)
+        await sends(event("ready", 0))(agent)
         while not (cluster.run_directory(1) / ENDED).exists():  # until then it would be rejected
             await asyncio.sleep(0.005)
 

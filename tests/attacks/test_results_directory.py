@@ -19,12 +19,13 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RESULT, RunPaths, SweepPaths, is_claimed, write_atomic
-from orchestrator.runtimes.live_files import collect_live
+from orchestrator.runtimes.base import RunState
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.live_run import LiveRun
 from orchestrator.sweeps.load import load_sweep
 from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import unrendered_figures
 from trainer.core.record import MAX_DEPTH, MAX_KEYS, parse_object
-from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 SECRET = "a secret of the user"
@@ -215,6 +216,13 @@ def test_files_are_written_through_no_link(tmp_path: Path, outside: Path) -> Non
     assert (path.is_symlink(), path.read_text()) == (False, "text")
 
 
+class EndedRun(LiveRun):
+    def wait(self, timeout_s: float) -> RunState:
+        return RunState({}, 0)
+
+    def stop(self) -> None: ...
+
+
 def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) -> None:
     spec = RunSpec(strategy="all_reduce", transport="gloo", nodes=2, save_weights=True)
     paths = RunPaths(tmp_path / "run")
@@ -222,5 +230,5 @@ def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) ->
     (paths.live / paths.weights.name).symlink_to(outside / "secret")
     (paths.live / paths.trace(0).name).symlink_to(outside / "secret")
     os.mkfifo(paths.live / paths.trace(1).name)
-    collect_live(paths, OutputLimits.of(spec))
+    EndedRun(LaunchPlan(spec, paths, tmp_path)).collect()
     assert [each.name for each in paths.directory.iterdir()] == [paths.events.name]

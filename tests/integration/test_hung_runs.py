@@ -13,8 +13,7 @@ from orchestrator.results.store import SweepPaths
 from shardyard import Results
 from tests.support.nightly import nightly
 from tests.support.processes import starts
-from tests.support.runs import write_sweep
-from trainer.core.events import Event, read_events
+from tests.support.runs import events_of, write_sweep
 from trainer.core.position import Position
 
 STUCK = '''
@@ -77,7 +76,7 @@ def place(mark: str) -> str:
 
 def positions(results: Results, key: str) -> dict[int, Position]:
     """What the stopped ranks of a run say about where they were."""
-    events: list[Event] = [*read_events(SweepPaths(results.directory).run(key).events)]
+    events = events_of(SweepPaths(results.directory).run(key).directory)
     return {
         event.rank: Position.model_validate(event.fields["position"])
         for event in events

@@ -23,12 +23,13 @@ from tests.support.runs import (
     RecordingDisplay,
     RunCache,
     digests,
+    events_of,
     killing,
     killing_early,
     only_result,
     write_sweep,
 )
-from trainer.core.events import Event, read_events
+from trainer.core.events import Event
 from trainer.launch.ranks import TEARDOWN_S
 from trainer.spec.run_spec import RunSpec
 
@@ -251,7 +252,7 @@ def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
 
     run_ok("sweep", file, "--out", out)
     resumed, whole = only_result(out), run_cache.get(**run).result
-    events = list(read_events(out / resumed.key / "events.jsonl"))
+    events = events_of(out / resumed.key)
     points = [event.fields for event in events if event.kind == "resumed"]
     assert len(points) == 3
     ((epoch, _),) = {(each["epoch"], each["step"]) for each in points}

@@ -180,6 +180,11 @@ def lines_in(out: Path, name: str = "results.csv") -> list[dict[str, str]]:
         return [*csv.DictReader(table)]
 
 
+def events_of(directory: Path) -> list[Event]:
+    """The events of a run that has ended, in its directory."""
+    return [Event.from_line(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
 def digests(result: RunResult) -> list[str | None]:
     return [rank.weights_digest for rank in result.ranks]
 

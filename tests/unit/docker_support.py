@@ -208,7 +208,7 @@ class FakeSweep(FakeEngine):
         """Let the run end well. Returns its containers."""
         self.finish(run)
         run.stop()
-        run.collect(run._paths)
+        run.collect()
         return run._nodes
 
     def ended(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmContainers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 import os
@@ -78,7 +77,8 @@ class FakeAgent:
     async def send_event(self, kind: str, *ranks: int, **fields: Any) -> None:
         """Send an event of each given rank, or of each rank of this agent."""
         for rank in ranks or self.ranks:
-            await self.connection.send("event", line=event(kind, rank, **fields).to_line())
+            line = event(kind, rank, **fields).to_line().encode()
+            await self.connection.send("events", line + b"\n", rank=rank)
 
     async def report_success(self) -> None:
         """Send the events of ranks that train and finish."""
@@ -99,7 +99,7 @@ class FakeAgent:
     async def _send_file(self, kind: str, parts: Sequence[bytes], complete: bool, **fields: int) -> None:
         for number, part in enumerate(parts, start=1):
             fields["last"] = complete and number == len(parts)
-            await self.connection.send(kind, chunk=base64.b64encode(part).decode(), **fields)
+            await self.connection.send(kind, part, **fields)
 
     async def exit(self, code: int = 0, out_of_memory: int = 0, **fields: Any) -> None:
         """Send the exit message, with this code for each rank."""

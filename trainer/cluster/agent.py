@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -37,13 +36,28 @@ from trainer.cluster.commands import (
 )
 from trainer.cluster.hand_over import log_marks
 from trainer.cluster.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
-from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, PORT, Connection
+from trainer.cluster.protocol import (
+    FROM_COORDINATOR,
+    MAX_ASSIGNMENT_BYTES,
+    MAX_BODY_BYTES,
+    PORT,
+    Connection,
+)
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
-from trainer.core.events import EventReader, EventWriter, how_ended, make_files, signal_name
+from trainer.core.events import (
+    MAX_BYTES,
+    Event,
+    EventWriter,
+    Tail,
+    how_ended,
+    make_files,
+    signal_name,
+)
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
+from trainer.core.record import cut, one_line
 from trainer.core.trace import trace_path
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
@@ -54,7 +68,6 @@ TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
 RETRY_S = 0.5  # of a warm agent that the coordinator has rejected
 FULL_BYTES = 2**20  # left on a full disk: sshd, for example, removes a file when it ends
-CHUNK_BYTES = 3 * 2**13  # of a file per message; base64 makes it a third larger
 
 
 class CoordinatorGone(Exception):
@@ -83,7 +96,7 @@ class Agent:
         self._role, self._topology = role, topology
         self._parent, self._replaced, self._clean_up = parent, replaced, clean_up
         self._run_key = ""
-        self._events = EventReader(OUT)
+        self._tail = Tail(OUT)
         self._pids: dict[int, int] = {}  # of ranks that have started
         self._mpirun = 0  # its exit code
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
@@ -131,7 +144,7 @@ class Agent:
             print(log_marks(assignment.spec.key)[0], flush=True)
         self._write_files(assignment)
         make_files(OUT, assignment.agent.ranks)
-        self._events = EventReader(OUT, made=assignment.agent.ranks)
+        self._tail = Tail(OUT, made=assignment.agent.ranks)
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
         beating = asyncio.create_task(self._beat(connection))
@@ -385,12 +398,27 @@ class Agent:
 
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order
-            for event in self._events.new():
-                if event.kind == "start":
-                    self._pids[event.rank] = event.fields["pid"]
-                if event.kind == "fault" and is_return(event, self._return_after):
-                    self._return_after_s = self._return_after[event.fields["fault"]]
-                await connection.send("event", line=event.to_line())
+            for written in self._tail.new():
+                for lines in _parts(written.lines):
+                    self._look_at(written.rank, lines)
+                    await connection.send("events", lines, rank=written.rank)
+                if written.fault:
+                    line, reason = (
+                        one_line(written.rest[:80].decode(errors="replace")),
+                        cut(written.fault, 500),
+                    )
+                    await connection.send("damaged", rank=written.rank, line=line, reason=reason)
+
+    def _look_at(self, rank: int, lines: bytes) -> None:
+        """Learn what this agent needs of a rank's events. The coordinator checks all of them."""
+        for line in lines.split(b"\n"):
+            if b'"start"' in line or b'"fault"' in line:
+                with suppress(ValueError):
+                    event = Event.from_line(line.decode(errors="replace"))
+                    if event.kind == "start" and event.rank == rank:
+                        self._pids[rank] = event.fields["pid"]
+                    if event.kind == "fault" and is_return(event, self._return_after):
+                        self._return_after_s = self._return_after[event.fields["fault"]]
 
     async def _send_file(self, connection: Connection, path: Path, kind: str, **fields: int) -> None:
         """Send a file that a rank has written, if it is there, in messages of this kind."""
@@ -398,10 +426,24 @@ class Agent:
             return
         left = path.stat().st_size
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                left -= len(chunk)
-                text = base64.b64encode(chunk).decode()
-                await connection.send(kind, **fields, chunk=text, last=left <= 0)
+            while part := file.read(MAX_BODY_BYTES):
+                left -= len(part)
+                await connection.send(kind, part, **fields, last=left <= 0)
+
+
+def _parts(lines: bytes) -> Iterator[bytes]:
+    """Whole lines, in parts that a message can have; those that are too long for an event are cut."""
+    part: list[bytes] = []
+    size = 0
+    for line in lines.split(b"\n") if lines else ():
+        line = line[:MAX_BYTES]
+        if size + len(line) + 1 > MAX_BODY_BYTES:
+            yield b"\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += len(line) + 1
+    if part:
+        yield b"\n".join(part)
 
 
 def _pass_health_check() -> None:

@@ -379,13 +379,17 @@ class Coordinator:
         run_record = self._run_record
         if run_record is None:
             raise ValueError(f"message {message['kind']} before the assignment")
+        if "rank" in message and message["rank"] not in agent.ranks:
+            raise ValueError(f"message {message['kind']}: rank: {message['rank']} is not this agent's")
         match message["kind"]:
-            case "event":
-                run_record.receive_event(agent, message["line"])
+            case "events":
+                run_record.receive_events(message["rank"], message["body"])
+            case "damaged":
+                run_record.receive_damage(message["rank"], message["reason"], message["line"])
             case "weights" if 0 in agent.ranks:
-                run_record.add_weights(message["chunk"], message["last"])
-            case "trace" if message["rank"] in agent.ranks:
-                run_record.add_trace(message["rank"], message["chunk"], message["last"])
+                run_record.add_weights(message["body"], message["last"])
+            case "trace":
+                run_record.add_trace(message["rank"], message["body"], message["last"])
             case "exit" if address not in self._exited:
                 self._handle_exit(run_record, agent, message)
             case kind:
@@ -510,7 +514,9 @@ class Coordinator:
         if self._run_record:
             self._run_record.shutting_down = True
         self._last_message_at = time.monotonic()
-        fields = {"finished": True} if self._run_record and self._run_record.finished else {}
+        fields: dict[str, Any] = (
+            {"finished": True} if self._run_record and self._run_record.finished else {}
+        )
         for _, connection in [*self._agents.values()]:
             await connection.send("shutdown", **fields)
         # 100 MB of weights take a while from a node with a tenth of a core.

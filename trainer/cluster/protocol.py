@@ -1,7 +1,7 @@
 """The protocol between agent and coordinator: one JSON object per line, each with its `kind`.
 
-Nodes run code that is not trusted. So each end checks every message against a table of kinds, and limits
-its length.
+What ranks have written follows some lines as it is. Nodes run code that is not trusted. So each end checks
+every message against a table of kinds, and limits its length.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PORT = 29400  # the coordinator's; only the run's own network reaches it
 MAX_ASSIGNMENT_BYTES = 2**20  # a line from the coordinator: it lists all agents
 MAX_LINE_BYTES = 2**16  # a line from an agent, of which there are up to 1025
 MAX_HELLO_BYTES = 2**12
+MAX_BODY_BYTES = 2**16  # that follow a line
 SEND_S = 15.0  # for the other end to read, unless it is cut off the network
 
 Message = dict[str, Any]
@@ -37,24 +38,36 @@ class Hello(Record):
     replaced: Text | None = None
 
 
-class EventLine(Record):
-    """An event of one of the agent's ranks."""
+class WithBody(Record):
+    """A message that bytes follow. size: their number."""
 
-    line: str
+    size: Annotated[int, Field(ge=0, le=MAX_BODY_BYTES)]
 
 
-class WeightsChunk(Record):
-    """A part of rank 0's final weights, in base64."""
+class EventLines(WithBody):
+    """Whole lines that one of the agent's ranks has written as its events."""
 
-    chunk: str
+    rank: Rank
+
+
+class Damaged(Record):
+    """No more events are read of one of the agent's ranks. line: the beginning of what is none."""
+
+    rank: Rank
+    line: Text
+    reason: Text
+
+
+class WeightsPart(WithBody):
+    """A part of rank 0's final weights."""
+
     last: bool
 
 
-class TraceChunk(Record):
-    """A part of the trace of one of the agent's ranks, in base64."""
+class TracePart(WithBody):
+    """A part of the trace of one of the agent's ranks."""
 
     rank: Rank
-    chunk: str
     last: bool
 
 
@@ -122,9 +135,10 @@ Kinds = Mapping[str, type[Record]]
 FROM_AGENT: Kinds = {
     "hello": Hello,
     "alive": AgentAlive,
-    "event": EventLine,
-    "weights": WeightsChunk,
-    "trace": TraceChunk,
+    "events": EventLines,
+    "damaged": Damaged,
+    "weights": WeightsPart,
+    "trace": TracePart,
     "exit": Exit,
     "clean": Clean,
 }
@@ -155,18 +169,19 @@ class Connection:
         """The other end's address; empty if it has disconnected already."""
         return str((self._writer.get_extra_info("peername") or [""])[0])
 
-    async def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. It is lost if the other end has disconnected.
+    async def send(self, kind: str, body: bytes | None = None, **fields: Any) -> None:
+        """Send a message, and the bytes that belong to it. It is lost if the other end has disconnected.
 
         If the other end does not read, return after SEND_S, and leave the message in memory.
         """
         with suppress(ConnectionError, TimeoutError):
-            self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+            sized = fields if body is None else {**fields, "size": len(body)}
+            self._writer.write(json.dumps({"kind": kind, **sized}).encode() + b"\n" + (body or b""))
             async with asyncio.timeout(SEND_S):
                 await self._writer.drain()
 
     async def receive(self, max_bytes: int | None = None) -> Message | None:
-        """The next message, or None if the other end has disconnected or sent something else.
+        """The next message, with its bytes as `body`. None: the other end has disconnected, or sent junk.
 
         max_bytes: the largest size of the line, if it is less than the reader's limit.
         """
@@ -183,7 +198,12 @@ class Connection:
         if not line.endswith(b"\n"):
             return None
         try:
-            return self._message(line)
+            message = self._message(line)
+            if "size" in message:
+                message["body"] = await self._reader.readexactly(message.pop("size"))
+            return message
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return None
         except ValueError as error:
             self.error = str(error)
             return None

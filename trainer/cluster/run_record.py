@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
@@ -19,7 +18,15 @@ from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import UNREPORTED, Event, check_attempt, damage, format_event, signal_name
+from trainer.core.events import (
+    UNREPORTED,
+    Event,
+    RankEvents,
+    damage,
+    events_name,
+    format_event,
+    signal_name,
+)
 from trainer.core.membership import MembershipTracker
 from trainer.core.processes import MPIRUN, Suspended
 from trainer.core.record import cut, one_line
@@ -62,7 +69,9 @@ class RunRecord:
         self._suspended: Suspended = {}
         self._disk_full = False
         self._limits = OutputLimits.of(assignment.spec)
-        self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
+        ranks = range(assignment.spec.world_size)
+        self._ranks = {rank: RankEvents(rank, assignment.spec.restarts) for rank in ranks}
+        self._event_bytes = dict.fromkeys(ranks, 0)  # by rank
         self._incoming = IncomingWeights(self._limits.weight_bytes)
         self._traces: dict[int, IncomingTrace] = {}  # by rank
         self._rejected: set[str] = set()  # names of agents
@@ -77,16 +86,20 @@ class RunRecord:
                 "to a directory that belongs to the owner of the run's spec"
             ) from None
 
-    def receive_event(self, agent: AgentInfo, line: str) -> None:
-        """Record an event from an agent. Raises ValueError if it is invalid, or one too many."""
-        event = Event.from_line(line)
-        if event.rank not in agent.ranks:
-            raise ValueError(f"event {event.kind}: rank: {event.rank} is not this agent's")
-        check_attempt(event, self.assignment.spec.restarts)
-        self._event_bytes[event.rank] += len(event.to_line()) + 1  # as written, which can be longer
-        if self._event_bytes[event.rank] > self._limits.event_bytes:
-            raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {event.rank}")
-        self.add_event(event)
+    def receive_events(self, rank: int, lines: bytes) -> None:
+        """Check and record whole lines of a rank. Raises ValueError if there are too many."""
+        events = [*self._ranks[rank].of(lines)]
+        stored = "".join(event.to_line() + "\n" for event in events).encode()
+        self._event_bytes[rank] += max(len(lines), len(stored))  # escapes make some longer
+        if self._event_bytes[rank] > self._limits.event_bytes:
+            raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {rank}")
+        self._append(events_name(rank), stored)
+        for event in events:
+            self._note(event)
+
+    def receive_damage(self, rank: int, reason: str, line: str) -> None:
+        """Record that no more events of a rank are read, and why."""
+        self.add_event(self._ranks[rank].damaged(reason, line.encode()))
 
     def reject(self, agent: AgentInfo, reason: str) -> None:
         """Fail the run because of what an agent has sent; once per agent."""
@@ -100,7 +113,11 @@ class RunRecord:
 
     def add_event(self, event: Event) -> None:
         """Record one event of one rank."""
-        self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
+        self._append(events_name(event.rank), event.to_line().encode() + b"\n")
+        self._note(event)
+
+    def _note(self, event: Event) -> None:
+        """Follow what a recorded event says of the run."""
         tolerated = self._survives(event)
         if self.membership:
             self.membership.add(event)
@@ -137,20 +154,18 @@ class RunRecord:
         """Whether the run continues although a rank has died."""
         return event.kind == "died" and bool(self.membership and self.membership.survives(event.rank))
 
-    def add_weights(self, chunk: str, last: bool) -> None:
-        """Append a chunk (base64) of rank 0's final weights; the file appears once it is complete.
+    def add_weights(self, data: bytes, last: bool) -> None:
+        """Append a part of rank 0's final weights; the file appears once it is complete.
 
         Raises ValueError if it is not a part of such a file.
         """
-        data = _decoded(chunk, "weights")
         self._incoming.add(data, last)
         self._append(f"{WEIGHTS}.part", data)
         if last and not self._disk_full:
             (self._directory / f"{WEIGHTS}.part").replace(self._directory / WEIGHTS)
 
-    def add_trace(self, rank: int, chunk: str, last: bool) -> None:
+    def add_trace(self, rank: int, data: bytes, last: bool) -> None:
         """Like `add_weights`, for a rank's trace."""
-        data = _decoded(chunk, "trace")
         if rank not in self._traces:
             limits = self._limits
             self._traces[rank] = IncomingTrace(self.key, rank, limits.trace_bytes, limits.trace)
@@ -389,14 +404,6 @@ class RunRecord:
         if len(digests) == 1:
             return f"same weights on all {noun}"
         return f"{noun} ended with different weights"
-
-
-def _decoded(chunk: str, kind: str) -> bytes:
-    """The bytes of a chunk (base64) in a message of this kind. Raises ValueError."""
-    try:
-        return base64.b64decode(chunk, validate=True)
-    except ValueError as error:
-        raise ValueError(f"message {kind}: chunk: {error}") from None
 
 
 def membership_of(assignment: RankAssignment) -> MembershipTracker | None:

@@ -13,8 +13,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +27,7 @@ from trainer.core.regular_files import RefusedFile, open_below
 
 MAX_BYTES = 8192  # pipes and log drivers may split longer lines
 MAX_DAMAGED = 128  # lines of one file: each restart of a killed rank can leave one
+PLAIN = re.compile(r"(?:[\x20-\x5b\x5d-\x7e]|\\[\"\\/])*")  # JSON of which nothing becomes an escape
 UNREPORTED = "ended with exit code 0 before it reported its result"
 
 
@@ -41,6 +44,10 @@ class Event:
 
     def to_line(self) -> str:
         """One line of JSON, without its newline. Raises ValueError if it is 8 KiB or longer."""
+        return self._line
+
+    @cached_property
+    def _line(self) -> str:
         head = {"version": VERSION, "time": self.time, "run": self.run, "rank": self.rank}
         head |= {"host": self.host, "kind": self.kind}
         if taken := head.keys() & self.fields.keys():
@@ -54,7 +61,8 @@ class Event:
     def from_line(cls, line: str) -> Event:
         """The inverse of `to_line`, with visible escapes for control characters.
 
-        Raises ValueError for anything else; the message names the kind and the field that does not fit.
+        A line without control characters is kept as it is. Raises ValueError for anything else; the message
+        names the kind and the field that does not fit.
         """
         if len(line) + 1 >= MAX_BYTES:
             raise ValueError(f"event: a line of {len(line)} characters; allowed: fewer than {MAX_BYTES}")
@@ -66,6 +74,8 @@ class Event:
         body = checked(EVENTS[head.kind], fields, f"event {head.kind}")
         found = body.model_dump(exclude_unset=True)
         event = cls(head.time, head.run, head.rank, head.host, head.kind, found)
+        if PLAIN.fullmatch(line):
+            vars(event)["_line"] = line
         event.to_line()  # escapes can make it too long to be stored
         return event
 
@@ -150,60 +160,60 @@ def _end_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a rank has written since the last look.
+
+    lines: whole ones, unchecked. fault: why no more of its file is read. rest: what the file has beyond the
+    lines, then.
+    """
+
+    rank: int
+    lines: bytes = b""
+    fault: str | None = None
+    rest: bytes = b""
+
+
 @dataclass
 class _Position:
-    """How far a reader has read one file.
-
-    size: that of the file when it was read. time: the time of the last event. latest: the latest time of
-    all events so far.
-    """
+    """How far one file has been read. size: that of the file when it was read."""
 
     offset: int = 0
     size: int = -1
-    time: float = field(default_factory=time.time)
-    latest: float = 0.0
-    damaged: int = 0
     given_up: bool = False
 
 
-class EventReader:
-    """Reads the events of a directory as they are written, each exactly once.
-
-    What does not fit the schema becomes an event of kind `damaged`, e.g. after a full disk.
-    """
+class Tail:
+    """Reads what ranks write to the files of a directory, each line exactly once. Checks no line."""
 
     def __init__(
         self,
         directory: Path,
         ranks: int | None = None,
         max_bytes_per_rank: int | None = None,
-        restarts: int | None = None,
         made: Iterable[int] = (),
     ) -> None:
         """
         Args:
             directory: With a file per rank.
             ranks: Number of ranks of the run, whose files are read; None: all files are.
-            max_bytes_per_rank: What is read of a file; a longer one is damaged. None: all of it.
-            restarts: That the run may have; None: any number.
+            max_bytes_per_rank: What is read of a file; a longer one has a fault. None: all of it.
             made: Ranks whose files were made before they started: a missing one was removed.
         """
         self._directory, self._ranks, self._max_bytes = directory, ranks, max_bytes_per_rank
-        self._restarts = restarts
         self._positions = {rank: _Position() for rank in made}
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it reads no more of some file, because there is too much in it."""
+        """Whether it reads no more of some file."""
         return any(position.given_up for position in self._positions.values())
 
-    def new(self) -> list[Event]:
-        """The events since the last call. Incomplete lines are left for the next call.
+    def give_up(self, rank: int) -> None:
+        """Read no more of the file of a rank."""
+        self._positions[rank].given_up = True
 
-        Events of different ranks are in order of time. Those of one rank are in the order in which they
-        were written, also if the clock was set back between the death of a rank and its next start.
-        """
-        events: list[tuple[float, Event]] = []
+    def new(self) -> Iterator[Written]:
+        """What was written since the last call, by rank. Incomplete lines are left for the next call."""
         removed = {*self._positions}
         for path in sorted(self._directory.glob("rank-*.jsonl")):
             name = re.fullmatch(r"rank-(0|[1-9][0-9]{0,4})\.jsonl", path.name)
@@ -211,27 +221,22 @@ class EventReader:
                 rank = int(name[1])
                 position = self._positions.setdefault(rank, _Position())
                 removed.discard(rank)
-                for event in self._new_of(path, rank, position):
-                    position.latest = max(position.latest, event.time)
-                    events.append((position.latest, event))
+                if (
+                    not position.given_up and (size := _size(path)) != position.size
+                ):  # few, if there are many
+                    position.size = size
+                    yield self._read(path, rank, position)
         for rank in sorted(removed) if self._directory.exists() else ():
-            position = self._positions[rank]
-            if not position.given_up:
-                position.given_up = True
-                damaged = _damaged(rank, position.time, f"{events_name(rank)} was removed", b"")
-                events.append((position.latest, damaged))
-        return [event for _, event in sorted(events, key=lambda each: each[0])]
+            if not self._positions[rank].given_up:
+                self.give_up(rank)
+                yield Written(rank, fault=f"{events_name(rank)} was removed")
 
-    def _new_of(self, path: Path, rank: int, position: _Position) -> Iterator[Event]:
-        if position.given_up or (size := _size(path)) == position.size:  # most files, if there are many
-            return
-        position.size = size
+    def _read(self, path: Path, rank: int, position: _Position) -> Written:
         try:
             opened = open_below(path.parent, path.name)
         except RefusedFile as error:
             position.given_up = True
-            yield _damaged(rank, position.time, f"{path.name} {error.strerror}", b"")
-            return
+            return Written(rank, fault=f"{path.name} {error.strerror}")
         with opened as file:
             file.seek(position.offset)
             most = -1 if self._max_bytes is None else self._max_bytes - position.offset
@@ -239,27 +244,11 @@ class EventReader:
             more = len(data) == most and bool(file.read(1))
         whole, newline, rest = data.rpartition(b"\n")
         position.offset += len(whole + newline)
-        for line in whole.split(b"\n") if whole else ():
-            if not line:
-                continue
-            try:
-                event = _event_of(rank, line.decode(errors="replace"))
-                if self._restarts is not None:
-                    check_attempt(event, self._restarts)
-            except ValueError as error:
-                event = _damaged(rank, position.time, str(error), line)
-                position.damaged += 1
-            position.time = event.time
-            yield event
-            if position.damaged == MAX_DAMAGED:
-                position.given_up = True
-                return
-        if more or len(rest) >= MAX_BYTES:
-            position.given_up = True
-            limit = (
-                f"{MAX_BYTES} bytes in one line" if len(rest) >= MAX_BYTES else f"{self._max_bytes} bytes"
-            )
-            yield _damaged(rank, position.time, f"events: more than {limit}", rest)
+        if not more and len(rest) < MAX_BYTES:
+            return Written(rank, whole)
+        position.given_up = True
+        limit = f"{MAX_BYTES} bytes in one line" if len(rest) >= MAX_BYTES else f"{self._max_bytes} bytes"
+        return Written(rank, whole, f"events: more than {limit}", rest)
 
 
 def _size(path: Path) -> int:
@@ -270,7 +259,101 @@ def _size(path: Path) -> int:
         return -1
 
 
-def check_attempt(event: Event, restarts: int) -> None:
+class RankEvents:
+    """Checks the lines of one rank, which is not trusted.
+
+    What does not fit the schema becomes an event of kind `damaged`, e.g. after a full disk.
+
+    Attributes:
+        given_up: whether too many lines were damaged, so that the others are ignored.
+    """
+
+    def __init__(self, rank: int, restarts: int | None = None) -> None:
+        """restarts: those that the run may have; None: any number."""
+        self._rank, self._restarts = rank, restarts
+        self._time = time.time()  # of the last event
+        self._damaged = 0
+        self.given_up = False
+
+    def of(self, lines: bytes) -> Iterator[Event]:
+        """The events in whole lines."""
+        for line in filter(None, lines.split(b"\n")):
+            if self.given_up:
+                return
+            try:
+                event = Event.from_line(line.decode(errors="replace"))
+                if event.rank != self._rank:
+                    raise ValueError(
+                        f"event {event.kind}: rank: {event.rank} in the file of rank {self._rank}"
+                    )
+                if self._restarts is not None:
+                    _check_attempt(event, self._restarts)
+            except ValueError as error:
+                event = self.damaged(str(error), line)
+                self._damaged += 1
+                self.given_up = self._damaged == MAX_DAMAGED
+            self._time = event.time
+            yield event
+
+    def damaged(self, reason: str, line: bytes = b"") -> Event:
+        """The event that says that something, of which `line` is the beginning, is no event."""
+        fields = {"line": one_line(line[:80].decode(errors="replace")), "reason": cut(reason, 500)}
+        return Event(self._time, "", self._rank, "", "damaged", fields)
+
+
+class EventReader:
+    """Reads the events of a directory as they are written, each exactly once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ranks: int | None = None,
+        max_bytes_per_rank: int | None = None,
+        restarts: int | None = None,
+        made: Iterable[int] = (),
+    ) -> None:
+        """See `Tail` and `RankEvents`."""
+        self._tail = Tail(directory, ranks, max_bytes_per_rank, made)
+        self._restarts = restarts
+        self._ranks: dict[int, RankEvents] = {}
+        self._latest: dict[int, float] = {}
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it reads no more of some file, because there is too much in it."""
+        return self._tail.has_given_up
+
+    def new(self) -> list[Event]:
+        """The events since the last call, see `in_order`. Incomplete lines are left for the next call."""
+        events: list[Event] = []
+        for written in self._tail.new():
+            rank = written.rank
+            own = self._ranks.setdefault(rank, RankEvents(rank, self._restarts))
+            events += own.of(written.lines)
+            if own.given_up:
+                self._tail.give_up(rank)
+            elif written.fault:
+                events.append(own.damaged(written.fault, written.rest))
+        return in_order(events, self._latest)
+
+
+def in_order(events: Iterable[Event], latest: dict[int, float] | None = None) -> list[Event]:
+    """Events of different ranks in order of time, and those of one rank as they were written.
+
+    The clock may have been set back between the death of a rank and its next start.
+
+    Args:
+        latest: the latest time of each rank's earlier events; updated.
+    """
+    latest = {} if latest is None else latest
+    timed = []
+    for event in events:
+        latest[event.rank] = max(latest.get(event.rank, 0.0), event.time)
+        timed.append((latest[event.rank], event))
+    return [event for _, event in sorted(timed, key=itemgetter(0))]
+
+
+def _check_attempt(event: Event, restarts: int) -> None:
     """Raise ValueError if a run with this many restarts has no such attempt.
 
     Its events would replace those of all ranks in the attempt before it.
@@ -282,26 +365,6 @@ def check_attempt(event: Event, restarts: int) -> None:
 def damage(event: Event, name: str | None = None) -> str:
     """What an event of kind `damaged` says. name: the name of its rank, if it is not `rank N`."""
     return f"{name or f'rank {event.rank}'}'s events are damaged: {event.fields['reason']}"
-
-
-def _event_of(rank: int, line: str) -> Event:
-    """The event in a line of a rank's file. Raises ValueError."""
-    event = Event.from_line(line)
-    if event.rank != rank:
-        raise ValueError(f"event {event.kind}: rank: {event.rank} in the file of rank {rank}")
-    return event
-
-
-def _damaged(rank: int, at: float, reason: str, line: bytes) -> Event:
-    excerpt = one_line(line[:80].decode(errors="replace"))
-    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": cut(reason, 500)})
-
-
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of one merged file."""
-    with open_below(path.parent, path.name) as file:
-        for line in file:
-            yield Event.from_line(line.decode())
 
 
 def signal_name(number: int) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.journal import Journal
 from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
 from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
 from trainer.cluster.rank_assignment import AgentInfo, node_name
@@ -28,16 +29,20 @@ class LiveRecord:
         self._beats = coordinator_is_up
         self._last_beat: int | None = None  # time in ns, by the clock of the coordinator
         self._silence = Silence()
-        self._reader, self._ready_reader = EventReader(directory), EventReader(directory)
+        self._journal = Journal(EventReader(directory))
         self._ready: set[int] = set()
+
+    def _read(self) -> None:
+        self._ready |= {event.rank for event in self._journal.read() if event.kind == "ready"}
 
     def new_events(self) -> list[Event]:
         """The events since the last call, in order of time."""
-        return self._reader.new()
+        self._read()
+        return self._journal.untold()
 
     def are_ready(self, ranks: int) -> bool:
         """Whether this many ranks are ready to train."""
-        self._ready |= {event.rank for event in self._ready_reader.new() if event.kind == "ready"}
+        self._read()
         return len(self._ready) == ranks
 
     def coordinator_trouble(self) -> str | None:
@@ -58,7 +63,8 @@ class LiveRecord:
     @property
     def started(self) -> set[int]:
         """The ranks that have reported their start."""
-        return {event.rank for event in EventReader(self.directory).new() if event.kind == "start"}
+        self._read()
+        return {event.rank for event in self._journal.events if event.kind == "start"}
 
     @property
     def agents(self) -> list[AgentInfo]:
@@ -107,12 +113,13 @@ class LiveRecord:
         except OSError:
             return "the coordinator exited before it assigned ranks; its log says why"
 
-    def collect(self, paths: RunPaths) -> None:
+    def collect(self, paths: RunPaths) -> list[Event]:
         """Move events, weights, usage and traces to their final paths, and remove the rest."""
-        events = EventReader(self.directory).new()
-        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
+        self._read()
+        events = self._journal.write(paths.events)
         ranks = [rank for agent in self.agents for rank in agent.ranks]
         for kept in (paths.weights, paths.usage, *map(paths.trace, ranks)):
             with suppress(FileNotFoundError):
                 shutil.move(self.directory / kept.name, kept)
         shutil.rmtree(self.directory, ignore_errors=True)
+        return events

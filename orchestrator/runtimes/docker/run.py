@@ -133,8 +133,8 @@ class ContainerRun(Run):
             if is_responding(self._project.engine):
                 raise
 
-    def collect(self, paths: RunPaths) -> None:
-        self._record.collect(paths)
+    def collect(self) -> list[Event]:
+        return self._record.collect(self._paths)
 
 
 def _killed_early(exits: Mapping[str, int]) -> str | None:

@@ -257,7 +257,7 @@ class WarmRun(Run):
                 return own
             time.sleep(POLL_S)
 
-    def collect(self, paths: RunPaths) -> None:
+    def collect(self) -> list[Event]:
         reasons = [agent.replaced for agent in self._record.agents if agent.replaced]
         self.replaced = next(iter(reasons), None)
-        self._record.collect(paths)
+        return self._record.collect(self._paths)

@@ -19,18 +19,17 @@ from orchestrator.identity import is_gone, label_of, labelled, own_label
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import Cluster, Run, RunState, Runtime
+from orchestrator.runtimes.base import Cluster, RunState, Runtime
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process, rank_name
-from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
+from orchestrator.runtimes.live_run import LiveRun, make_live
 from orchestrator.runtimes.local.lost_ranks import LostRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import UNREPORTED, Event, damage
+from trainer.core.events import UNREPORTED, Event
 from trainer.core.processes import MPIRUN, Suspended, is_suspended
-from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.attempts import AttemptTracker
 from trainer.warm.client import UNAVAILABLE
@@ -170,11 +169,10 @@ class LocalCluster(Cluster):
     def run(self, plan: LaunchPlan) -> LocalRun:
         if reason := self._refusal(plan.spec):
             raise InputError(reason)
-        limits = OutputLimits.of(plan.spec)
-        make_live(plan.paths, limits)
+        make_live(plan.paths, plan.spec.world_size)
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
         losses = LostRanks(plan, plan.paths.live) if plan.spec.on_loss == "continue" else None
-        return LocalRun(plan, limits, attempts, self._parent, losses)
+        return LocalRun(plan, attempts, self._parent, losses)
 
     def ready(self) -> bool:
         if self._parent is None:
@@ -194,13 +192,12 @@ def _loss(nodes: ParentProcess, exits: Mapping[str, int], running: bool) -> str 
     return nodes.failure() if running else None
 
 
-class LocalRun(Run):
+class LocalRun(LiveRun):
     """The processes of one run, and their descendants."""
 
     def __init__(
         self,
         plan: LaunchPlan,
-        limits: OutputLimits,
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
         losses: LostRanks | None = None,
@@ -208,23 +205,18 @@ class LocalRun(Run):
         """
         Args:
             plan: what to start. Its ranks write to the directory `paths.live`, which is there.
-            limits: the limits of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks.
             losses: follows the ranks of a run that continues when one is lost.
         """
-        self._paths, self._live = plan.paths, plan.paths.live
-        self._limits, self._attempts = limits, attempts
+        super().__init__(plan)
+        self._attempts, self._nodes, self._losses = attempts, nodes, losses
         self._processes_per_node = plan.spec.processes_per_node
-        self._nodes, self._losses = nodes, losses
-        self._unread: list[Event] = []
         self._pids: dict[int, int] = {}  # by rank
         self._reported: set[int] = set()  # ranks with an exit report
         self._finished_at: float | None = None
-        self._reader = reader_of(self._paths, self._limits)
-        self._damage: str | None = None
         # The run is part of the label, because one orchestrator may execute several.
-        self._label = {**own_label(), "SHARDYARD_RUN": str(self._live.resolve())}
+        self._label = {**own_label(), "SHARDYARD_RUN": str(plan.paths.live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in plan.processes:
@@ -252,7 +244,7 @@ class LocalRun(Run):
         # The throttle runs until `stop`, so the run does not wait for it.
         ended = {*exits, THROTTLE, *(self._losses.superfluous if self._losses else ())}
         running = [name for name in self._processes if name not in ended]
-        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
+        error = self._trouble
         if THROTTLE in exits:
             error = error or "the throttle of the slower nodes has ended before the run"
         if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
@@ -297,26 +289,17 @@ class LocalRun(Run):
             self._start(process)
         return {name: code for name, code in exits.items() if name not in lost}
 
-    def _read(self) -> None:
-        self._unread += (events := self._reader.new())
+    def _read(self) -> list[Event]:
+        events = super()._read()
         self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
         self._reported |= {event.rank for event in events if event.kind in EXIT_REPORTS}
         if self._losses:
             self._losses.add(events)
-
-    def new_events(self) -> list[Event]:
-        self._read()
-        events, self._unread = self._unread, []
         if self._attempts:
             for event in events:
                 self._attempts.add(event)
             if self._attempts.finished is not None:
                 self._finished_at = self._finished_at or time.monotonic()
-        # With restarts, a killed rank may leave an incomplete line, which does not matter.
-        if not self._attempts or self._reader.has_given_up:
-            damaged = [event for event in events if event.kind == "damaged"]
-            for event in damaged[-1:]:
-                self._damage = damage(event, rank_name(event.rank, self._processes_per_node))
         return events
 
     def suspended(self) -> Suspended:
@@ -337,9 +320,6 @@ class LocalRun(Run):
                 process.wait(timeout=POLITE_S)
         if self._nodes:
             self._nodes.wait_until_idle()
-
-    def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits)
 
 
 def _end(processes: list[psutil.Process]) -> int:

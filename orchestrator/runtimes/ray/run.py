@@ -9,16 +9,12 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import Cluster, Run, RunState
+from orchestrator.runtimes.base import Cluster, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
+from orchestrator.runtimes.live_run import LiveRun, make_live
 from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, Reply
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.slurm.container import own_digest
-from trainer.core.events import Event, damage
-from trainer.core.processes import Suspended
-from trainer.spec.output_limits import OutputLimits
 
 START_S = 90.0  # of the nodes, once Ray has room for them: each fetches the trainer and imports it
 
@@ -41,7 +37,7 @@ class RayCluster(Cluster):
         self._deleted = False
 
     def run(self, plan: LaunchPlan) -> RayRun:
-        make_live(plan.paths, OutputLimits.of(plan.spec))
+        make_live(plan.paths, plan.spec.world_size)
         return RayRun(self, plan, self._options)
 
     def ask(self, word: str, **fields: Any) -> Reply:
@@ -70,14 +66,12 @@ class RayCluster(Cluster):
         self._deleted = True
 
 
-class RayRun(Run):
+class RayRun(LiveRun):
     """A run on the nodes of a cluster, whose ranks start once Ray has placed them."""
 
     def __init__(self, cluster: RayCluster, plan: LaunchPlan, options: RayOptions) -> None:
-        self._cluster, self._plan, self._options = cluster, plan, options
-        self._limits = OutputLimits.of(plan.spec)
-        self._reader = reader_of(self._plan.paths, self._limits)
-        self._damage: str | None = None
+        super().__init__(plan)
+        self._cluster, self._options = cluster, options
         self._asked_at = time.monotonic()
         self._placed_at: float | None = None
         self._started = self._stopped = False
@@ -130,17 +124,7 @@ class RayRun(Run):
         running = len(self._plan.processes) - len(self._exits)
         if reply.lost:
             return RunState(self._exits, running, reply.lost, nodes_lost=True)
-        error = self._damage or next((why for _, _, why in excess(self._plan.paths, self._limits)), None)
-        return RunState(self._exits, running, error if running else None)
-
-    def new_events(self) -> list[Event]:
-        events = self._reader.new()
-        for event in [event for event in events if event.kind == "damaged"][-1:]:
-            self._damage = damage(event)
-        return events
-
-    def suspended(self) -> Suspended:
-        return {}
+        return RunState(self._exits, running, self._trouble if running else None)
 
     def stop(self) -> None:
         """End the ranks. If a node does not answer, end all nodes: ranks end with their node."""
@@ -152,9 +136,6 @@ class RayRun(Run):
                 self._cluster.ask("stop")
             except DriverError:
                 self._cluster.delete()
-
-    def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits)
 
 
 def shares(plan: LaunchPlan) -> Sequence[Sequence[dict[str, Any]]]:

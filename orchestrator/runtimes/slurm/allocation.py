@@ -8,17 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.base import Cluster, Run, RunState
+from orchestrator.results.store import write_atomic
+from orchestrator.runtimes.base import Cluster, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
+from orchestrator.runtimes.live_run import LiveRun, make_live
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.allocation_script import log_of
 from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
-from trainer.core.events import Event, damage
-from trainer.core.processes import Suspended
 from trainer.core.regular_files import RefusedFile, open_below
 from trainer.slurm_allocation.messages import (
     ANSWERS,
@@ -30,7 +28,6 @@ from trainer.slurm_allocation.messages import (
     LineReader,
     append,
 )
-from trainer.spec.output_limits import OutputLimits
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
 REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "UNKNOWN"}
@@ -194,18 +191,15 @@ def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | 
     return None
 
 
-class AllocatedRun(Run):
+class AllocatedRun(LiveRun):
     """A run in an allocation."""
 
     def __init__(self, allocation: Allocation, plan: LaunchPlan) -> None:
         """Hand the run over."""
-        self._allocation, self._paths = allocation, plan.paths
-        self._limits = OutputLimits.of(plan.spec)
-        self._reader = reader_of(self._paths, self._limits)
-        self._damage: str | None = None
-        self._stopped = False
+        super().__init__(plan)
+        self._allocation, self._stopped = allocation, False
         directory = plan.paths.directory.resolve()
-        make_live(plan.paths, OutputLimits.of(plan.spec))
+        make_live(plan.paths, plan.spec.world_size)
         write_atomic(directory / SCRIPT, plan.script or "")
         log = plan.paths.log(LAUNCHER_LOG).resolve()
         self._number = allocation.hand_over(directory / SCRIPT, log, plan.warm)
@@ -228,20 +222,10 @@ class AllocatedRun(Run):
             return RunState(exits, 0, ended.reason, nodes_lost=True)
         if (loss := self._allocation.loss) and not (ended and not ended.code):
             return RunState(exits, 0, loss.reason, nodes_lost=loss.repeat)
-        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
-        return RunState(exits, 0 if ended else 1, error, waiting=started is None)
+        return RunState(exits, 0 if ended else 1, self._trouble, waiting=started is None)
 
     def _over(self) -> bool:
         return bool(self._allocation.ended(self._number) or self._allocation.loss)
-
-    def new_events(self) -> list[Event]:
-        events = self._reader.new()
-        for event in [event for event in events if event.kind == "damaged"][-1:]:
-            self._damage = damage(event)
-        return events
-
-    def suspended(self) -> Suspended:
-        return {}
 
     def stop(self) -> None:
         """End the run. The allocation stays unless the leader does not end the run in time."""
@@ -258,6 +242,3 @@ class AllocatedRun(Run):
                 self._allocation.abandon(f"a run did not end within {STOP_S:g} s")
         else:
             self._allocation.abandon("it had not started its run")
-
-    def collect(self, paths: RunPaths) -> None:
-        collect_live(paths, self._limits)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.base import Cluster, Run, RunState
+from orchestrator.results.store import write_atomic
+from orchestrator.runtimes.base import Cluster, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_files import collect_live, excess, make_live, reader_of
+from orchestrator.runtimes.live_run import LiveRun, make_live
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import error_of, requeue_causes
-from trainer.core.events import Event, damage
-from trainer.core.processes import Suspended
+from trainer.core.events import Event
 from trainer.core.regular_files import RefusedFile, open_below
-from trainer.spec.output_limits import OutputLimits
 
 LOG_BYTES = 2**16
 # In which a job ends once a rank has failed: srun waits in vain for a slurmstepd that is gone. A job that
@@ -31,7 +29,7 @@ class JobOfARun(Cluster):
         directory, (submit,) = plan.paths.directory.resolve(), plan.cluster.processes
         # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
         cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
-        make_live(plan.paths, OutputLimits.of(plan.spec))
+        make_live(plan.paths, plan.spec.world_size)
         write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
         write_atomic(directory / SCRIPT, plan.cluster.script or "")
         self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
@@ -43,23 +41,21 @@ class JobOfARun(Cluster):
         self._job.cancel()
 
 
-class SlurmRun(Run):
+class SlurmRun(LiveRun):
     """The run of a job."""
 
     def __init__(self, plan: LaunchPlan, job: SubmittedJob) -> None:
+        super().__init__(plan)
         self._job = job
-        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
-        self._reader = reader_of(self._paths, self._limits)
-        self._damage: str | None = None
         self._ends_by: float | None = None  # since a rank has failed
         self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
 
     def wait(self, timeout_s: float) -> RunState:
         time.sleep(timeout_s)
         state = self._job.ask()
-        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
         late = self._ends_by is not None and time.monotonic() > self._ends_by
-        error = error or error_of(self._job.number, state, self._log() if late or state.ended else "")
+        log = self._log() if late or state.ended else ""
+        error = self._trouble or error_of(self._job.number, state, log)
         if not state.ended:
             if state.waits:
                 self._ends_by, late = None, False
@@ -75,9 +71,7 @@ class SlurmRun(Run):
             return ""
 
     def new_events(self) -> list[Event]:
-        events = self._reader.new()
-        for event in [event for event in events if event.kind == "damaged"][-1:]:
-            self._damage = damage(event)
+        events = super().new_events()
         for event in events:
             if event.kind == "start":  # of the next attempt
                 self._ends_by = None
@@ -85,13 +79,10 @@ class SlurmRun(Run):
                 self._ends_by = time.monotonic() + self._failed_s
         return events
 
-    def suspended(self) -> Suspended:
-        return {}
-
     def stop(self) -> None:
         self._job.cancel()
 
-    def collect(self, paths: RunPaths) -> None:
+    def collect(self) -> list[Event]:
         self.requeues = requeue_causes(self._log())
-        (paths.live / TOKEN).unlink(missing_ok=True)
-        collect_live(paths, self._limits)
+        (self._paths.live / TOKEN).unlink(missing_ok=True)
+        return super().collect()

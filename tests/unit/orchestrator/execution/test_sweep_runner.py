@@ -28,7 +28,7 @@ from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.support.runs import RecordingDisplay
-from tests.unit.conftest import FakeTime, run_result
+from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
 from trainer.data.base import DataError
 from trainer.data.datasets.synthetic import Synthetic
@@ -43,7 +43,7 @@ class FakeCluster(Cluster):
         self.errors: list[BaseException] = []
 
     def run(self, plan: LaunchPlan) -> Run:
-        return FakeRun()
+        return FakeRun(plan.paths)
 
     def ready(self) -> bool:
         return self.usable
@@ -70,6 +70,9 @@ class FakeRuntime(LocalRuntime):
 
 
 class FakeRun(Run):
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+
     def wait(self, timeout_s: float) -> RunState:
         return RunState({}, running=0)
 
@@ -79,13 +82,14 @@ class FakeRun(Run):
     def suspended(self) -> dict[Any, int]:
         return {}
 
-    def collect(self, paths: RunPaths) -> None:
-        paths.events.touch()
+    def collect(self) -> list[Event]:
+        return []
 
     def stop(self) -> None: ...
 
 
 RUN = RunSpec.model_validate({"strategy": "fault_injection", "timeout_s": 8})
+EVENTS = [event("ready")]
 RUNNING, ENDED = RunState({}, running=1), RunState({}, running=0)
 BLOCKS = "[{base: {strategy: serial}}, {base: {strategy: fault_injection, nodes: 2}}]"
 
@@ -225,11 +229,12 @@ def test_a_run_before_the_first_that_fails_leaves_nothing(commands: Commands, er
 def test_a_sweep_stops_when_results_cannot_be_written(commands: Commands, trouble: str) -> None:
     """The run has a row, and what it was writing is removed. It ends at once if its results are removed."""
 
-    def collect(_: FakeRun, paths: RunPaths) -> None:
-        paths.live.mkdir(parents=True)
-        (paths.live / "rank-0.jsonl").touch()
+    def collect(run: FakeRun) -> list[Event]:
+        run.paths.live.mkdir(parents=True)
+        (run.paths.live / "rank-0.jsonl").touch()
         if trouble == "the disk is full":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.events))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.paths.events))
+        return []
 
     commands.patch(FakeRun, "collect", collect)
     if trouble == "it was removed":
@@ -300,12 +305,12 @@ def test_a_run_that_loses_its_warm_nodes_is_repeated_once(commands: Commands) ->
 
 
 def test_a_result_is_built_from_all_that_the_run_has_left(commands: Commands) -> None:
-    def collect(_: FakeRun, paths: RunPaths) -> None:
+    def collect(run: FakeRun) -> list[Event]:
         launcher = "b" * 9 + "e" * module.LOG_BYTES
         for name, text in {"node-1": "x", "node-0": "y", "empty": "", "launcher": launcher}.items():
-            paths.log(name).write_text(text)
-        paths.events.touch()
-        paths.usage.write_text("{")
+            run.paths.log(name).write_text(text)
+        run.paths.usage.write_text("{")
+        return EVENTS
 
     built = Mock(side_effect=module.build_result)
     commands.patch(module, "build_result", built)
@@ -329,5 +334,6 @@ def test_a_result_is_built_from_all_that_the_run_has_left(commands: Commands) ->
         "order": 7,
     }
     files = {"weights_kept": False, "launcher_log": "e" * module.LOG_BYTES, "invalid": left.invalid}
-    assert left == Execution(**ended, **nodes, **files, events=[], suspended={}, usage=[], logs=left.logs)
+    read: dict[str, Any] = {"events": EVENTS, "suspended": {}, "usage": [], "logs": left.logs}
+    assert left == Execution(**ended, **nodes, **files, **read)
     assert "usage" in str(left.invalid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import signal
@@ -69,8 +68,8 @@ class Scripted:
         self.sent: Messages = []
         self.aborted = False
 
-    async def send(self, kind: str, **fields: Any) -> None:
-        self.sent.append({"kind": kind, **fields})
+    async def send(self, kind: str, body: bytes | None = None, **fields: Any) -> None:
+        self.sent.append({"kind": kind, **fields} | ({} if body is None else {"body": body}))
 
     async def receive(self) -> dict[str, Any] | None:
         await asyncio.sleep(self._every_s)
@@ -90,7 +89,8 @@ class Scripted:
     @property
     def events(self) -> list[str]:
         """The kinds of the events that were sent."""
-        return [json.loads(each["line"])["kind"] for each in self.of("event")]
+        lines = b"\n".join(each["body"] for each in self.of("events")).splitlines()
+        return [json.loads(line)["kind"] for line in lines]
 
 
 def until_sent(kind: str) -> Callable[[Scripted], Awaitable[None]]:
@@ -158,19 +158,22 @@ def test_events_and_files_of_this_run_are_sent_before_exit_codes(
 ) -> None:
     (home / "out").mkdir()
     (home / "out" / "rank-0.jsonl").write_text(lines("failed", cause="of an earlier run"))
-    files = {"weights": weights_file(module.CHUNK_BYTES // 4), "trace": trace_file("run", 0, records=1000)}
-    for kind, content in files.items():  # of two chunks
+    files = {
+        "weights": weights_file(module.MAX_BODY_BYTES // 4),
+        "trace": trace_file("run", 0, records=2000),
+    }
+    for kind, content in files.items():  # of two parts
         (home / kind).write_bytes(content)
     copies = f"cp {home}/weights {home}/out/weights.npy && cp {home}/trace {trace_path(home / 'out', 0)}"
     shell(f"test $ROLE = test && {copies} && {writes(home, 'start', 'result', 'done')}")
     connection = Scripted(assignment_of(1), last=until_sent("exit"))
     connects_to(monkeypatch, connection)
     assert run_agent() == 0
-    kinds = ["event", "event", "event", "weights", "weights", "trace", "trace", "exit"]
+    kinds = ["events", "weights", "weights", "trace", "trace", "exit"]
     assert [each["kind"] for each in connection.sent if each["kind"] in kinds] == kinds
     assert connection.events == ["start", "result", "done"]
     for kind, content in files.items():
-        assert b"".join(base64.b64decode(each["chunk"]) for each in connection.of(kind)) == content
+        assert b"".join(each["body"] for each in connection.of(kind)) == content
         assert [each["last"] for each in connection.of(kind)] == [False, True]
     assert json.loads((home / "spec.json").read_text())["strategy"]["name"] == "ddp"
     # While it waits for ranks, the health check passes without it; from then on it does not.

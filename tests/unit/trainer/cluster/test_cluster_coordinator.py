@@ -241,7 +241,7 @@ def test_cause_of_a_failed_run(
     ("reason", "message"),
     [
         ("clean is not expected from this agent", {"kind": "clean", "left": None}),
-        ("trace is not expected from this agent", {"kind": "trace", "rank": 0, "chunk": "", "last": True}),
+        ("trace: rank: 0 is not this agent's", {"kind": "trace", "rank": 0, "body": b"", "last": True}),
         ("exit: codes: of a rank that is not this agent's", {**EXIT, "codes": {"0": 0}}),
         ("alive: mpirun: not from the launcher", {"kind": "alive", "mpirun": 7}),
         ("alive: suspended: a rank that is not this agent's", {"kind": "alive", "suspended": [1, 0]}),

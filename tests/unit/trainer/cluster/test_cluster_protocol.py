@@ -7,15 +7,24 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.cluster.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    MAX_BODY_BYTES,
+    MAX_LINE_BYTES,
+    Connection,
+    Message,
+)
 
 KEY = "ssh-ed25519 " + 68 * "A"
 USAGE = {"cpu_s": 0.5, "throttled_s": None, "out_of_memory": 0}
 MESSAGES: list[Message] = [
     {"kind": "hello", "public_keys": {"key": KEY}, "replaced": "it was killed"},
-    {"kind": "event", "line": 'newline\n and "quotes" and \u2028 and 漢字'},
+    {"kind": "events", "body": 'newline\n and "quotes" and \u2028 and 漢字'.encode(), "rank": 0},
+    {"kind": "damaged", "rank": 0, "line": "漢字", "reason": "was removed"},
     {"kind": "exit", "codes": {"0": -9}, "cause": None, "usage": USAGE},
-    {"kind": "weights", "chunk": "x" * (MAX_LINE_BYTES - 100), "last": False},
+    {"kind": "weights", "body": b"\n" * MAX_BODY_BYTES, "last": False},
+    {"kind": "trace", "body": b"", "last": True, "rank": 0},
 ]
 
 
@@ -26,9 +35,9 @@ def test_only_whole_messages_arrive() -> None:
         connection = Connection(reader, writer, FROM_AGENT)
         for message in MESSAGES:
             await connection.send(**message)
-        writer.write(b'{"kind": "hello"}')  # is cut off
+        writer.write(b'{"kind": "weights", "size": 3, "last": true}\nxy')  # is cut off
         reader.feed_eof()
-        assert [await connection.receive() for _ in range(5)] == [*MESSAGES, None]
+        assert [await connection.receive() for _ in range(len(MESSAGES) + 1)] == [*MESSAGES, None]
         assert connection.error is None
 
     asyncio.run(talk())
@@ -55,6 +64,7 @@ VALUES: list[tuple[str, dict[str, Any], str, list[Any], list[Any]]] = [
     ("exit", EXIT, "codes", [{"0": -255, "65535": 255}], [{"0": -256}, {"0": 256}, {"0": True}]),
     ("exit", EXIT, "codes", [], [{each: 0} for each in ("", "123456", "1\n", "-1", "\u0663")]),
     ("exit", EXIT, "mpirun", [-255, 255], [-256, 256, "1"]),
+    ("weights", {"last": True}, "size", [], [-1, MAX_BODY_BYTES + 1, "1"]),
     ("alive", {}, "mpirun", [1, 2**31 - 1, None], [0, 2**31]),
     ("alive", {}, "suspended", [[], [0, 2**16 - 1]], [[-1], [2**16], [0.0], 1]),
     ("hello", {}, "public_keys", KEYS, [*({"key": each} for each in ODD_KEYS), {"other": KEY}]),

@@ -124,6 +124,7 @@ def test_characters_that_control_a_terminal_become_visible() -> None:
         escape = ascii(character)[1:-1]
         assert (read.fields["cause"], read.host) == (f"a{escape}[2J\\n\\tb", escape)
         assert Event.from_line(read.to_line()) == read  # so that stored events can be read again
+        assert json.loads(read.to_line())["host"] == read.host
     assert str(MAX_BYTES) in invalid(json.dumps({**HEAD, "kind": "failed", "cause": "\b" * 3500}))
 
 
@@ -265,19 +266,6 @@ def test_what_is_no_file_of_events_is_damaged_once(tmp_path: Path) -> None:
         assert kind in found.fields["reason"]
         assert reader.new() == []
         path.rename(tmp_path / kind)
-
-
-def test_merged_events_are_read_from_a_file_without_anything_else(tmp_path: Path) -> None:
-    merged, whole = tmp_path / "events.jsonl", [line("start"), line("failed", cause="größer", rank=3)]
-    merged.write_text("\n".join(whole))
-    assert [each.to_line() for each in events.read_events(merged)] == whole
-    for odd in (whole[0][:30], line("ready", odd=1), ""):
-        merged.write_text(f"{whole[0]}\n{odd}\n")
-        with pytest.raises(ValueError, match="event"):
-            [*events.read_events(merged)]
-    (tmp_path / "link").symlink_to(merged)
-    with pytest.raises(OSError, match="symbolic link"):
-        next(events.read_events(tmp_path / "link"))
 
 
 def test_a_removed_file_is_damaged_once_unless_the_run_is_over(tmp_path: Path) -> None:

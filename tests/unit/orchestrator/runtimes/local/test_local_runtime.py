@@ -27,7 +27,6 @@ from orchestrator.runtimes.local.runtime import LocalCluster, LocalRun, LocalRun
 from orchestrator.runtimes.local.throttle import PERIOD_S, NodeLimit, Throttle
 from tests.unit.conftest import FakeTime
 from trainer.core.cgroup import NodeUsage, throttle_mark
-from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 REASON = "no namespaces on this machine"
@@ -142,7 +141,7 @@ def test_exit_of_a_rank_is_not_reported_by_the_look_that_starts_it_again(tmp_pat
     paths, spec = RunPaths(tmp_path), run("gloo")
     paths.live.mkdir()
     losses: Any = MagicMock(lost={"node 1"}, due=due, superfluous=set())
-    local = LocalRun(LaunchPlan(spec, paths, tmp_path), OutputLimits.of(spec), losses=losses)
+    local = LocalRun(LaunchPlan(spec, paths, tmp_path), losses=losses)
     try:
         assert local._without_lost(losses, {"node 0": 1, "node 1": -9}) == {"node 0": 1}
         losses.record_exit.assert_called_with("node 1", -9)
@@ -155,7 +154,7 @@ def test_the_rank_that_mpirun_has_lost_is_the_first_that_was_killed(tmp_path: Pa
     paths, spec = RunPaths(tmp_path), run("mpi")
     paths.live.mkdir()
     nodes = MagicMock(**{"killed.return_value": [(8, signal.SIGSEGV), (7, signal.SIGTERM)]})
-    local = LocalRun(LaunchPlan(spec, paths, tmp_path), OutputLimits.of(spec), nodes=nodes)
+    local = LocalRun(LaunchPlan(spec, paths, tmp_path), nodes=nodes)
     local._pids = {0: 7, 1: 8}
     assert local._first_killed({"mpirun": 1}) == {"node 1": -signal.SIGSEGV}
     assert local._first_killed({"mpirun": 0}) == {}

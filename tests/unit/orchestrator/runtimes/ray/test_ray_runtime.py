@@ -188,7 +188,7 @@ def test_a_run_ends_with_its_ranks_or_else_with_all_nodes(
     for _ in range(2):
         started.stop()
         cluster.delete()
-    started.collect(paths)
+    started.collect()
     assert not paths.usage.is_symlink()
     words = [each.args[0] for each in driver.ask.call_args_list]
     assert words == ["create", "nodes", "start", "wait", "wait", "stop", *([] if lost else ["delete"])]
