@@ -46,7 +46,7 @@ def test_injected_fault(
     else:
         assert re.search(cause, str(run.result.cause)), run.result.cause
     files = {path.name for path in run.directory.iterdir()}
-    assert files >= {"spec.json", "plan.json", "result.json", "events.jsonl", "node-0.log"}
+    assert files >= {"spec.json", "plan.json", "result.json", "events.jsonl", "node-1.log"}
     assert "live" not in files
 
 
