@@ -7,7 +7,9 @@ world of one rank.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -274,6 +276,19 @@ def _port(launcher: Launcher, env: Env) -> int:
     if set_name(env, launcher.job):
         return NODELIST_PORTS[integer(env, launcher.job) % len(NODELIST_PORTS)]
     raise LaunchError(f"{' or '.join([*launcher.ports, *launcher.job])} is not set; rank 0 listens there")
+
+
+def free_port(start: int, ports: range = NODELIST_PORTS) -> int:
+    """A port for rank 0, which is on this machine. Ports of an earlier run may still be in use.
+
+    start: where the search begins. Raises OSError if none is free.
+    """
+    for number in range(len(ports)):
+        port = ports[(start + number) % len(ports)]
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
+    raise OSError(f"no port of {ports[0]} to {ports[-1]} is free")
 
 
 def set_name(env: Env, names: Names) -> str | None:

@@ -11,7 +11,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from trainer.core.record import checked, parse_object
-from trainer.launch.launchers import NODELIST_PORTS
+from trainer.launch.launchers import free_port
 from trainer.slurm_allocation.messages import (
     ANSWERS,
     POLL_S,
@@ -156,11 +155,12 @@ class Leader:
                 if not reply.usable:
                     raise LostError(f"{reply.node}: {reply.reason}")
                 reasons += [f"{reply.reason} ({reply.node})"] if reply.reason else []
+        port = free_port(int(os.environ.get("SLURM_JOB_ID", "0")) + request.run)
         self._answer(kind="started", run=request.run, reason=next(iter(reasons), None))
         with open(request.log, "ab") as log:
             self._script = subprocess.Popen(
                 ["bash", request.script],
-                env={**os.environ, "MASTER_PORT": str(free_port(request.run))},
+                env={**os.environ, "MASTER_PORT": str(port)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -221,17 +221,6 @@ class Leader:
                 self._script.wait(EXIT_S)
         if self._nodes:
             self._nodes.close()
-
-
-def free_port(offset: int, ports: range = NODELIST_PORTS) -> int:
-    """A port for rank 0, which is on this node. Ports of an earlier run may still be in use."""
-    start = int(os.environ.get("SLURM_JOB_ID", "0")) + offset
-    for number in range(len(ports)):
-        port = ports[(start + number) % len(ports)]
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("", port))
-            return port
-    raise LostError(f"no port of {ports[0]} to {ports[-1]} is free")
 
 
 def main(directory: Path, command: Sequence[str]) -> int:

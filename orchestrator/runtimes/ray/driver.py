@@ -22,7 +22,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.runtimes.ray import node
 from orchestrator.runtimes.ray.placement import NodeResources, missing, strategy
-from orchestrator.runtimes.slurm import container
 
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 120.0  # of a node; it may have to import torch, or to download its data
@@ -154,8 +153,7 @@ class Driver:
             raylets: those of a cluster that it starts.
             code: directories of the packages that nodes import.
         """
-        for each in (node, container):  # machines have no orchestrator
-            ray.cloudpickle.register_pickle_by_value(each)
+        ray.cloudpickle.register_pickle_by_value(node)  # machines have no orchestrator
         self._cluster: Any = None
         own: dict[str, Any] = {}
         if address is None:

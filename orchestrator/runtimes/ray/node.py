@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from orchestrator.runtimes.slurm.container import digest_of
-from trainer.slurm_allocation.leader import free_port
-from trainer.warm import client
+from trainer.core.sources import own_digest
+from trainer.launch.launchers import free_port
+from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
 POLL_S = 0.02
@@ -47,12 +47,11 @@ class Node:
         """Machine and address of the node, and the digest of its trainer's sources."""
         import ray
 
-        directory = Path(client.__file__).parents[1]
         return json.dumps(
             {
                 "machine": socket.gethostname(),
                 "address": ray.util.get_node_ip_address(),
-                "sources": digest_of(str(directory), str(directory / "requirements.txt")),
+                "sources": own_digest(),
             }
         )
 
@@ -112,7 +111,7 @@ class Node:
         while len(exits := self._exits()) == self._told and time.monotonic() < deadline:
             time.sleep(POLL_S)
         self._told, lost = len(exits), None
-        if client.UNAVAILABLE in exits.values():
+        if UNAVAILABLE in exits.values():
             lost = self._parent.failure(EXIT_S) or "did not fork a rank, whose log says why"
         elif len(exits) < len(self._ranks):
             lost = self._parent.failure()

@@ -14,7 +14,7 @@ from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_run import LiveRun, make_live
 from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, Reply
 from orchestrator.runtimes.ray.options import RayOptions
-from orchestrator.runtimes.slurm.container import own_digest
+from trainer.core.sources import own_digest
 
 START_S = 90.0  # of the nodes, once Ray has room for them: each fetches the trainer and imports it
 

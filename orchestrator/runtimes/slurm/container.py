@@ -8,35 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.runtimes.slurm.options import Container
-from orchestrator.shipped import ROOT
+from trainer.core.sources import digest_of, own_digest
 
 PYTHON = "/opt/venv/bin/python"  # docker/Dockerfile
 SOURCES = "/opt/shardyard"  # has trainer/ and requirements.txt
 OTHER_SOURCES = 67  # exit code of a job whose image has other sources than the orchestrator
 NO_CONTAINER = 68  # exit code of a job that has a node on which the container does not start
-
-
-def digest_of(trainer: str, requirements: str) -> str:
-    """16 hex digits that identify a trainer's sources and its packages.
-
-    It runs inside the image, too, as text. So it needs nothing but Python's library.
-    """
-    import hashlib
-    import pathlib
-
-    digest = hashlib.sha256()
-    root = pathlib.Path(trainer)
-    for path in [*sorted(root.rglob("*.py")), pathlib.Path(requirements)]:
-        name = path.relative_to(root) if path.suffix == ".py" else path.name
-        for part in (str(name).encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:16]
-
-
-def own_digest() -> str:
-    """The digest of the orchestrator's trainer."""
-    trainer = ROOT / "trainer"
-    return digest_of(str(trainer), str(trainer / "requirements.txt"))
 
 
 def wrapped(

@@ -25,7 +25,7 @@ from orchestrator.runtimes.slurm import allocation_script, commands
 from orchestrator.runtimes.slurm.allocation import Allocation
 from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, time_limit
 from orchestrator.runtimes.slurm.commands import SlurmError
-from orchestrator.runtimes.slurm.container import own_digest, unmountable
+from orchestrator.runtimes.slurm.container import unmountable
 from orchestrator.runtimes.slurm.jobs import answer, cancel_and_wait
 from orchestrator.runtimes.slurm.options import (
     VARIABLES,
@@ -50,6 +50,7 @@ from orchestrator.runtimes.slurm.script import (
     submission,
 )
 from orchestrator.runtimes.slurm.trial import try_launches
+from trainer.core.sources import own_digest
 from trainer.spec.run_spec import RunSpec
 
 MOST_LOST = 3  # allocations in a row that end before a run does: each waits in the queue

@@ -93,14 +93,14 @@ SHARED = {
     "components": "examine find kind messages",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "
-        "regular_files result trace user_code whole_number"
+        "regular_files result sources trace user_code whole_number"
     ),
     "course": "protocol",
     "data": "base",
     "launch": "launchers",
     "link_switch": "control",
     "models": "base split_points",
-    "slurm_allocation": "leader messages",
+    "slurm_allocation": "messages",
     "spec": "byzantine checks faults link node_speed output_limits registries run_spec traces",
     "strategies": "hybrid",
     "time_model": "algorithms cluster collectives described errors outcome program simulate",

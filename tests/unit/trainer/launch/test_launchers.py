@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from trainer.core.context import NodeContext
 from trainer.launch import interface
 from trainer.launch.environment import read_context
 from trainer.launch.interface import choose, interface_to, interface_variables, ipv4_routes, ipv6_routes
-from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist
+from trainer.launch.launchers import ALONE, LAUNCHER, LaunchError, expand_nodelist, free_port
 from trainer.spec.run_spec import RunSpec
 
 Env = dict[str, str]
@@ -245,3 +246,13 @@ def test_libraries_use_the_interface(
     assert found == dict.fromkeys(names, "ib1")
     if transport == "gloo":  # the ranks meet where the runtime says
         assert interface_variables(run(restarts=1), environment) == {}
+
+
+def test_port_in_use_is_left_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(0, range(port, port + 2)) == port + 1
+        with pytest.raises(OSError, match="is free"):
+            free_port(0, range(port, port + 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from tests.support.processes import wait_until
 from trainer.slurm_allocation import leader as module
 from trainer.slurm_allocation import messages
-from trainer.slurm_allocation.leader import Leader, LostError, WarmNodes, free_port
+from trainer.slurm_allocation.leader import Leader, LostError, WarmNodes
 from trainer.slurm_allocation.messages import LeaderAnswer, LeaderRequest, LineReader, append
 
 NODES = """
@@ -135,16 +134,6 @@ def test_warm_nodes_that_are_lost_end_the_allocation(orchestrator: Orchestrator)
     with pytest.raises(LostError, match=r"^a warm node was lost \(yard2: task 1: Killed\)$"):
         nodes.ask("ensure")
     nodes.close()
-
-
-def test_port_in_use_is_left_out() -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert free_port(0, range(port, port + 2)) == port + 1
-        with pytest.raises(LostError):
-            free_port(0, range(port, port + 1))
 
 
 def test_complete_lines_are_read_once(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.placement import SPREAD, STRICT_SPREAD, NodeResources, missing, strategy
 from orchestrator.runtimes.ray.run import shares
 from orchestrator.runtimes.ray.runtime import RayRuntime
-from orchestrator.runtimes.slurm.container import own_digest
 from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import FakeTime
 from trainer.core.events import events_name
+from trainer.core.sources import own_digest
 from trainer.spec.run_spec import RunSpec
 
 SIZE = NodeResources(cpus=2.0, memory_mb=1024)

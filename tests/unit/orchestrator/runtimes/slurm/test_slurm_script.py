@@ -15,7 +15,7 @@ import pytest
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm import allocation_script, container
 from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, warm_nodes
-from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES, check_of_image, digest_of
+from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES, check_of_image
 from orchestrator.runtimes.slurm.options import Container, SlurmOptions
 from orchestrator.runtimes.slurm.script import (
     Job,
@@ -28,6 +28,7 @@ from orchestrator.runtimes.slurm.script import (
 )
 from orchestrator.runtimes.slurm.states import JobState, error_of
 from tests.unit.golden import assert_reviewed
+from trainer.core.sources import digest_of
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
 
@@ -150,7 +151,8 @@ def test_image_must_have_our_sources(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (trainer / "core").mkdir(parents=True)
         (trainer / "core" / "clock.py").write_text("now = 1\n")
         (requirements / "requirements.txt").write_text("torch\n")
-    monkeypatch.setattr(container, "ROOT", tmp_path)
+    expected = digest_of(str(tmp_path / "trainer"), str(tmp_path / "trainer" / "requirements.txt"))
+    monkeypatch.setattr(container, "own_digest", lambda: expected)
     monkeypatch.setattr(container, "SOURCES", str(image))
     _, step, ending = check_of_image(Container(engine="apptainer", image="/x.sif"))
     assert (
@@ -165,4 +167,4 @@ def test_image_must_have_our_sources(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert done.returncode == OTHER_SOURCES
         found = digest_of(str(image / "trainer"), str(image / "requirements.txt"))
         cause = str(error_of("7", JobState("FAILED", code=OTHER_SOURCES), done.stdout))
-        assert cause.startswith(f"image has sources {found} and not {container.own_digest()};")
+        assert cause.startswith(f"image has sources {found} and not {expected};")
