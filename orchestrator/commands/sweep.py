@@ -291,18 +291,16 @@ def unconfined_code(loaded: Sweep, runtime: Runtime) -> str | None:
 
 
 def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
-    reasons: dict[str, str] = {}
-    for name in RUNTIMES.entries:
-        runtime = RUNTIMES.load(name)(cold, shared_network)
-        reason = runtime.unavailable_reason()
-        if reason is None:
-            others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)
-            return SelectedRuntime(
-                name, runtime, "; ".join(reasons.values()) or f"default; alternative: {others}"
-            )
-        reasons[name] = reason
-    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-    raise InputError("\n".join(["no runtime is available", *lines]))
+    runtimes = {name: RUNTIMES.load(name)(cold, shared_network) for name in RUNTIMES.entries}
+    reasons = {name: runtime.unavailable_reason() for name, runtime in runtimes.items()}
+    available = [name for name, reason in reasons.items() if reason is None]
+    if not available:
+        lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+        raise InputError("\n".join(["no runtime is available", *lines]))
+    name, *others = available
+    before = [reason for reason in [*reasons.values()][: [*reasons].index(name)] if reason]
+    also = f"default; also here: --runtime {', '.join(others)}" if others else "default"
+    return SelectedRuntime(name, runtimes[name], "; ".join(before) or also)
 
 
 def print_plan(

@@ -53,6 +53,10 @@ class Clusters(AbstractContextManager["Clusters"]):
         """What starts a run, and its cluster. Starts nothing."""
         return self.runtime.plan(spec, paths, data_dir, self._peers.get(self.runtime.kind(spec), ()))
 
+    def has(self, plan: ClusterPlan) -> bool:
+        """Whether there is a cluster for a plan, which may have to be replaced."""
+        return any(each.plan == plan for each in self._held)
+
     @contextmanager
     def lease(self, plan: LaunchPlan) -> Iterator[Lease]:
         """A cluster for a run: one that is kept, or a new one. Raises InputError if it cannot be created.

@@ -231,6 +231,8 @@ class SweepRunner:
             write_atomic(paths.spec, spec.model_dump_json(indent=2))
             plan = self.clusters.plan(spec, paths, self.data_dir)
             write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
+            if plan.cluster.shared and plan.cluster.size and not self.clusters.has(plan.cluster):
+                self.progress.note(f"  starting {self.runtime.node_kind()}, which later runs share")
             with self.clusters.lease(plan) as lease, lease.cluster.run(plan) as run:
                 try:
                     state, timed_out_s = self._watch(run, spec.timeout_s, paths)

@@ -84,7 +84,7 @@ def test_a_signal_interrupts_once_and_neither_during_cleanup_nor_if_it_was_ignor
 @pytest.mark.parametrize(
     ("engine", "option", "of_file", "name", "reason"),
     [
-        (None, None, None, "docker", "default; alternative: --runtime local"),
+        (None, None, None, "docker", "default; also here: --runtime local, "),
         ("no engine", None, None, "local", "no engine"),
         (None, "local", "virtual", "local", "--runtime local"),
         (None, None, "virtual", "virtual", "the sweep file has runtime: virtual"),
@@ -96,7 +96,7 @@ def test_a_signal_interrupts_once_and_neither_during_cleanup_nor_if_it_was_ignor
 def test_the_option_the_file_or_the_first_available_names_the_runtime(
     monkeypatch: pytest.MonkeyPatch, engine: str | None, option: Any, of_file: Any, name: Any, reason: str
 ) -> None:
-    lacks(monkeypatch, docker=engine)
+    lacks(monkeypatch, docker=engine, slurm="no slurm.conf")
     spec = load_sweep(Path("s.yml"), text=f"{SERIAL}\nruntime: {of_file or 'null'}").spec
     selection = run_sweep.RuntimeSelection(option)
     if name is None:
@@ -106,6 +106,7 @@ def test_the_option_the_file_or_the_first_available_names_the_runtime(
         selected = selection.of(spec)
         assert (selected.name, type(selected.runtime)) == (name, RUNTIMES.load(name))
         assert selected.reason.startswith(reason)
+        assert "slurm" not in selected.reason
 
 
 def test_code_that_no_container_confines_is_named(

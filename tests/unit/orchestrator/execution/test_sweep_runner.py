@@ -23,7 +23,7 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from orchestrator.runtimes.base import Cluster, Run, RunState
-from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.equal_cpus import EqualShare
 from orchestrator.sweeps.load import Sweep, load_sweep
@@ -302,6 +302,18 @@ def test_a_run_that_loses_its_warm_nodes_is_repeated_once(commands: Commands) ->
     reason = "node 1 was lost during the run, which was then repeated"
     assert (result.nodes_replaced, result.started_at, result.wall_s) == (reason, 102.0, 2.0)
     assert len(commands.started) == 4
+
+
+def test_only_new_nodes_that_runs_share_are_announced(commands: Commands) -> None:
+    notes: list[str] = []
+    commands.patch(RecordingDisplay, "note", lambda _, text: notes.append(text))
+    for size, shared in ((2, True), (2, False), (0, True)):
+        cluster = ClusterPlan(size, shared)
+        commands.patch(FakeRuntime, "plan", lambda _, *of, cluster=cluster: LaunchPlan(*of[:3], cluster))
+        runner = commands.runner()
+        for _ in range(2):
+            runner.run(RUN)
+    assert notes == [f"  starting {commands.runtime.node_kind()}, which later runs share"]
 
 
 def test_a_result_is_built_from_all_that_the_run_has_left(commands: Commands) -> None:
