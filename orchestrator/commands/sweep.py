@@ -101,12 +101,14 @@ class HowToRun:
         warm_up_run: whether it executes a short run before the first one, and drops its result.
         strict: whether unequal conditions are errors.
         watch_port: the port of a page that follows the sweep; 0: any free one; None: no page.
+        verdicts: whether it prints those of the report.
     """
 
     fail_fast: bool = False
     warm_up_run: bool = True
     strict: bool = False
     watch_port: int | None = None
+    verdicts: bool = True
 
 
 @contextmanager
@@ -190,20 +192,20 @@ def run_sweep(
             console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
             console.print("run the same command to resume")
             if results:
-                publish_report(paths, console)
+                publish_report(paths, console, how.verdicts)
             return INTERRUPTED
         except InputError:
             if results:  # report the finished runs even if the rest cannot run
-                publish_report(paths, console)
+                publish_report(paths, console, how.verdicts)
             raise
         except StorageError:
             with suppress(
                 OSError, InputError
             ):  # there may be no room for a report, or no record of the sweep
-                publish_report(paths, console)
+                publish_report(paths, console, how.verdicts)
             raise
         console.print(time_line(results))
-        unequal = publish_report(paths, console)
+        unequal = publish_report(paths, console, how.verdicts)
         failed = [result for result in results if result.status != "ok"]
         for result in failed:
             console.print(f"{result.status}: {result.key}: {result.cause}")
@@ -236,8 +238,8 @@ def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:
     )
 
 
-def publish_report(paths: SweepPaths, console: Console) -> Sequence[str]:
-    """Write the report of a results directory; print its verdict and its path.
+def publish_report(paths: SweepPaths, console: Console, verdicts: bool = True) -> Sequence[str]:
+    """Write the report of a results directory; print its path, and its verdicts if they are asked for.
 
     Returns lines on unequal conditions.
     """
@@ -246,9 +248,10 @@ def publish_report(paths: SweepPaths, console: Console) -> Sequence[str]:
     written = write_report(paths)
     if written.disturbed:
         console.print(written.disturbed)
-    for headline in written.verdicts[:MOST_VERDICTS]:
+    headlines = written.verdicts if verdicts else ()
+    for headline in headlines[:MOST_VERDICTS]:
         console.print(headline)
-    if (more := len(written.verdicts) - MOST_VERDICTS) > 0:
+    if (more := len(headlines) - MOST_VERDICTS) > 0:
         console.print(f"The report has the verdicts on {counted(more, 'more workload')}.")
     console.print(f"report: {paths.html}")
     return written.unequal

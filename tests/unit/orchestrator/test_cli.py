@@ -132,6 +132,8 @@ def test_verdicts_and_the_path_of_a_report_are_printed_verbatim(monkeypatch: pyt
     *verdicts, more, path = file.getvalue().splitlines()
     assert verdicts == written.verdicts[:3]
     assert ("2 more workloads" in more, path) == (True, f"report: {name}/report.html")
+    run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file), verdicts=False)
+    assert file.getvalue().splitlines()[5:] == [path]  # the command asks for costs, as `calibrate`
 
 
 def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
