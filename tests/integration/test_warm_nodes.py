@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -122,6 +123,11 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
 
 
 def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.warm.process.START_S", 0.05)
-    with pytest.raises(InputError, match="--cold"):
-        LocalCluster(ParentProcess(f"shardyard-test-{uuid4().hex}", {}))
+    monkeypatch.setattr("trainer.warm.process.LOOK_S", 0.02)
+    for limit in ("START_S", "IDLE_START_S"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"trainer.warm.process.{limit}", 0.05)
+            if limit == "IDLE_START_S":
+                patch.setattr("psutil.Process.cpu_times", lambda _: SimpleNamespace(user=0.0, system=0.0))
+            with pytest.raises(InputError, match="--cold"):
+                LocalCluster(ParentProcess(f"shardyard-test-{uuid4().hex}", {}))

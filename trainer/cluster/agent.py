@@ -62,7 +62,7 @@ from trainer.core.trace import trace_path
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
-CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every node
+CONNECT_S = 600.0  # to reach the coordinator, which compose starts after every node
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks

@@ -38,7 +38,7 @@ from trainer.cluster.rank_assignment import (
 )
 from trainer.cluster.run_record import RunRecord
 
-REGISTRATION_S = 120.0  # from the coordinator's start until every agent must have registered
+REGISTRATION_S = 600.0  # until every agent must have registered, also on a busy machine
 HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own

@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
+
+import psutil
 
 from trainer.core.events import how_ended
 from trainer.spec.run_spec import THREAD_VARIABLES
 from trainer.warm import client
 
-START_S = 60.0  # to import torch
+IDLE_START_S = 60.0  # without use of a processor, in which a parent must go on importing torch
+START_S = 600.0  # for all of it, also on a busy machine
+LOOK_S = 5.0
 ANSWER_S = 5.0  # to a status request
 START_TRIES = 2
 EXIT_S = 0.5  # from the moment a parent closes its connections until its exit is seen
@@ -98,17 +102,31 @@ class ParentProcess:
         failure = None
         for _ in range(START_TRIES):
             self._parent = self._started()
-            output = self._parent.stdout
-            late = f"did not answer within {START_S:.0f} s"
-            if output and select.select([output], [], [], START_S)[0] and output.readline():
+            began = time.monotonic()
+            if (output := self._parent.stdout) and self._has_started(self._parent.pid, output, began):
                 try:
                     self._first = self._status()
                     return
                 except OSError as error:
                     late = f"did not answer: {error}"
+            else:
+                late = f"did not answer within {time.monotonic() - began:.0f} s"
             failure = self.failure(EXIT_S) or late
             self.close()
         raise ParentError(f"the process of warm nodes {failure}")
+
+    def _has_started(self, pid: int, output: IO[bytes], began: float) -> bool:
+        """Wait for the first line of a parent for as long as it uses a processor."""
+        used, used_at = 0.0, began
+        while not select.select([output], [], [], min(LOOK_S, IDLE_START_S))[0]:
+            now = time.monotonic()
+            with suppress(psutil.Error):  # it has ended
+                times = psutil.Process(pid).cpu_times()
+                if times.user + times.system > used:
+                    used, used_at = times.user + times.system, now
+            if now - used_at > IDLE_START_S or now - began > START_S:
+                return False
+        return bool(output.readline())
 
     def _started(self) -> subprocess.Popen[bytes]:
         # The kernel closes our end when this process ends, however it ends. A pair, and not the socket of

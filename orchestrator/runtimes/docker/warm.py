@@ -240,7 +240,7 @@ class WarmRun(Run):
         agents = self._record.agents
         used = {("coordinator", 1), *((agent.role, agent.ordinal) for agent in agents)}
         for each in self._nodes.project.containers():
-            if (each.service, each.ordinal) in used:
+            if self._lost or (each.service, each.ordinal) in used:
                 name = node_name(each.service, each.ordinal, agents, self._nodes.compose.topology)
                 self._paths.log(name.replace(" ", "-")).write_bytes(self._log(each))
 
