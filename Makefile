@@ -28,6 +28,11 @@ slurm-cluster: ## start a Slurm cluster of four nodes on this machine; ARGS=stop
 
 image: venv ## build the trainer image; repeat it after a change of trainer/
 	$(RUN) -m orchestrator image $(ARGS)
+	@# `docker compose up` of two checkouts must not take each other's containers for its own.
+	@for file in .env compose/.env; do \
+		{ grep -sv ^SHARDYARD_CHECKOUT= $$file; echo "SHARDYARD_CHECKOUT=-$$(pwd | cksum | cut -d' ' -f1)"; } > $$file.new; \
+		mv $$file.new $$file; \
+	done
 
 venv: $(VENV)/ready ## create the virtual environment with pinned dependencies
 
