@@ -328,8 +328,9 @@ class EventReader:
         events: list[Event] = []
         for written in self._tail.new():
             rank = written.rank
-            own = self._ranks.setdefault(rank, RankEvents(rank, self._restarts))
-            events += own.of(written.lines)
+            if rank not in self._ranks:
+                self._ranks[rank] = RankEvents(rank, self._restarts)
+            events += (own := self._ranks[rank]).of(written.lines)
             if own.given_up:
                 self._tail.give_up(rank)
             elif written.fault:
