@@ -166,7 +166,6 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
         ("event: kind", event("odd\x1b[2J")),
         ("rank: 1", with_body("events", event("ready", 1).partition(b"\n")[2], rank=0)),
         ("message events", event("ready", 1)),
-        ("odd\\x1b", {"kind": "damaged", "rank": 0, "line": "\x1b", "reason": "odd\x1b"}),
         ("attempt: 1", event("start", pid=1, attempt=1)),
     ],
     "weights": [

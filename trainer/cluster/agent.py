@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from trainer.core.events import (
     MAX_BYTES,
     Event,
     EventWriter,
+    RankEvents,
     Tail,
     how_ended,
     make_files,
@@ -57,7 +58,6 @@ from trainer.core.events import (
 )
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
-from trainer.core.record import cut, one_line
 from trainer.core.trace import trace_path
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
@@ -67,6 +67,7 @@ FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
 RETRY_S = 0.5  # of a warm agent that the coordinator has rejected
+MOST_LINES = MAX_BODY_BYTES // (MAX_BYTES + 1)  # of events in a message
 FULL_BYTES = 2**20  # left on a full disk: sshd, for example, removes a file when it ends
 
 
@@ -399,19 +400,18 @@ class Agent:
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order
             for written in self._tail.new():
-                for lines in _parts(written.lines):
-                    self._look_at(written.rank, lines)
-                    await connection.send("events", lines, rank=written.rank)
+                lines = [line[:MAX_BYTES] for line in written.lines.split(b"\n") if line]
                 if written.fault:
-                    line, reason = (
-                        one_line(written.rest[:80].decode(errors="replace")),
-                        cut(written.fault, 500),
-                    )
-                    await connection.send("damaged", rank=written.rank, line=line, reason=reason)
+                    damaged = RankEvents(written.rank).damaged(written.fault, written.rest)
+                    lines.append(damaged.to_line().encode())
+                self._look_at(written.rank, lines)
+                for at in range(0, len(lines), MOST_LINES):
+                    body = b"\n".join(lines[at : at + MOST_LINES])
+                    await connection.send("events", body, rank=written.rank)
 
-    def _look_at(self, rank: int, lines: bytes) -> None:
+    def _look_at(self, rank: int, lines: Iterable[bytes]) -> None:
         """Learn what this agent needs of a rank's events. The coordinator checks all of them."""
-        for line in lines.split(b"\n"):
+        for line in lines:
             if b'"start"' in line or b'"fault"' in line:
                 with suppress(ValueError):
                     event = Event.from_line(line.decode(errors="replace"))
@@ -429,21 +429,6 @@ class Agent:
             while part := file.read(MAX_BODY_BYTES):
                 left -= len(part)
                 await connection.send(kind, part, **fields, last=left <= 0)
-
-
-def _parts(lines: bytes) -> Iterator[bytes]:
-    """Whole lines, in parts that a message can have; those that are too long for an event are cut."""
-    part: list[bytes] = []
-    size = 0
-    for line in lines.split(b"\n") if lines else ():
-        line = line[:MAX_BYTES]
-        if size + len(line) + 1 > MAX_BODY_BYTES:
-            yield b"\n".join(part)
-            part, size = [], 0
-        part.append(line)
-        size += len(line) + 1
-    if part:
-        yield b"\n".join(part)
 
 
 def _pass_health_check() -> None:

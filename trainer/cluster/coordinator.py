@@ -384,8 +384,6 @@ class Coordinator:
         match message["kind"]:
             case "events":
                 run_record.receive_events(message["rank"], message["body"])
-            case "damaged":
-                run_record.receive_damage(message["rank"], message["reason"], message["line"])
             case "weights" if 0 in agent.ranks:
                 run_record.add_weights(message["body"], message["last"])
             case "trace":

@@ -50,14 +50,6 @@ class EventLines(WithBody):
     rank: Rank
 
 
-class Damaged(Record):
-    """No more events are read of one of the agent's ranks. line: the beginning of what is none."""
-
-    rank: Rank
-    line: Text
-    reason: Text
-
-
 class WeightsPart(WithBody):
     """A part of rank 0's final weights."""
 
@@ -136,7 +128,6 @@ FROM_AGENT: Kinds = {
     "hello": Hello,
     "alive": AgentAlive,
     "events": EventLines,
-    "damaged": Damaged,
     "weights": WeightsPart,
     "trace": TracePart,
     "exit": Exit,

@@ -97,10 +97,6 @@ class RunRecord:
         for event in events:
             self._note(event)
 
-    def receive_damage(self, rank: int, reason: str, line: str) -> None:
-        """Record that no more events of a rank are read, and why."""
-        self.add_event(self._ranks[rank].damaged(reason, line.encode()))
-
     def reject(self, agent: AgentInfo, reason: str) -> None:
         """Fail the run because of what an agent has sent; once per agent."""
         if agent.name in self._rejected:

@@ -21,7 +21,6 @@ USAGE = {"cpu_s": 0.5, "throttled_s": None, "out_of_memory": 0}
 MESSAGES: list[Message] = [
     {"kind": "hello", "public_keys": {"key": KEY}, "replaced": "it was killed"},
     {"kind": "events", "body": 'newline\n and "quotes" and \u2028 and 漢字'.encode(), "rank": 0},
-    {"kind": "damaged", "rank": 0, "line": "漢字", "reason": "was removed"},
     {"kind": "exit", "codes": {"0": -9}, "cause": None, "usage": USAGE},
     {"kind": "weights", "body": b"\n" * MAX_BODY_BYTES, "last": False},
     {"kind": "trace", "body": b"", "last": True, "rank": 0},
