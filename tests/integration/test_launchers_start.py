@@ -6,9 +6,7 @@ Also where nodes have networks of their own: over the link between them, and no 
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,23 +16,11 @@ import pytest
 
 from tests.support.command_line import PROJECT, environment
 from trainer.core.events import EventReader
-from trainer.launch.launchers import LAUNCHERS, NODELIST_PORTS, PORT
+from trainer.launch.launchers import LAUNCHERS, NODELIST_PORTS, PORT, free_port
 from trainer.spec.run_spec import RunSpec
 
 RANK = [sys.executable, "-m", "trainer"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-
-def free_port() -> int:
-    """A free port of those that follow from a Slurm job: any, since other tests look for one, too."""
-    for port in random.sample(NODELIST_PORTS, len(NODELIST_PORTS)):
-        with socket.socket() as listening:
-            try:
-                listening.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")
 
 
 def variables_of(launcher: str, rank: int, port: int) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import psutil
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support.processes import wait_until
 from tests.support.trial import Trial
+from trainer.launch.launchers import free_port
 
 LOOPBACK = "127.0.0.1"
 RAYLETS, CPUS = 2, 4
@@ -27,12 +27,6 @@ START_S = 120.0
 def ray_missing() -> str | None:
     """Why there can be no trial cluster here, or None."""
     return RayRuntime().unavailable_reason()
-
-
-def free_port() -> int:
-    """A port that is free, and not of Ray's workers."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class TrialRay(Trial):

@@ -6,12 +6,9 @@ import asyncio
 import io
 import json
 import os
-import random
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
 from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
 from trainer.cluster.rank_assignment import RankAssignment, container_name
 from trainer.core.trace import RECORD, Kind, Trace, TraceHeader, encode_trace
+from trainer.launch.launchers import free_port
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}
@@ -173,7 +171,7 @@ class LoopbackCluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self._monkeypatch = monkeypatch
-        self.port = _free_port()
+        self.port = free_port()
         self.directory = directory / "live"
         self.agents: dict[str, FakeAgent] = {}
         self.summary: list[str] = []
@@ -311,14 +309,6 @@ class LoopbackCluster:
         """The kinds of the recorded events of a rank."""
         lines = (self.directory / f"rank-{rank}.jsonl").read_text().splitlines()
         return [json.loads(line)["kind"] for line in lines]
-
-
-def _free_port() -> int:
-    """A free port outside the ephemeral range, so that no client connection can take it first."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        with suppress(OSError), socket.create_server(("", port)):
-            return port
 
 
 def terminate_this_process() -> None:

@@ -6,6 +6,7 @@ world of one rank.
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -278,13 +279,9 @@ def _port(launcher: Launcher, env: Env) -> int:
     raise LaunchError(f"{' or '.join([*launcher.ports, *launcher.job])} is not set; rank 0 listens there")
 
 
-def free_port(start: int, ports: range = NODELIST_PORTS) -> int:
-    """A port for rank 0, which is on this machine. Ports of an earlier run may still be in use.
-
-    start: where the search begins. Raises OSError if none is free.
-    """
-    for number in range(len(ports)):
-        port = ports[(start + number) % len(ports)]
+def free_port(ports: range = NODELIST_PORTS) -> int:
+    """Any free port, for rank 0 on this machine. Raises OSError if none is free."""
+    for port in random.sample(ports, len(ports)):
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("", port))
             return port

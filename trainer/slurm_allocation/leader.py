@@ -155,12 +155,11 @@ class Leader:
                 if not reply.usable:
                     raise LostError(f"{reply.node}: {reply.reason}")
                 reasons += [f"{reply.reason} ({reply.node})"] if reply.reason else []
-        port = free_port(int(os.environ.get("SLURM_JOB_ID", "0")) + request.run)
         self._answer(kind="started", run=request.run, reason=next(iter(reasons), None))
         with open(request.log, "ab") as log:
             self._script = subprocess.Popen(
                 ["bash", request.script],
-                env={**os.environ, "MASTER_PORT": str(port)},
+                env={**os.environ, "MASTER_PORT": str(free_port())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -57,7 +57,7 @@ class Node:
 
     def port(self) -> int:
         """A free port for rank 0, if this is the first node."""
-        return free_port(os.getpid())
+        return free_port()
 
     def start(self, run: dict[str, Any], processes: Sequence[dict[str, Any]], warm: bool) -> str:
         """Start the node's ranks of a run. Returns why a warm parent was replaced, or why it refuses.

@@ -253,6 +253,6 @@ def test_port_in_use_is_left_out() -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert free_port(0, range(port, port + 2)) == port + 1
+        assert free_port(range(port, port + 2)) == port + 1
         with pytest.raises(OSError, match="is free"):
-            free_port(0, range(port, port + 1))
+            free_port(range(port, port + 1))
