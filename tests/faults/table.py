@@ -119,7 +119,8 @@ SUSPENDED_FAILS, SLOWED = times_out(VICTIM, "suspended", within_s=70), long(time
 SUSPEND = case("suspend", suspended(ranks), SUSPENDED_FAILS, run=SLOWED)
 STOP_NODE, STUCK_FAILS = strikes.execute_in_nodes("kill -STOP -1"), fails(VICTIM, STUCK, within_s=60)
 IDLE = {"run": short(), "victims": (2,), "next_run": {"nodes": 3}}  # a warm node that the next run needs
-IDLE_REPEATED = replace(ends_ok(r"container node 2\b", "repeated"), of_next=True)
+# Before its first run has ended, or after that.
+IDLE_REPEATED = replace(ends_ok(r"\bnode 2\b", "replaced|repeated"), of_next=True)
 AGENT, WARM_PARENT = signalled(first("trainer.cluster node")), signalled(first("trainer.warm"))
 COORDINATOR_KILLED = strikes.kill_containers("coordinator")
 COORDINATOR_SUSPENDED = suspended(with_command("trainer.cluster coordinator"))

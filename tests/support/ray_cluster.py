@@ -22,6 +22,8 @@ from trainer.launch.launchers import free_port
 LOOPBACK = "127.0.0.1"
 RAYLETS, CPUS = 2, 4
 START_S = 120.0
+# Whoever reaches a cluster without a token runs code as its user. Ray reads the token of a process once.
+ACCESS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
 
 
 def ray_missing() -> str | None:
@@ -131,8 +133,6 @@ class TrialRay(Trial):
 @contextmanager
 def trial_ray() -> Iterator[TrialRay]:
     """A running cluster, which sweeps of this process use."""
-    # Whoever reaches a cluster without a token runs code as its user.
-    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
-    with TrialRay.running(RAY_ADDRESS=f"{LOOPBACK}:{free_port()}", **access) as cluster:
+    with TrialRay.running(RAY_ADDRESS=f"{LOOPBACK}:{free_port()}", **ACCESS) as cluster:
         wait_until(lambda: len(cluster.raylets()) == RAYLETS)
         yield cluster
