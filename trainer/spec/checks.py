@@ -30,35 +30,7 @@ from trainer.spec.registries import (
     TRANSPORTS,
 )
 
-# Types of the errors: the fields to change.
-CHECK_ERROR_TYPES = (
-    "transport",
-    "nodes",
-    "processes_per_node",
-    "node_speed",
-    "link",
-    "model",
-    "loss",
-    "partitioner",
-    "strategy",
-    "batch_size",
-    "accumulate",
-    "clip_norm",
-    "precision",
-    "recompute",
-    "augmentation",
-    "optimizer",
-    "target_accuracy",
-    "patience",
-    "warm_up_epochs",
-    "checkpoint_epochs",
-    "checkpoint_steps",
-    "restarts",
-    "faults",
-    "on_loss",
-    "debug",
-    "byzantine",
-)
+CHECK_ERROR_TYPES = frozenset(RunFields.model_fields)  # of the errors: the fields to change
 
 MAX_CONTINUING = 128  # nodes of a run with `on_loss: continue`: events list its partition
 

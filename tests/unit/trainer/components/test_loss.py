@@ -106,8 +106,14 @@ SCORES = torch.tensor([[2.0, 0.5, -1.0], [0.0, 0.3, 0.1], [1.0, 1.5, 3.0], [-2.0
 CLASSES = torch.tensor([0, 2, 2, 1])
 
 
-def fit(of: Callable[..., Any], output: Tensor = SCORES, classes: int = 3, **others: Any) -> None:
-    module.fit_error(FunctionLoss(function=of, **others), output.clone().requires_grad_(), CLASSES, classes)
+def fit(
+    of: Callable[..., Any],
+    output: Tensor = SCORES,
+    classes: int = 3,
+    target: Tensor = CLASSES,
+    **others: Any,
+) -> None:
+    module.fit_error(FunctionLoss(function=of, **others), output.clone().requires_grad_(), target, classes)
 
 
 def test_a_loss_that_does_not_fit_a_models_output_is_refused() -> None:
@@ -116,6 +122,10 @@ def test_a_loss_that_does_not_fit_a_models_output_is_refused() -> None:
         "give the loss the parameter accuracy": lambda: fit(l1_loss, SCORES[:, 0], 1),
         "weights from 0 on": lambda: fit(weighted, weight=torch.neg),
         "a loss of nan": lambda: fit(lambda x, y: x.sum() * torch.nan),
+        "takes the targets as classes": lambda: fit(
+            lambda x, y: cross_entropy(x, y.long()), target=CLASSES.float(), accuracy=lambda x, y: y > 0
+        ),
+        "3 scores for each sample": lambda: fit(weighted, classes=4),
         "0 to 1": lambda: fit(weighted, accuracy=lambda x, y: y),
     }
     assert failing(cases, lambda work: work()) == {}
