@@ -132,8 +132,7 @@ Repeat = Annotated[
 NoWarmUpRun = Annotated[
     bool,
     typer.Option(
-        "--no-warm-up-run",
-        help="Leave out the short run before the first one, whose result is dropped.",
+        "--no-warm-up-run", help="Leave out the short run before the first one, whose result is dropped."
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs, then exit.")]
@@ -159,8 +158,7 @@ Strict = Annotated[
     ),
 ]
 Port = Annotated[
-    int,
-    typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1. 0: any free one."),
+    int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1. 0: any free one.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
@@ -565,8 +563,7 @@ def calibrate(
         Path, typer.Argument(parser=_directory, metavar="FILE", help="The file to write.")
     ] = Path("cluster.json"),
     out: Annotated[
-        Path,
-        typer.Option(parser=_directory, metavar="DIRECTORY", help="Results directory of the runs."),
+        Path, typer.Option(parser=_directory, metavar="DIRECTORY", help="Results directory of the runs.")
     ] = Path("results/calibrate"),
     data_dir: DataDir = Path("data"),
     runtime: Runtime = None,
@@ -747,16 +744,14 @@ def layout(
         ),
     ] = None,
     link: Annotated[
-        str,
-        typer.Option(help="Bandwidth and latency between two nodes; none: as fast as the software."),
+        str, typer.Option(help="Bandwidth and latency between two nodes; none: as fast as the software.")
     ] = "10gbit/50us",
     cluster: Annotated[
         Path | None,
         typer.Option(parser=_directory, metavar="FILE", help="Costs of messages, from `calibrate`."),
     ] = None,
     dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset whose input shape is used: copy, induction or synthetic."),
+        str | None, typer.Option(help="Dataset whose input shape is used: copy, induction or synthetic.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per step, of all nodes.")] = 64,
     transport: Annotated[str, typer.Option(help="gloo, mpi or rpc.")] = "gloo",

@@ -50,9 +50,7 @@ def label_of(environment: Mapping[str, str]) -> str:
     return f"{environment[LABEL]} {environment.get(SINCE, '')}"
 
 
-def labelled(
-    wanted: Mapping[str, str] | None = None,
-) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
+def labelled(wanted: Mapping[str, str] | None = None) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
     """Processes with the label, and their environments. wanted: variables that they must have, too."""
     for process in psutil.process_iter():
         try:

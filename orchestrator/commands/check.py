@@ -197,9 +197,7 @@ def _dataset(text: str) -> Place:
         raise InputError(f"--dataset {form['name']}: {error.message()}") from error
     except ValidationError as error:
         lines = error_lines(
-            error,
-            lambda at: f"--dataset {text}: {dotted(at)}",
-            lambda at: registry.parameters(form, *at),
+            error, lambda at: f"--dataset {text}: {dotted(at)}", lambda at: registry.parameters(form, *at)
         )
         raise InputError("\n".join(lines)) from error
     return Place(registered=form["name"], parameters=parameters)

@@ -54,9 +54,7 @@ def _cores() -> Finding:
     usable = cores()
     limit = max(1, usable)  # below one core, the serial run is limited as well
     return Finding(
-        "cores",
-        "ok",
-        f"{usable:g}: limits the wall-clock speedup of local processes to {limit:g}",
+        "cores", "ok", f"{usable:g}: limits the wall-clock speedup of local processes to {limit:g}"
     )
 
 

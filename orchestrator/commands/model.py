@@ -115,12 +115,7 @@ def mesh_sections(
 
 
 def run_of(
-    model: str,
-    dataset: str,
-    batch_size: int,
-    imports: Imports,
-    loss: str = "nll",
-    mesh: str | None = None,
+    model: str, dataset: str, batch_size: int, imports: Imports, loss: str = "nll", mesh: str | None = None
 ) -> RunSpec:
     """The run whose model is profiled: serial, or on a mesh. Raises InputError.
 

@@ -14,13 +14,7 @@ from rich.text import Text
 from orchestrator.errors import InputError, output_error
 from orchestrator.replay.described import Costs
 from orchestrator.replay.real_nodes import Calibrated
-from orchestrator.replay.run import (
-    ClusterTime,
-    NoClusterTime,
-    cluster_time,
-    read_traces,
-    replay_traces,
-)
+from orchestrator.replay.run import ClusterTime, NoClusterTime, cluster_time, read_traces, replay_traces
 from orchestrator.replay.timeline_files import write_timeline
 from orchestrator.report import formats
 from orchestrator.results.real_nodes import read_real_runs

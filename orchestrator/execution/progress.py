@@ -13,13 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.execution.position import (
-    STARTING,
-    Position,
-    TimeLeft,
-    position,
-    share_done,
-)
+from orchestrator.execution.position import STARTING, Position, TimeLeft, position, share_done
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import imported_code
 from orchestrator.results.times import duration

@@ -137,10 +137,7 @@ def environment(run: PlannedRun, options: Options, launcher: str) -> list[Manife
 def resources(run: PlannedRun) -> Manifest:
     """Requests that equal the limits, so that no other pod takes what the run was promised."""
     spec = run.spec
-    limits = {
-        "cpu": f"{round(run.share * spec.cpus * 1000)}m",
-        "memory": f"{run.share * spec.memory_mb}Mi",
-    }
+    limits = {"cpu": f"{round(run.share * spec.cpus * 1000)}m", "memory": f"{run.share * spec.memory_mb}Mi"}
     if spec.on_gpu:
         limits["nvidia.com/gpu"] = str(spec.processes_per_node)
     return {"requests": limits, "limits": limits}

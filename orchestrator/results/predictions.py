@@ -124,9 +124,7 @@ def write_predictions(paths: SweepPaths, predictions: Predictions) -> None:
 def read_predictions(paths: SweepPaths) -> Predictions | None:
     """The predictions of a results directory; None if it has none. Raises UnusableFile."""
     return read_stored(
-        Predictions,
-        paths.predictions,
-        lambda path: read_json_below(path.parent, path.name, LIMITS),
+        Predictions, paths.predictions, lambda path: read_json_below(path.parent, path.name, LIMITS)
     )
 
 

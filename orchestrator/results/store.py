@@ -397,9 +397,7 @@ def read_stored(model: type[T], path: Path, content: Callable[[Path], bytes]) ->
         raise UnusableFile(path, f"is damaged: {reason}") from error
 
 
-def finished_runs(
-    paths: SweepPaths,
-) -> tuple[list[tuple[RunPaths, RunResult]], dict[str, UnusableFile]]:
+def finished_runs(paths: SweepPaths) -> tuple[list[tuple[RunPaths, RunResult]], dict[str, UnusableFile]]:
     """The runs of a results directory that are ok, and why other results cannot be read, by key.
 
     Raises InputError if it has no sweep.

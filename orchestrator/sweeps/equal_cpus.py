@@ -44,9 +44,7 @@ def equal_share(cores: float, nodes: int) -> EqualShare:
 
 
 def resolve_equal(
-    blocks: Sequence[BlockFields],
-    runs: Callable[[], Sequence[RunSpec]],
-    cores: Callable[[], float] | None,
+    blocks: Sequence[BlockFields], runs: Callable[[], Sequence[RunSpec]], cores: Callable[[], float] | None
 ) -> EqualShare | None:
     """Replace `equal` by a number wherever it is a value of `cpus`; None if it is nowhere.
 

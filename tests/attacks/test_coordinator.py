@@ -184,10 +184,7 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
         ("count", *trace(TRACE.replace(b'"count":3', b'"count":1000001'))),
         ("trace: ", *trace(*[b"x" * 40_000] * 200)),
     ],
-    "what was not asked for": [
-        ("weights", chunk(WEIGHTS)),
-        ("trace: more than 0 bytes", *trace(TRACE)),
-    ],
+    "what was not asked for": [("weights", chunk(WEIGHTS)), ("trace: more than 0 bytes", *trace(TRACE))],
 }
 
 

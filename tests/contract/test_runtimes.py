@@ -47,10 +47,7 @@ def test_injected_fault(
         assert re.search(cause, str(run.result.cause)), run.result.cause
     files = {path.name for path in run.directory.iterdir()}
     assert files >= {"spec.json", "plan.json", "result.json", "events.jsonl"}
-    assert files & {
-        "node-0.log",
-        "node-1.log",
-    }  # one may not have started, or have all ranks
+    assert files & {"node-0.log", "node-1.log"}  # one may not have started, or have all ranks
     assert "live" not in files
 
 

@@ -33,9 +33,7 @@ BLOCKS = (
     {"save_weights": False, "strategy": FAILS},
 )
 
-pytestmark = [
-    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-]
+pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 
 def sweep_file(directory: Path, **slurm: str) -> Path:

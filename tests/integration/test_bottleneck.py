@@ -112,11 +112,7 @@ def test_suspended_process_is_terminated_without_sigkill(busy: psutil.Process) -
 
 @pytest.mark.parametrize(
     ("transport", "cold", "speeds"),
-    [
-        ("gloo", False, [0.5, 0.2, 1]),
-        ("mpi", False, [1, 0.2]),
-        ("gloo", True, [1, 0.2]),
-    ],
+    [("gloo", False, [0.5, 0.2, 1]), ("mpi", False, [1, 0.2]), ("gloo", True, [1, 0.2])],
 )
 def test_ranks_of_slower_nodes_train_within_their_own_quotas(
     tmp_path: Path, transport: str, cold: bool, speeds: list[float]

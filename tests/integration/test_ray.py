@@ -21,13 +21,7 @@ from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support import runs
 from tests.support.nightly import nightly
 from tests.support.processes import ended, node_processes
-from tests.support.runs import (
-    SMALL,
-    RecordingDisplay,
-    digests,
-    execute_on,
-    killing,
-)
+from tests.support.runs import SMALL, RecordingDisplay, digests, execute_on, killing
 from trainer.spec.run_spec import RunSpec
 
 MISSING = RayRuntime().unavailable_reason()

@@ -24,15 +24,7 @@ from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import Running, end, start_sweep
 from tests.support.pages import blocks
 from tests.support.processes import wait_until
-from tests.support.runs import (
-    SMALL,
-    RunCache,
-    digests,
-    event_files,
-    only_result,
-    results_in,
-    write_sweep,
-)
+from tests.support.runs import SMALL, RunCache, digests, event_files, only_result, results_in, write_sweep
 from tests.support.slurm_cluster import START_AGAIN, Cluster, slurm_missing
 
 MISSING = slurm_missing()
@@ -55,9 +47,7 @@ REQUEUED = {
     "checkpoint_epochs": 999,
 }
 
-pytestmark = [
-    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-]
+pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 
 @pytest.fixture(autouse=True)

@@ -23,14 +23,7 @@ from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.support.command_line import refused, run_ok
 from tests.support.nightly import nightly
 from tests.support.processes import node_processes, wait_until
-from tests.support.runs import (
-    digests,
-    execute_on,
-    killing,
-    lines_in,
-    results_in,
-    write_sweep,
-)
+from tests.support.runs import digests, execute_on, killing, lines_in, results_in, write_sweep
 from trainer.virtual.options import VirtualOptions
 
 DATASET = {"name": "synthetic", "samples": 320, "test_samples": 64}

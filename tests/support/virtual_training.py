@@ -45,9 +45,7 @@ class VirtualTraining:
 
 
 def train_virtually(
-    spec: RunSpec,
-    options: VirtualOptions = MEASURED,
-    datasets: DatasetCache | None = None,
+    spec: RunSpec, options: VirtualOptions = MEASURED, datasets: DatasetCache | None = None
 ) -> VirtualTraining:
     """Train as the spec says. Raises the first exception of a rank."""
     task, size = Task(spec, Path(), datasets or DatasetCache()), spec.world_size

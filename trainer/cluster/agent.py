@@ -253,10 +253,7 @@ class Agent:
         (SSH / "authorized_keys").write_text(key)
         # ssh starts ranks without the container's environment.
         inherited = {"SHARDYARD_CPU_QUOTA": os.environ.get("SHARDYARD_CPU_QUOTA", "")}
-        rank = {
-            "argv": self._trainer,
-            "environment": {**inherited, **environment(assignment, os.getpid())},
-        }
+        rank = {"argv": self._trainer, "environment": {**inherited, **environment(assignment, os.getpid())}}
         draft = mpi_rank.COMMAND.with_suffix(".new")
         draft.write_text(json.dumps(rank))
         draft.replace(mpi_rank.COMMAND)

@@ -17,14 +17,7 @@ from typing import Any
 from trainer.cluster.commands import CHECKPOINTS
 from trainer.cluster.hand_over import ALIVE, CANCEL, ENDED, SPEC, Ending, log_marks, take_over
 from trainer.cluster.heartbeat import AGENT_SILENCE_S, BEAT_S, LOOK_S, SUSPECT_S, Silence
-from trainer.cluster.protocol import (
-    FROM_AGENT,
-    MAX_HELLO_BYTES,
-    MAX_LINE_BYTES,
-    PORT,
-    Connection,
-    Message,
-)
+from trainer.cluster.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, PORT, Connection, Message
 from trainer.cluster.rank_assignment import (
     ROLES,
     AgentInfo,

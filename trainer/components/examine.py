@@ -39,9 +39,7 @@ class Finding(Record):
 
 
 def examine_all(
-    laws: Iterable[Law],
-    first: Callable[[Law], Sequence[Input] | str],
-    attempt: Attempt,
+    laws: Iterable[Law], first: Callable[[Law], Sequence[Input] | str], attempt: Attempt
 ) -> Iterator[Finding]:
     """Try laws one after the other. Those after an essential one that fails are not tried.
 

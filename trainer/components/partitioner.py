@@ -13,16 +13,7 @@ from annotated_types import Interval
 from pydantic import model_validator
 
 from trainer.components.facts import Imported, Source
-from trainer.components.kind import (
-    Elsewhere,
-    Input,
-    Kind,
-    NotApplicable,
-    Note,
-    Verdict,
-    counted,
-    law,
-)
+from trainer.components.kind import Elsewhere, Input, Kind, NotApplicable, Note, Verdict, counted, law
 from trainer.components.parameters import POSITIONAL, bound, signature_of
 from trainer.components.random_state import repetition_error, scatter_seeds
 from trainer.core.failure import Failure

@@ -23,9 +23,7 @@ class Clock:
     """
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.perf_counter,
-        cpu: Callable[[], float] = time.process_time,
+        self, wall: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.process_time
     ) -> None:
         self.wall = wall
         self._cpu = cpu

@@ -28,8 +28,7 @@ class Participation(BaseModel):
 
     fraction: float | None = Field(None, gt=0, le=1, description="share of the ranks in each round")
     by: Literal["uniform", "size"] = Field(
-        "uniform",
-        description="every rank is equally likely, or in proportion to its samples in epoch 1",
+        "uniform", description="every rank is equally likely, or in proportion to its samples in epoch 1"
     )
     schedule: list[list[int]] | None = Field(
         None,

@@ -8,14 +8,7 @@ from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
 MAX_EXCERPT = 60  # characters of a rejected value in an error message

@@ -127,11 +127,7 @@ class Registry(Generic[T]):
             raise PydanticCustomError(
                 "unknown_name",
                 "unknown {kind}{suggestion}; known: {known}",
-                {
-                    "kind": self.kind,
-                    "suggestion": suggestion(name, self.entries),
-                    "known": self.known,
-                },
+                {"kind": self.kind, "suggestion": suggestion(name, self.entries), "known": self.known},
             )
         loaded: type[T] = load_attribute(self.entries[name])
         return loaded

@@ -20,8 +20,7 @@ Uneven = Annotated[
     ),
 ]
 Init = Annotated[
-    Literal["broadcast", "independent"],
-    Field(description="initial weights: rank 0's, or each rank's own"),
+    Literal["broadcast", "independent"], Field(description="initial weights: rank 0's, or each rank's own")
 ]
 Weighting = Annotated[
     Literal["equal", "size"],

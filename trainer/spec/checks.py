@@ -159,11 +159,7 @@ def loss(run: RunFields) -> CheckError:
     return PydanticCustomError(
         "loss",
         "{loss} needs targets of the outputs' shape, and {dataset} has classes; allowed: {allowed}",
-        {
-            "loss": run.name_of("loss"),
-            "dataset": run.name_of("dataset"),
-            "allowed": ", ".join(allowed),
-        },
+        {"loss": run.name_of("loss"), "dataset": run.name_of("dataset"), "allowed": ", ".join(allowed)},
     )
 
 
@@ -416,11 +412,7 @@ def augmentation(run: RunFields) -> CheckError:
     return PydanticCustomError(
         "augmentation",
         "{augmentation} cannot augment {dataset}: {reason}",
-        {
-            "augmentation": run.name_of("augmentation"),
-            "dataset": run.name_of("dataset"),
-            "reason": reason,
-        },
+        {"augmentation": run.name_of("augmentation"), "dataset": run.name_of("dataset"), "reason": reason},
     )
 
 

@@ -163,10 +163,7 @@ class RunFields(BaseModel):
     )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each replica over its samples")
     target_accuracy: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="test accuracy (0 to 1) that ends training; null: train all epochs",
+        None, gt=0, le=1, description="test accuracy (0 to 1) that ends training; null: train all epochs"
     )
     patience: int = Field(
         1, ge=1, le=10_000, description="consecutive epochs that must reach target_accuracy"
@@ -207,10 +204,7 @@ class RunFields(BaseModel):
         "null: those of the machine",
     )
     restarts: int = Field(
-        0,
-        ge=0,
-        le=100,
-        description="restarts of all ranks by torchrun after failures; topology ddp only",
+        0, ge=0, le=100, description="restarts of all ranks by torchrun after failures; topology ddp only"
     )
     checkpoint_epochs: int | None = Field(
         None, ge=1, description="epochs between checkpoints; an interrupted run resumes from the last one"
@@ -219,9 +213,7 @@ class RunFields(BaseModel):
         None, ge=1, description="steps between checkpoints; excludes checkpoint_epochs"
     )
     faults: list[Fault] = Field(
-        [],
-        max_length=MAX_FAULTS,
-        description="faults that are injected into nodes: an action, and `at`",
+        [], max_length=MAX_FAULTS, description="faults that are injected into nodes: an action, and `at`"
     )
     on_loss: Literal["stop", "continue"] = Field(
         "stop", description="what the other nodes do when one is lost: stop, or continue without it"

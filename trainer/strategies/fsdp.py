@@ -44,8 +44,7 @@ class Fsdp(Strategy):
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     reshard: bool = Field(
-        True,
-        description="free a block's weights after the forward pass and gather them again",
+        True, description="free a block's weights after the forward pass and gather them again"
     )
     uneven: Uneven = "join"
 

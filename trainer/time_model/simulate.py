@@ -16,10 +16,7 @@ from trainer.time_model.service import Section, ServedRequest, sections_of
 
 
 def simulate(
-    traces: Sequence[Trace],
-    cluster: Cluster,
-    max_staleness: int | None = None,
-    intervals: bool = False,
+    traces: Sequence[Trace], cluster: Cluster, max_staleness: int | None = None, intervals: bool = False
 ) -> Replay:
     """Replay the traces of all ranks of a run, in rank order.
 

@@ -15,13 +15,7 @@ import numpy as np
 from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
 from trainer.data.base import DataError, Indices, Labels
-from trainer.data.certificate import (
-    Counts,
-    Coverage,
-    earth_movers_distance,
-    js_divergence,
-    label_counts,
-)
+from trainer.data.certificate import Counts, Coverage, earth_movers_distance, js_divergence, label_counts
 from trainer.spec.run_spec import RunSpec
 
 

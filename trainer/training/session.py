@@ -64,12 +64,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        context: NodeContext,
-        task: Task,
-        events: EventWriter,
-        comm: Communicator,
-        shared: Any = None,
+        self, context: NodeContext, task: Task, events: EventWriter, comm: Communicator, shared: Any = None
     ) -> None:
         self.rank, self.size, self.timeout_s = context.rank, context.size, context.timeout_s
         self.comm, self.clock, self.shared = comm, comm.clock, shared

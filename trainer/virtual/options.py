@@ -33,9 +33,7 @@ class VirtualOptions(Description):
     )
 
     workers: int = Field(
-        default=1,
-        ge=1,
-        description="processes that share the nodes, at most one per core of the machine",
+        default=1, ge=1, description="processes that share the nodes, at most one per core of the machine"
     )
 
     @model_validator(mode="after")

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 class VirtualRequests(Requests):
     """The channel of a virtual rank."""
 
-    def __init__(
-        self,
-        rank: int,
-        shared: VirtualGroup,
-        pause: Callable[[Kind, int, int], None],
-    ) -> None:
+    def __init__(self, rank: int, shared: VirtualGroup, pause: Callable[[Kind, int, int], None]) -> None:
         """
         Args:
             rank: the rank in the run.

@@ -56,10 +56,7 @@ class Limits:
             at = f"{match.directory}: {match.name}"
             if match.reference.ok and not match.other.ok:
                 lines.append(f"{at}: no run finished")
-            for limit, compared in (
-                (self.slower, difference.time),
-                (self.accuracy, difference.accuracy),
-            ):
+            for limit, compared in ((self.slower, difference.time), (self.accuracy, difference.accuracy)):
                 if limit is not None and compared and _lost(compared, limit):
                     lines.append(f"{at}: above the limit: {compared.written}")
         if not lines:

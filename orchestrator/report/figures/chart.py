@@ -51,10 +51,7 @@ class Chart:
 
     @classmethod
     def of(
-        cls,
-        drawn: alt.TopLevelMixin,
-        wide: bool = False,
-        log_axis: Literal["x", "y"] | None = None,
+        cls, drawn: alt.TopLevelMixin, wide: bool = False, log_axis: Literal["x", "y"] | None = None
     ) -> Chart:
         """The figure that Altair describes, of charts of `data_of` or `chart_of`.
 

@@ -10,10 +10,7 @@ from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
 from orchestrator.report.figures.chart import PADDING, Chart, chart_of, data_of
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import (
-    Style,
-    series_name,
-)
+from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group

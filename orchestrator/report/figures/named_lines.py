@@ -177,10 +177,7 @@ class Lines:
         """An arrow at the edge and the value, for each point outside the axis."""
         look = alt.Color("series:N", scale=self.style.colours(self.groups), legend=None)
         layers = []
-        for side, shape, edge in (
-            (-1, "triangle-down", "height - 6"),
-            (1, "triangle-up", "6"),
-        ):
+        for side, shape, edge in ((-1, "triangle-down", "height - 6"), (1, "triangle-up", "6")):
             outside = base.transform_filter(f"datum.outside == {side}").encode(
                 x=self.x.x, y=alt.value({"expr": edge}), color=look, tooltip=list(self.tooltip)
             )

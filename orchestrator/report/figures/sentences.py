@@ -34,10 +34,7 @@ class Shown:
 
 
 def figure_sentence(
-    shows: Sequence[str],
-    otherwise: Callable[[Shown], str],
-    view: WorkloadView,
-    findings: Sequence[Finding],
+    shows: Sequence[str], otherwise: Callable[[Shown], str], view: WorkloadView, findings: Sequence[Finding]
 ) -> str:
     """What a figure shows of a workload; empty if there is nothing to say.
 

@@ -15,12 +15,7 @@ from orchestrator.report.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
-from orchestrator.report.statistics.families import (
-    Correction,
-    Decision,
-    benjamini_hochberg,
-    is_extreme,
-)
+from orchestrator.report.statistics.families import Correction, Decision, benjamini_hochberg, is_extreme
 from orchestrator.report.statistics.moderated import Estimate
 
 FALSE_SHOWN = 0.05  # the share of reports on equals that may have a false claim that is called shown
@@ -234,10 +229,7 @@ def _same(question: Question, sample: Sampling) -> bool:
 
 
 def _compared(
-    question: Question,
-    tolerance: Tolerance,
-    decided: tuple[Decision, Level, int] | None,
-    sample: Sampling,
+    question: Question, tolerance: Tolerance, decided: tuple[Decision, Level, int] | None, sample: Sampling
 ) -> Compared:
     quantity, left, right = question.quantity, question.left, question.right
     decision, level, together = decided or (None, "likely", 0)

@@ -133,10 +133,7 @@ ACTIVATIONS_OF_SERIAL = Quantity(SHARE, _activations_of_serial, "Activations, of
 
 MODEL_PARTITIONS = named(
     parameters_per_rank_max=Quantity(
-        COUNT,
-        _parameters,
-        "Parameters (of serial)",
-        "parameters of the part that a rank holds; maximum",
+        COUNT, _parameters, "Parameters (of serial)", "parameters of the part that a rank holds; maximum"
     ),
     state_bytes_per_rank_max=Quantity(
         BYTES,

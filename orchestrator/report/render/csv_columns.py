@@ -99,10 +99,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         empty=NO_SERIAL_RUN,
     ),
     CsvColumn(
-        "no_speedup_reason",
-        lambda row: row.no_speedup,
-        "why there is no speedup",
-        empty="there is one",
+        "no_speedup_reason", lambda row: row.no_speedup, "why there is no speedup", empty="there is one"
     ),
     *_quantities("accuracy", "accuracy_difference", "test_loss", "bits_per_token"),
     *_quantities("local_accuracy_min", "local_accuracy_mean", "local_accuracy_max"),

@@ -39,12 +39,7 @@ FEW_RUNS = 10  # whose table is open at first
 SOURCES = Path(__file__).parent
 
 
-def render(
-    page: Page,
-    comparison: Comparison,
-    plots: Sequence[Plot],
-    drawings: Drawings,
-) -> str:
+def render(page: Page, comparison: Comparison, plots: Sequence[Plot], drawings: Drawings) -> str:
     """The page's text. Everything that comes from files is escaped.
 
     drawings: the drawings of the plots, in their order.

@@ -26,12 +26,7 @@ MAX_KEYS = 12  # of a finding's runs; results.csv lists all
 NAMED_BY = 2  # columns that say what a line of a table is about
 # Characters that are markup, or that end a table cell.
 _ESCAPES = str.maketrans(
-    {
-        "&": "&amp;",
-        "<": "&lt;",
-        ">": "&gt;",
-        **{character: f"\\{character}" for character in "|[`\\$*~"},
-    }
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{character}" for character in "|[`\\$*~"}}
 )
 _BLOCK_MARKER = re.compile(r"^(\d*)([#+=:.)-])")  # begins a heading, a list, a table or a rule
 

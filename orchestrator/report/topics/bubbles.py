@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.report.figures.bars import (
-    fold,
-    name_axis,
-    step_of,
-    width_beside,
-)
+from orchestrator.report.figures.bars import fold, name_axis, step_of, width_beside
 from orchestrator.report.figures.chart import Chart, chart_of, layered
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
@@ -23,10 +18,7 @@ from orchestrator.report.formats import listed, percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
-from orchestrator.report.quantities import (
-    BUBBLE,
-    BUBBLE_FORMULA,
-)
+from orchestrator.report.quantities import BUBBLE, BUBBLE_FORMULA
 from orchestrator.report.topics.topic import Topic
 
 
@@ -102,9 +94,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     )
     formulas = base.mark_tick(thickness=2, height=20, color=colour("ink")).encode(x="formula:Q")
     dots = base.mark_point(filled=True, size=70, opacity=1).encode(
-        x="measured:Q",
-        color=colours,
-        shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None),
+        x="measured:Q", color=colours, shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None)
     )
     title = alt.TitleParams("Pipeline bubble", subtitle="Point: measured. Vertical mark: formula")
     drawn = layered(spans, formulas, dots).properties(

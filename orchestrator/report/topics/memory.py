@@ -7,11 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.report.figures.axes import SIZE_AXIS
-from orchestrator.report.figures.bars import (
-    Bar,
-    bar_names,
-    stacked_bars,
-)
+from orchestrator.report.figures.bars import Bar, bar_names, stacked_bars
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
@@ -23,9 +19,7 @@ from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import (
-    STEP_S,
-)
+from orchestrator.report.quantities import STEP_S
 from orchestrator.report.quantities.model_partition import (
     NOTABLY_LESS,
     is_partitioned,

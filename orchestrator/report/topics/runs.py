@@ -33,10 +33,7 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "too_few_seeds",
         f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.{why}",
         evidence(few),
-        {
-            "all": everything,
-            "configurations": names,
-        },
+        {"all": everything, "configurations": names},
     )
 
 

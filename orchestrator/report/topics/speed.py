@@ -13,12 +13,7 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
-from orchestrator.report.quantities import (
-    CPU_TIME_SPEEDUP,
-    EXCHANGE_SHARE,
-    SPEEDUP,
-    TRAIN_S,
-)
+from orchestrator.report.quantities import CPU_TIME_SPEEDUP, EXCHANGE_SHARE, SPEEDUP, TRAIN_S
 from orchestrator.report.quantities.learning import same_epochs
 from orchestrator.report.topics.topic import Topic
 

@@ -7,9 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.report.figures.axes import SIZE_AXIS
-from orchestrator.report.figures.bars import (
-    top_legend,
-)
+from orchestrator.report.figures.bars import top_legend
 from orchestrator.report.figures.chart import WIDTH, Chart, chart_of, data_of, layered
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
@@ -22,14 +20,8 @@ from orchestrator.report.formats import percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.split_points import two_stage_splits
-from orchestrator.report.quantities import (
-    LOAD_BALANCE,
-    SPLIT_POINT_BYTES_PER_STEP,
-    STEP_S,
-)
-from orchestrator.report.quantities.model_partition import (
-    busy_s,
-)
+from orchestrator.report.quantities import LOAD_BALANCE, SPLIT_POINT_BYTES_PER_STEP, STEP_S
+from orchestrator.report.quantities.model_partition import busy_s
 from orchestrator.report.topics.topic import Topic
 
 MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported

@@ -10,14 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.report.figures.chart import (
-    FULL_WIDTH,
-    WIDTH,
-    Chart,
-    chart_of,
-    layered,
-    panel_header,
-)
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, layered, panel_header
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.report.formats import probability
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.verdict.candidates import (
-    MOST_NAMED,
-    Candidate,
-    candidates,
-    why_not,
-)
+from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate, candidates, why_not
 from orchestrator.sweeps.stages import DECIDED, Standing
 
 NO_CHANCE = 0.01  # below which a configuration gets no more seeds

@@ -21,13 +21,7 @@ from orchestrator.report.quantities import TIME_TO_TARGET_S
 from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.candidates import (
-    MOST_NAMED,
-    PROBABLE,
-    Candidate,
-    at_target,
-    in_question,
-)
+from orchestrator.report.verdict.candidates import MOST_NAMED, PROBABLE, Candidate, at_target, in_question
 from orchestrator.report.verdict.options import option, shown
 
 

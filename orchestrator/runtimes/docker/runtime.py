@@ -69,12 +69,7 @@ class DockerRuntime(Runtime):
 
     confines = True
     info = RuntimeInfo(
-        enforces_limits=True,
-        shares_cores=True,
-        one_clock=True,
-        shapes_links=True,
-        warm=True,
-        remote=False,
+        enforces_limits=True, shares_cores=True, one_clock=True, shapes_links=True, warm=True, remote=False
     )
     max_warm_nodes = MAX_WARM
 

@@ -113,10 +113,7 @@ class ContainerSandbox(Sandbox):
 
 
 def confined(
-    module: Sequence[str],
-    limits: Limits,
-    read_only: Mapping[Path, str],
-    environment: Mapping[str, str],
+    module: Sequence[str], limits: Limits, read_only: Mapping[Path, str], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """What the engine is asked for: everything that a container may do and have.
 

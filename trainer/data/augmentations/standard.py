@@ -40,10 +40,7 @@ class StandardAugmentation(Augmentation):
     )
     hue: float = Field(0.0, ge=0, le=0.5, description="largest shift of hue, in turns of the colour circle")
     draws: int = Field(
-        16,
-        ge=1,
-        le=65536,
-        description="groups of a batch with their own parameters; flips are per image",
+        16, ge=1, le=65536, description="groups of a batch with their own parameters; flips are per image"
     )
 
     @property

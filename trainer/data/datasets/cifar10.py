@@ -64,10 +64,7 @@ class Cifar10(ScaledDataset):
     def _batches(self, data_dir: Path) -> dict[str, _Batch]:
         """All batches by name, read in one pass: seeking back would decompress the archive again."""
         batches = {}
-        with (
-            self.archive.open_verified(data_dir) as file,
-            tarfile.open(fileobj=file, mode="r|gz") as tar,
-        ):
+        with self.archive.open_verified(data_dir) as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
             for member in tar:
                 if member.name in {*_TRAIN, _TEST} and (batch := tar.extractfile(member)):
                     batches[member.name] = _read_batch(batch)

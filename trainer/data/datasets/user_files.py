@@ -46,11 +46,7 @@ def npy(path: str, targets: str, directory: Path, data_dir: Path) -> tuple[Array
 
 
 def image_folder(
-    path: str,
-    directory: Path,
-    data_dir: Path,
-    size: Annotated[int, Field(ge=1)] = 32,
-    grey: bool = False,
+    path: str, directory: Path, data_dir: Path, size: Annotated[int, Field(ge=1)] = 32, grey: bool = False
 ) -> Any:
     """torchvision's ImageFolder: a folder for each class. Images are cut to squares of `size` pixels.
 

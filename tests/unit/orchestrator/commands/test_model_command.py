@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator import cli
-from orchestrator.commands.model import (
-    run_of,
-    sections,
-    split_lines,
-)
+from orchestrator.commands.model import run_of, sections, split_lines
 from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml

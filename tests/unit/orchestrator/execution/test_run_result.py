@@ -313,8 +313,7 @@ def ranks_until(*epochs: int) -> Events:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "samples_lost"),
-    [((2, 2, 2), 0), ((2, 1, 2), 6), ((2, 0, 2), 12), ((1, 2, 0), 5 + 7 + 7)],
+    ("epochs", "samples_lost"), [((2, 2, 2), 0), ((2, 1, 2), 6), ((2, 0, 2), 12), ((1, 2, 0), 5 + 7 + 7)]
 )
 def test_samples_of_lost_ranks_are_counted(epochs: tuple[int, ...], samples_lost: int) -> None:
     """Also of node 0, whose place in the row others take."""
