@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.results.store import RunPaths
+from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import Run
-from orchestrator.runtimes.journal import Journal
 from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name
-from trainer.core.events import Event, EventReader, damage, make_files
+from trainer.core.events import Event, EventReader, damage, in_order, make_files
 from trainer.core.processes import Suspended
 from trainer.spec.output_limits import OutputLimits
 
@@ -23,6 +22,13 @@ def make_live(paths: RunPaths, ranks: int) -> None:
     make_files(paths.live, range(ranks))
 
 
+def write_events(path: Path, events: list[Event]) -> list[Event]:
+    """Write all events of a run in their order, see `in_order`. Returns them."""
+    events = in_order(events)
+    write_atomic(path, "".join(event.to_line() + "\n" for event in events))
+    return events
+
+
 class LiveRun(Run):
     """A run whose ranks write to a directory of this machine: what they write is checked here."""
 
@@ -31,22 +37,21 @@ class LiveRun(Run):
         self._plan, self._paths = plan, plan.paths
         self._limits = OutputLimits.of(plan.spec, plan.requeues)
         ranks, most = self._limits.ranks, self._limits.event_bytes
-        reader = EventReader(plan.paths.live, ranks, most, self._limits.restarts, made=range(ranks))
-        self._journal = Journal(reader)
+        self._reader = EventReader(plan.paths.live, ranks, most, self._limits.restarts, made=range(ranks))
         self._damage: str | None = None
 
     def _read(self) -> list[Event]:
         """The events since the last call."""
-        events = self._journal.read()
+        events = self._reader.new()
         # With restarts, a killed rank may leave an incomplete line, which does not matter.
-        if not self._plan.spec.restarts or self._journal.has_given_up:
+        if not self._plan.spec.restarts or self._reader.has_given_up:
             for event in [event for event in events if event.kind == "damaged"][-1:]:
                 self._damage = damage(event, rank_name(event.rank, self._plan.spec.processes_per_node))
         return events
 
     def new_events(self) -> list[Event]:
         self._read()
-        return self._journal.untold()
+        return self._reader.untold()
 
     @property
     def _trouble(self) -> str | None:
@@ -72,9 +77,9 @@ class LiveRun(Run):
         self._read()
         for rank, path, reason in [*self._excess()]:
             damaged = Event(time.time(), "", rank, "", "damaged", {"line": "", "reason": reason})
-            self._journal.events.append(damaged)
+            self._reader.events.append(damaged)
             path.unlink()
-        events = self._journal.write(self._paths.events)
+        events = write_events(self._paths.events, self._reader.events)
         traces = [self._paths.trace(rank) for rank in range(self._limits.ranks)]
         for path in (self._paths.weights, self._paths.usage, *traces):
             if _is_regular(self._paths.live / path.name):

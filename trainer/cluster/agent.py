@@ -396,7 +396,7 @@ class Agent:
 
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order
-            for written in self._tail.new():
+            for written in self._tail.written():
                 lines = [line[:MAX_BYTES] for line in written.lines.split(b"\n") if line]
                 if written.fault:
                     damaged = RankEvents(written.rank).damaged(written.fault, written.rest)

@@ -208,11 +208,7 @@ class Tail:
         """Whether it reads no more of some file."""
         return any(position.given_up for position in self._positions.values())
 
-    def give_up(self, rank: int) -> None:
-        """Read no more of the file of a rank."""
-        self._positions[rank].given_up = True
-
-    def new(self) -> Iterator[Written]:
+    def written(self) -> Iterator[Written]:
         """What was written since the last call, by rank. Incomplete lines are left for the next call."""
         removed = {*self._positions}
         for path in sorted(self._directory.glob("rank-*.jsonl")):
@@ -221,14 +217,13 @@ class Tail:
                 rank = int(name[1])
                 position = self._positions.setdefault(rank, _Position())
                 removed.discard(rank)
-                if (
-                    not position.given_up and (size := _size(path)) != position.size
-                ):  # few, if there are many
+                # Most are as before, if there are many.
+                if not position.given_up and (size := _size(path)) != position.size:
                     position.size = size
                     yield self._read(path, rank, position)
         for rank in sorted(removed) if self._directory.exists() else ():
-            if not self._positions[rank].given_up:
-                self.give_up(rank)
+            if not (position := self._positions[rank]).given_up:
+                position.given_up = True
                 yield Written(rank, fault=f"{events_name(rank)} was removed")
 
     def _read(self, path: Path, rank: int, position: _Position) -> Written:
@@ -301,8 +296,12 @@ class RankEvents:
         return Event(self._time, "", self._rank, "", "damaged", fields)
 
 
-class EventReader:
-    """Reads the events of a directory as they are written, each exactly once."""
+class EventReader(Tail):
+    """Reads the events of a directory as they are written, each exactly once.
+
+    Attributes:
+        events: all that were read.
+    """
 
     def __init__(
         self,
@@ -313,29 +312,33 @@ class EventReader:
         made: Iterable[int] = (),
     ) -> None:
         """See `Tail` and `RankEvents`."""
-        self._tail = Tail(directory, ranks, max_bytes_per_rank, made)
-        self._restarts = restarts
-        self._ranks: dict[int, RankEvents] = {}
+        super().__init__(directory, ranks, max_bytes_per_rank, made)
+        self._checks, self._restarts = dict[int, RankEvents](), restarts
         self._latest: dict[int, float] = {}
+        self.events: list[Event] = []
+        self._told = 0  # of them, by `untold`
 
     @property
     def has_given_up(self) -> bool:
         """Whether it reads no more of some file, because there is too much in it."""
-        return self._tail.has_given_up
+        return super().has_given_up or any(each.given_up for each in self._checks.values())
 
     def new(self) -> list[Event]:
         """The events since the last call, see `in_order`. Incomplete lines are left for the next call."""
-        events: list[Event] = []
-        for written in self._tail.new():
-            rank = written.rank
-            if rank not in self._ranks:
-                self._ranks[rank] = RankEvents(rank, self._restarts)
-            events += (own := self._ranks[rank]).of(written.lines)
-            if own.given_up:
-                self._tail.give_up(rank)
-            elif written.fault:
-                events.append(own.damaged(written.fault, written.rest))
-        return in_order(events, self._latest)
+        found: list[Event] = []
+        for written in self.written():
+            if (rank := written.rank) not in self._checks:
+                self._checks[rank] = RankEvents(rank, self._restarts)
+            found += (own := self._checks[rank]).of(written.lines)
+            if written.fault and not own.given_up:
+                found.append(own.damaged(written.fault, written.rest))
+        self.events += (events := in_order(found, self._latest))
+        return events
+
+    def untold(self) -> list[Event]:
+        """Those of the events that no earlier call has returned."""
+        told, self._told = self._told, len(self.events)
+        return self.events[told:]
 
 
 def in_order(events: Iterable[Event], latest: dict[int, float] | None = None) -> list[Event]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.journal import Journal
+from orchestrator.runtimes.live_run import write_events
 from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
 from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
 from trainer.cluster.rank_assignment import AgentInfo, node_name
@@ -29,16 +29,16 @@ class LiveRecord:
         self._beats = coordinator_is_up
         self._last_beat: int | None = None  # time in ns, by the clock of the coordinator
         self._silence = Silence()
-        self._journal = Journal(EventReader(directory))
+        self._reader = EventReader(directory)
         self._ready: set[int] = set()
 
     def _read(self) -> None:
-        self._ready |= {event.rank for event in self._journal.read() if event.kind == "ready"}
+        self._ready |= {event.rank for event in self._reader.new() if event.kind == "ready"}
 
     def new_events(self) -> list[Event]:
         """The events since the last call, in order of time."""
         self._read()
-        return self._journal.untold()
+        return self._reader.untold()
 
     def are_ready(self, ranks: int) -> bool:
         """Whether this many ranks are ready to train."""
@@ -64,7 +64,7 @@ class LiveRecord:
     def started(self) -> set[int]:
         """The ranks that have reported their start."""
         self._read()
-        return {event.rank for event in self._journal.events if event.kind == "start"}
+        return {event.rank for event in self._reader.events if event.kind == "start"}
 
     @property
     def agents(self) -> list[AgentInfo]:
@@ -116,7 +116,7 @@ class LiveRecord:
     def collect(self, paths: RunPaths) -> list[Event]:
         """Move events, weights, usage and traces to their final paths, and remove the rest."""
         self._read()
-        events = self._journal.write(paths.events)
+        events = write_events(paths.events, self._reader.events)
         ranks = [rank for agent in self.agents for rank in agent.ranks]
         for kept in (paths.weights, paths.usage, *map(paths.trace, ranks)):
             with suppress(FileNotFoundError):
