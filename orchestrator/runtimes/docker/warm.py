@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,11 +74,16 @@ class WarmContainers(Cluster):
         self.failure = None if self._expired else failure
         return failure is None
 
-    def defect(self) -> str | None:
-        """How they have failed; None if all run, or are still starting."""
+    def defect(self, used: Set[tuple[str, int]] = frozenset()) -> str | None:
+        """How they have failed; None if all run, or are still starting.
+
+        used: service and number of those that a run has, which goes on without the other nodes; empty: all.
+        """
         starting = self.project.starting
         containers = self.project.containers()
         for each in containers:
+            if used and each.service == "node" and (each.service, each.ordinal) not in used:
+                continue
             name = each.name((), self.compose.topology)  # they have no gaps
             if each.ended:
                 return f"the warm container {name} {how_ended(self.project.exit_code(each))}"
@@ -87,7 +93,8 @@ class WarmContainers(Cluster):
             return error
         # One is the coordinator.
         expected = self.compose.scale + len(ROLES[self.compose.topology]) + self.compose.linked
-        if not starting and len(containers) < expected:
+        spare = self.compose.scale - sum(service == "node" for service, _ in used) if used else 0
+        if not starting and len(containers) < expected - spare:
             return "a warm container was removed"
         return None
 
@@ -162,7 +169,7 @@ class WarmRun(Run):
         """The state if containers or the engine have failed, else None."""
         self._inspected_at = time.monotonic()
         try:
-            failure = self._nodes.defect()
+            failure = self._nodes.defect(self._used)
             if trouble := self._record.coordinator_trouble():
                 failure = failure or f"the warm container coordinator {trouble}"
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
@@ -236,9 +243,13 @@ class WarmRun(Run):
         if self._lost:
             self._nodes.delete()
 
+    @property
+    def _used(self) -> Set[tuple[str, int]]:
+        """Service and number of the containers whose agents take part; none before ranks are assigned."""
+        return {(agent.role, agent.ordinal) for agent in self._record.agents}
+
     def _save_logs(self) -> None:
-        agents = self._record.agents
-        used = {("coordinator", 1), *((agent.role, agent.ordinal) for agent in agents)}
+        agents, used = self._record.agents, self._used | {("coordinator", 1)}
         for each in self._nodes.project.containers():
             if self._lost or (each.service, each.ordinal) in used:
                 name = node_name(each.service, each.ordinal, agents, self._nodes.compose.topology)

@@ -106,6 +106,19 @@ def test_failed_container_is_a_loss_of_nodes(sweep: FakeSweep, reported: bool) -
         assert run._nodes.deleted
 
 
+def test_a_run_goes_on_without_a_spare_node_and_the_next_one_gets_new_containers(sweep: FakeSweep) -> None:
+    sweep.clusters.expect([sweep.plan(nodes=3).spec, (run := sweep.start(nodes=2))._spec])
+    sweep.codes = {"node-3": 1}
+    for number, failure in enumerate(({"exited": ["node-3"]}, {"unhealthy": ["node-3"]}, {})):
+        run = sweep.start(nodes=2, seed=number + 1)
+        assign_ranks(run, "ddp", 1, 2)
+        sweep.show("node-1", "node-2", "coordinator-1", **failure)
+        assert (run.wait(0).error, run.wait(0).running) == (None, 1)
+        sweep.succeed(run)
+    sweep.start(seed=9)
+    assert sweep.replaced == "a warm container was removed"
+
+
 def test_container_that_the_engine_calls_running_for_a_moment_is_a_loss_of_nodes(
     sweep: FakeSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
