@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -19,9 +20,8 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RESULT, RunPaths, SweepPaths, is_claimed, write_atomic
-from orchestrator.runtimes.base import RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.live_run import LiveRun
+from orchestrator.runtimes.ray.run import RayRun
 from orchestrator.sweeps.load import load_sweep
 from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import unrendered_figures
@@ -216,13 +216,6 @@ def test_files_are_written_through_no_link(tmp_path: Path, outside: Path) -> Non
     assert (path.is_symlink(), path.read_text()) == (False, "text")
 
 
-class EndedRun(LiveRun):
-    def wait(self, timeout_s: float) -> RunState:
-        return RunState({}, 0)
-
-    def stop(self) -> None: ...
-
-
 def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) -> None:
     spec = RunSpec(strategy="all_reduce", transport="gloo", nodes=2, save_weights=True)
     paths = RunPaths(tmp_path / "run")
@@ -230,5 +223,5 @@ def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) ->
     (paths.live / paths.weights.name).symlink_to(outside / "secret")
     (paths.live / paths.trace(0).name).symlink_to(outside / "secret")
     os.mkfifo(paths.live / paths.trace(1).name)
-    EndedRun(LaunchPlan(spec, paths, tmp_path)).collect()
+    RayRun(Mock(), LaunchPlan(spec, paths, tmp_path), Mock()).collect()
     assert [each.name for each in paths.directory.iterdir()] == [paths.events.name]
