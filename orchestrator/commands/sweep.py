@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from typing import TextIO
@@ -301,9 +302,9 @@ def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
         lines = [f"{name}: {reason}" for name, reason in reasons.items()]
         raise InputError("\n".join(["no runtime is available", *lines]))
     name, *others = available
-    before = [reason for reason in [*reasons.values()][: [*reasons].index(name)] if reason]
+    preferred = "; ".join(filter(None, takewhile(bool, reasons.values())))  # why others are not used
     also = f"default; also here: --runtime {', '.join(others)}" if others else "default"
-    return SelectedRuntime(name, runtimes[name], "; ".join(before) or also)
+    return SelectedRuntime(name, runtimes[name], preferred or also)
 
 
 def print_plan(
