@@ -34,12 +34,13 @@ Execute = Callable[..., RunResult]
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[Clusters]:
     """Two raylets. Nothing of them is left at the end: no process, no session."""
+    before = own_sessions()  # of the nodes of other tests in this process
     runtime = RayRuntime(shared_network=True)
     runtime.configure(RayOptions(raylets=2, wait_s=3.0))
     with Clusters(runtime) as clusters:
         clusters.expect([RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "nodes": 2})])
         yield clusters
-    assert own_sessions() == set()
+    assert own_sessions() <= before
 
 
 def own_sessions() -> set[Path]:
@@ -60,16 +61,13 @@ def names(processes: Iterable[psutil.Process]) -> list[str]:
     return [process.name() for process in processes]
 
 
-def driver() -> psutil.Process:
-    children = [each for each in psutil.Process().children() if not ended(each)]
-    (found,) = [each for each in children if "orchestrator.runtimes.ray.driver" in each.cmdline()]
-    return found
+def driver(clusters: Any) -> psutil.Process:
+    return psutil.Process(clusters.runtime._driver._process.pid)
 
 
-def of_cluster(name: str) -> list[psutil.Process]:
-    """The processes of the cluster whose names begin so."""
-    found = [each for each in driver().children(recursive=True) if each.name().startswith(name)]
-    return [each for each in found if not ended(each)]
+def of_cluster(clusters: Clusters) -> list[psutil.Process]:
+    """The processes of the cluster."""
+    return [each for each in driver(clusters).children(recursive=True) if not ended(each)]
 
 
 @pytest.mark.parametrize("transport", ["gloo", *nightly("rpc")])
@@ -114,8 +112,8 @@ def test_what_is_missing_is_named(execute: Execute) -> None:
 def test_a_killed_driver_leaves_nothing(execute: Execute, clusters: Clusters) -> None:
     """The last test: the cluster ends with its driver."""
     execute(strategy="serial")
-    started = of_cluster("")
+    started = of_cluster(clusters)
     assert len(started) > 6
-    driver().kill()
+    driver(clusters).kill()
     clusters.runtime.close()
     assert names(psutil.wait_procs(started, timeout=10)[1]) == []
