@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
 from math import inf
 from pathlib import Path
 from typing import TextIO
@@ -295,16 +294,22 @@ def unconfined_code(loaded: Sweep, runtime: Runtime) -> str | None:
 
 
 def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
-    runtimes = {name: RUNTIMES.load(name)(cold, shared_network) for name in RUNTIMES.entries}
-    reasons = {name: runtime.unavailable_reason() for name, runtime in runtimes.items()}
-    available = [name for name, reason in reasons.items() if reason is None]
-    if not available:
-        lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-        raise InputError("\n".join(["no runtime is available", *lines]))
-    name, *others = available
-    preferred = "; ".join(filter(None, takewhile(bool, reasons.values())))  # why others are not used
-    also = f"default; also here: --runtime {', '.join(others)}" if others else "default"
-    return SelectedRuntime(name, runtimes[name], preferred or also)
+    reasons: dict[str, str] = {}
+    for name in RUNTIMES.entries:
+        runtime = RUNTIMES.load(name)(cold, shared_network)
+        if reason := runtime.unavailable_reason():
+            reasons[name] = reason
+        else:
+            return SelectedRuntime(name, runtime, "; ".join(reasons.values()) or _preferred(name))
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    raise InputError("\n".join(["no runtime is available", *lines]))
+
+
+def _preferred(name: str) -> str:
+    """That a runtime is the default, and which others this machine has."""
+    others = [each for each in RUNTIMES.entries if each != name]
+    here = [each for each in others if RUNTIMES.load(each)().unavailable_reason() is None]
+    return f"default; also here: --runtime {', '.join(here)}" if here else "default"
 
 
 def print_plan(

@@ -43,10 +43,11 @@ class LiveRun(Run):
     def _read(self) -> list[Event]:
         """The events since the last call."""
         events = self._reader.new()
+        damaged = [event for event in events if event.kind == "damaged"]
         # With restarts, a killed rank may leave an incomplete line, which does not matter.
-        if not self._plan.spec.restarts or self._reader.has_given_up:
-            for event in [event for event in events if event.kind == "damaged"][-1:]:
-                self._damage = damage(event, rank_name(event.rank, self._plan.spec.processes_per_node))
+        if damaged and (not self._plan.spec.restarts or self._reader.has_given_up):
+            rank = rank_name(damaged[-1].rank, self._plan.spec.processes_per_node)
+            self._damage = damage(damaged[-1], rank)
         return events
 
     def new_events(self) -> list[Event]:

@@ -21,7 +21,7 @@ from trainer.warm import client
 
 IDLE_START_S = 60.0  # without use of a processor, in which a parent must go on importing torch
 START_S = 600.0  # for all of it, also on a busy machine
-LOOK_S = 5.0
+LOOK_S = 5.0  # between looks at the use of a processor
 ANSWER_S = 5.0  # to a status request
 START_TRIES = 2
 EXIT_S = 0.5  # from the moment a parent closes its connections until its exit is seen
@@ -118,7 +118,7 @@ class ParentProcess:
     def _has_started(self, pid: int, output: IO[bytes], began: float) -> bool:
         """Wait for the first line of a parent for as long as it uses a processor."""
         used, used_at = 0.0, began
-        while not select.select([output], [], [], min(LOOK_S, IDLE_START_S))[0]:
+        while not select.select([output], [], [], LOOK_S)[0]:
             now = time.monotonic()
             with suppress(psutil.Error):  # it has ended
                 times = psutil.Process(pid).cpu_times()
