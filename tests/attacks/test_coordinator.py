@@ -29,10 +29,10 @@ from tests.unit.loopback_cluster import (
     trace_file,
     weights_file,
 )
-from trainer.cluster import coordinator as module
-from trainer.cluster.hand_over import ENDED
 from trainer.core.record import one_line
 from trainer.core.trace import CHECKSUM_BYTES
+from trainer.node import coordinator as module
+from trainer.node.hand_over import ENDED
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 

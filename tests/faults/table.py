@@ -23,7 +23,7 @@ from tests.faults.strikes import (
 )
 from tests.support.places import MPIRUN
 from tests.support.runs import SMALL
-from trainer.cluster.commands import OUT
+from trainer.node.commands import OUT
 
 MPI = {"strategy": "all_reduce", "transport": "mpi", "nodes": 2}
 GLOO, RPC = {**MPI, "transport": "gloo"}, {**MPI, "transport": "rpc"}
@@ -121,9 +121,9 @@ STOP_NODE, STUCK_FAILS = strikes.execute_in_nodes("kill -STOP -1"), fails(VICTIM
 IDLE = {"run": short(), "victims": (2,), "next_run": {"nodes": 3}}  # a warm node that the next run needs
 # Before its first run has ended, or after that.
 IDLE_REPEATED = replace(ends_ok(r"\bnode 2\b", "replaced|repeated"), of_next=True)
-AGENT, WARM_PARENT = signalled(first("trainer.cluster node")), signalled(first("trainer.warm"))
+AGENT, WARM_PARENT = signalled(first("trainer.node node")), signalled(first("trainer.warm"))
 COORDINATOR_KILLED = strikes.kill_containers("coordinator")
-COORDINATOR_SUSPENDED = suspended(with_command("trainer.cluster coordinator"))
+COORDINATOR_SUSPENDED = suspended(with_command("trainer.node coordinator"))
 COORDINATOR_REPEATED = ends_ok(COORDINATOR, "repeated", within_s=120)
 ONE_FAILS = fails(f"{COORDINATOR}|{NODE}", "SIGKILL|killed")
 TERMINATED, CONTAINER = signalled(strikes.init, number=SIGTERM), strikes.kill_containers("node")

@@ -195,7 +195,7 @@ class DockerPlace(Place):
 
     def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
         container = self.node(run, rank)
-        return next(_with(["trainer.cluster"], inside(container)), None) if container else None
+        return next(_with(["trainer.node"], inside(container)), None) if container else None
 
     def processes(self, *words: str) -> Iterator[psutil.Process]:
         for container in self.containers():

@@ -1,10 +1,10 @@
-"""Agents and rank assignments for the tests of trainer.cluster, without containers."""
+"""Agents and rank assignments for the tests of trainer.node, without containers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainer.cluster.rank_assignment import AgentInfo, RankAssignment, assign_ranks
+from trainer.node.rank_assignment import AgentInfo, RankAssignment, assign_ranks
 
 # The smallest run of each topology, whose agents send no traces; `nodes` follows from the number of
 # containers.

@@ -25,9 +25,9 @@ from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
 from tests.unit.conftest import event
-from trainer.cluster.hand_over import ENDED, Ending
-from trainer.cluster.run_record import RunRecord
 from trainer.link_switch.control import Setup
+from trainer.node.hand_over import ENDED, Ending
+from trainer.node.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
 FAST = {"bandwidth_mbit": 100}  # a link

@@ -18,13 +18,13 @@ import pytest
 
 from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster import coordinator as module
-from trainer.cluster.coordinator import Coordinator
-from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
-from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
-from trainer.cluster.rank_assignment import RankAssignment, container_name
 from trainer.core.trace import RECORD, Kind, Trace, TraceHeader, encode_trace
 from trainer.launch.launchers import free_port
+from trainer.node import coordinator as module
+from trainer.node.coordinator import Coordinator
+from trainer.node.hand_over import ENDED, SPEC, Ending, hand_over, take_over
+from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
+from trainer.node.rank_assignment import RankAssignment, container_name
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}

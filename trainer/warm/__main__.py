@@ -20,7 +20,7 @@ from trainer.warm.parent import WarmParent
 # Of containers, of torchrun, of the grader and of Slurm; ranks do not import them.
 NOT_RANKS = (
     "trainer.slurm_allocation",
-    "trainer.cluster",
+    "trainer.node",
     "trainer.course",
     "trainer.torchrun_restarts",
     "trainer.warm",

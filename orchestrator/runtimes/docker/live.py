@@ -10,11 +10,11 @@ from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.live_run import write_events
-from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
-from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
-from trainer.cluster.rank_assignment import AgentInfo, node_name
 from trainer.core.events import Event, EventReader
 from trainer.core.processes import Suspended
+from trainer.node.hand_over import ALIVE, ENDED, SUSPENDED, Ending
+from trainer.node.heartbeat import COORDINATOR_STUCK_S, Silence
+from trainer.node.rank_assignment import AgentInfo, node_name
 
 _AGENTS = TypeAdapter(list[AgentInfo])
 _PIDS = TypeAdapter(Suspended)

@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.runtimes.docker.compose import ComposeProject
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
 from orchestrator.runtimes.docker.reaper import PROJECT_LABEL, remove_project
-from trainer.cluster.rank_assignment import AgentInfo, node_name
+from trainer.node.rank_assignment import AgentInfo, node_name
 from trainer.spec.run_spec import RunSpec
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it

@@ -1,4 +1,4 @@
-"""Warm containers: they stay up, and take one run after the other (trainer/cluster/hand_over.py)."""
+"""Warm containers: they stay up, and take one run after the other (trainer/node/hand_over.py)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from orchestrator.runtimes.docker.engine import Engine, is_responding
 from orchestrator.runtimes.docker.live import LiveRecord
 from orchestrator.runtimes.docker.project import Container, Project
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
-from trainer.cluster.rank_assignment import ROLES, node_name
 from trainer.core.events import Event, how_ended
 from trainer.core.processes import Suspended
+from trainer.node.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
+from trainer.node.rank_assignment import ROLES, node_name
 from trainer.spec.run_spec import RunSpec
 
 SPEC = "spec.json"  # of the first run, in the directory of the containers

@@ -34,10 +34,10 @@ from orchestrator.shipped import SWEEPS
 from orchestrator.sweeps.load import load_sweep
 from tests.support.traced_sweep import traced_run, traced_sweep, traces_of, with_record
 from tests.unit.conftest import rank_fields, run_result
-from trainer.cluster.incoming_trace import IncomingTrace
-from trainer.cluster.protocol import FROM_AGENT, Connection
 from trainer.core.events import Event, EventReader, format_event
 from trainer.core.trace import CHECKSUM_BYTES, RECORD, trace_path
+from trainer.node.incoming_trace import IncomingTrace
+from trainer.node.protocol import FROM_AGENT, Connection
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link

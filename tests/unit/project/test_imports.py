@@ -42,7 +42,7 @@ TRAINER: dict[str, str] = {
     "__main__": "core comm data models spec training launch torchrun_restarts virtual",
     "warm": "core comm data spec launch __main__",
     "slurm_allocation": "core launch warm",
-    "cluster": "core comm data models spec training launch torchrun_restarts warm",
+    "node": "core comm data models spec training launch torchrun_restarts warm",
     "course": "core",
 }
 ORCHESTRATOR: dict[str, str] = {
@@ -89,7 +89,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED = {
-    "cluster": "hand_over heartbeat rank_assignment",
+    "node": "hand_over heartbeat rank_assignment",
     "components": "examine find kind messages",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "

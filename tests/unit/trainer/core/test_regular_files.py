@@ -1,6 +1,6 @@
 """Mistakes in what comes from outside: links that are followed, pipes that hang, limits.
 
-tests/unit/trainer/cluster/test_cluster_node.py has those in the usage of containers.
+tests/unit/trainer/node/test_cluster_node.py has those in the usage of containers.
 """
 
 from __future__ import annotations

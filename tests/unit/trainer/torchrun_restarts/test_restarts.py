@@ -19,9 +19,9 @@ from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster
-from trainer.cluster.commands import commands
-from trainer.cluster.run_record import RunRecord
 from trainer.core.events import Event, EventReader, combined_digest
+from trainer.node.commands import commands
+from trainer.node.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.__main__ import ExitReportHandler
 from trainer.torchrun_restarts.attempts import Attempts

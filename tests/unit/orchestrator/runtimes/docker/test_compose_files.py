@@ -17,9 +17,9 @@ from orchestrator.runtimes.docker.reaper import LABEL
 from tests.unit.cluster_support import FIELDS, registered
 from tests.unit.conftest import PROJECT
 from tests.unit.docker_support import FAST
-from trainer.cluster.__main__ import LIMITS
-from trainer.cluster.commands import environment
-from trainer.cluster.rank_assignment import ROLES, AssignmentError, assign_ranks
+from trainer.node.__main__ import LIMITS
+from trainer.node.commands import environment
+from trainer.node.rank_assignment import ROLES, AssignmentError, assign_ranks
 from trainer.spec.run_spec import RunSpec
 
 COMPOSE = PROJECT / "compose"

@@ -18,8 +18,8 @@ from orchestrator.runtimes.docker.project import Project
 from tests.unit.conftest import FakeTime
 from tests.unit.docker_support import FAST, LINKED, FakeRun, write_events
 from tests.unit.docker_support import start as start  # a fixture
-from trainer.cluster import heartbeat
-from trainer.cluster.hand_over import ALIVE
+from trainer.node import heartbeat
+from trainer.node.hand_over import ALIVE
 
 Start = Callable[..., FakeRun]
 

@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 from tests.unit.cluster_support import FIELDS
 from tests.unit.docker_support import FAST, LINKED, FakeSweep, assign_ranks, live, write_events
 from tests.unit.docker_support import sweep as sweep  # a fixture
-from trainer.cluster.hand_over import ALIVE, CANCEL, NEXT, log_marks
+from trainer.node.hand_over import ALIVE, CANCEL, NEXT, log_marks
 from trainer.spec.run_spec import RunSpec
 
 HALF = {"node_speed": {-1: 0.5}}

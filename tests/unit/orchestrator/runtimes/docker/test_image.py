@@ -21,7 +21,7 @@ from tests.unit.conftest import PROJECT
 FILES = {
     "docker/Dockerfile": "FROM debian",
     "trainer/requirements.txt": "# pinned\ntorch==2.13.0\nnumpy==2.4.6\n\njoblib==1.6.0\n",
-    "trainer/cluster/coordinator.py": "x = 1\n",
+    "trainer/node/coordinator.py": "x = 1\n",
     "shardyard/__init__.py": "",
 }
 OTHERS = ("tests/test_x.py", "orchestrator/cli.py", "compose/ddp.yml", "trainer/__pycache__/a.pyc")

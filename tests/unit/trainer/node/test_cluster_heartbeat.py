@@ -12,9 +12,9 @@ import pytest
 from tests.unit import loopback_cluster as loopback
 from tests.unit.conftest import FakeTime
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, pauses, plays, succeeds
-from trainer.cluster import coordinator as module
-from trainer.cluster.hand_over import ALIVE
-from trainer.cluster.heartbeat import LOOK_S, Silence
+from trainer.node import coordinator as module
+from trainer.node.hand_over import ALIVE
+from trainer.node.heartbeat import LOOK_S, Silence
 
 LIMIT_S = 0.6
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1]]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster.run_record import RunRecord
 from trainer.core.events import UNREPORTED, Event, EventReader
+from trainer.node.run_record import RunRecord
 
 Step = Event | Callable[[RunRecord], None]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import PROJECT
-from trainer.cluster import privileges, ssh
-from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
-from trainer.cluster.rank_assignment import AssignmentError
 from trainer.core.cgroup import Usage, measure
+from trainer.node import privileges, ssh
+from trainer.node.privileges import drop_privileges_to_owner, make_writable_for_nodes
+from trainer.node.rank_assignment import AssignmentError
 
 # ssh
 
@@ -195,7 +195,7 @@ def test_empty_checkpoint_directory_becomes_world_writable(tmp_path: Path) -> No
 
 
 def test_capabilities_are_dropped() -> None:
-    code = "from trainer.cluster.privileges import drop_capabilities as drop; drop(); "
+    code = "from trainer.node.privileges import drop_capabilities as drop; drop(); "
     code += "print(open('/proc/self/status').read())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from trainer.cluster.commands import HOME
 from trainer.core import cgroup
+from trainer.node.commands import HOME
 
 QUEUES = Path("/dev/mqueue")  # POSIX message queues
 WRITABLE = (HOME, Path("/tmp"), Path("/dev/shm"), QUEUES)  # all that a node can write to

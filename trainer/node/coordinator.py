@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.commands import CHECKPOINTS
-from trainer.cluster.hand_over import ALIVE, CANCEL, ENDED, SPEC, Ending, log_marks, take_over
-from trainer.cluster.heartbeat import AGENT_SILENCE_S, BEAT_S, LOOK_S, SUSPECT_S, Silence
-from trainer.cluster.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, PORT, Connection, Message
-from trainer.cluster.rank_assignment import (
+from trainer.node.commands import CHECKPOINTS
+from trainer.node.hand_over import ALIVE, CANCEL, ENDED, SPEC, Ending, log_marks, take_over
+from trainer.node.heartbeat import AGENT_SILENCE_S, BEAT_S, LOOK_S, SUSPECT_S, Silence
+from trainer.node.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, PORT, Connection, Message
+from trainer.node.rank_assignment import (
     ROLES,
     AgentInfo,
     AssignmentError,
@@ -29,7 +29,7 @@ from trainer.cluster.rank_assignment import (
     node_name,
     read_spec,
 )
-from trainer.cluster.run_record import RunRecord
+from trainer.node.run_record import RunRecord
 
 REGISTRATION_S = 600.0  # until every agent must have registered, also on a busy machine
 HELLO_S = 20.0  # from an agent's connection until it must have registered

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import assigned, index_of
-from trainer.cluster import commands as module
-from trainer.cluster import mpi_rank
-from trainer.cluster.commands import TRAINER, Command, commands, environment
-from trainer.cluster.rank_assignment import RankAssignment
 from trainer.launch.environment import read_context
+from trainer.node import commands as module
+from trainer.node import mpi_rank
+from trainer.node.commands import TRAINER, Command, commands, environment
+from trainer.node.rank_assignment import RankAssignment
 
 PID = 4711
 

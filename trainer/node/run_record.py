@@ -11,11 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.commands import HOME, launcher_of
-from trainer.cluster.hand_over import SUSPENDED
-from trainer.cluster.incoming_trace import IncomingTrace
-from trainer.cluster.incoming_weights import IncomingWeights
-from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import (
@@ -31,6 +26,11 @@ from trainer.core.membership import MembershipTracker
 from trainer.core.processes import MPIRUN, Suspended
 from trainer.core.record import cut, one_line
 from trainer.core.trace import trace_path
+from trainer.node.commands import HOME, launcher_of
+from trainer.node.hand_over import SUSPENDED
+from trainer.node.incoming_trace import IncomingTrace
+from trainer.node.incoming_weights import IncomingWeights
+from trainer.node.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.spec.output_limits import OutputLimits
 from trainer.torchrun_restarts.attempts import AttemptTracker
 

@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.cluster.protocol import (
+from trainer.node.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
     MAX_BODY_BYTES,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.cluster import mpi_rank
-from trainer.cluster.rank_assignment import AgentInfo, RankAssignment
 from trainer.launch.launchers import LAUNCHER, STARTED_BY
+from trainer.node import mpi_rank
+from trainer.node.rank_assignment import AgentInfo, RankAssignment
 from trainer.torchrun_restarts.command import torchrun
 
 HOME = Path("/run/shardyard")  # a tmpfs, gone with the container

@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, exits, is_surplus, plays, succeeds
-from trainer.cluster import coordinator as module
-from trainer.cluster.hand_over import CANCEL, ENDED, NEXT, Ending, log_marks
+from trainer.node import coordinator as module
+from trainer.node.hand_over import CANCEL, ENDED, NEXT, Ending, log_marks
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], loopback.receive]

@@ -1,4 +1,4 @@
-"""Entry point of every container: `python -m trainer.cluster ROLE`, configured by its environment.
+"""Entry point of every container: `python -m trainer.node ROLE`, configured by its environment.
 
 node, launcher, master   run an agent             SHARDYARD_TOPOLOGY, SHARDYARD_WARM
 coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
@@ -7,7 +7,7 @@ data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
 skip                     do nothing
 
 SHARDYARD_WARM is set for containers that stay up for the runs of a sweep: agents and coordinator then take
-one run after the other from the orchestrator (trainer/cluster/hand_over.py).
+one run after the other from the orchestrator (trainer/node/hand_over.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     env = os.environ
     match arguments:
         case ["node" | "launcher" | "master" as role]:
-            from trainer.cluster import agent
+            from trainer.node import agent
 
             return agent.main(role, env["SHARDYARD_TOPOLOGY"], warm=bool(env.get("SHARDYARD_WARM")))
         case ["coordinator"]:
@@ -46,13 +46,13 @@ def main(arguments: list[str]) -> int:
         case ["skip"]:
             return 0  # the data service's role when the orchestrator has prepared the data
     roles = "node|launcher|master|coordinator|data|skip"
-    print(f"usage: python -m trainer.cluster {roles}", file=sys.stderr)
+    print(f"usage: python -m trainer.node {roles}", file=sys.stderr)
     return 2
 
 
 def _coordinate(env: Mapping[str, str]) -> int:
-    from trainer.cluster import coordinator
-    from trainer.cluster.privileges import drop_privileges_to_owner
+    from trainer.node import coordinator
+    from trainer.node.privileges import drop_privileges_to_owner
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
@@ -75,10 +75,10 @@ def _download(env: Mapping[str, str]) -> int:
     from pydantic import ValidationError
     from pydantic_core import PydanticCustomError
 
-    from trainer.cluster.commands import CHECKPOINTS
-    from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
-    from trainer.cluster.rank_assignment import AssignmentError, read_spec
     from trainer.data.base import DataError
+    from trainer.node.commands import CHECKPOINTS
+    from trainer.node.privileges import drop_privileges_to_owner, make_writable_for_nodes
+    from trainer.node.rank_assignment import AssignmentError, read_spec
     from trainer.spec.registries import REGISTRIES
 
     spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")

@@ -20,15 +20,15 @@ import pytest
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
 from tests.unit.loopback_cluster import terminate_this_process, trace_file, weights_file
-from trainer.cluster import agent as module
-from trainer.cluster import mpi_rank
-from trainer.cluster.agent import Agent
-from trainer.cluster.commands import TRAINER, Command
-from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
-from trainer.cluster.run_record import membership_of
 from trainer.core.events import EventReader
 from trainer.core.membership import Membership
 from trainer.core.trace import trace_path
+from trainer.node import agent as module
+from trainer.node import mpi_rank
+from trainer.node.agent import Agent
+from trainer.node.commands import TRAINER, Command
+from trainer.node.rank_assignment import AssignmentError, RankAssignment
+from trainer.node.run_record import membership_of
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import START_S
 

@@ -18,33 +18,6 @@ from typing import NoReturn
 
 import psutil
 
-from trainer.cluster import mpi_rank, ssh
-from trainer.cluster.clean_up import remove_traces, settings
-from trainer.cluster.commands import (
-    HOME,
-    HOSTS,
-    MEMBERSHIP,
-    OUT,
-    SPEC,
-    SSH,
-    TRAINER,
-    Command,
-    commands,
-    environment,
-    hosts,
-    launcher_of,
-)
-from trainer.cluster.hand_over import log_marks
-from trainer.cluster.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
-from trainer.cluster.protocol import (
-    FROM_COORDINATOR,
-    MAX_ASSIGNMENT_BYTES,
-    MAX_BODY_BYTES,
-    PORT,
-    Connection,
-)
-from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
-from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
 from trainer.core.events import (
     MAX_BYTES,
@@ -59,6 +32,27 @@ from trainer.core.events import (
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
 from trainer.core.trace import trace_path
+from trainer.node import mpi_rank, ssh
+from trainer.node.clean_up import remove_traces, settings
+from trainer.node.commands import (
+    HOME,
+    HOSTS,
+    MEMBERSHIP,
+    OUT,
+    SPEC,
+    SSH,
+    TRAINER,
+    Command,
+    commands,
+    environment,
+    hosts,
+    launcher_of,
+)
+from trainer.node.hand_over import log_marks
+from trainer.node.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
+from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, MAX_BODY_BYTES, PORT, Connection
+from trainer.node.rank_assignment import AssignmentError, RankAssignment
+from trainer.node.run_record import WEIGHTS, membership_of
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import FIELDS, registered
-from trainer.cluster.rank_assignment import AssignmentError, assign_ranks, needed_agents, read_spec
+from trainer.node.rank_assignment import AssignmentError, assign_ranks, needed_agents, read_spec
 
 MPI = ["launcher", "node-2", "node-3"]
 

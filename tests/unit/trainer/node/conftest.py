@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit import loopback_cluster
 from tests.unit.loopback_cluster import LoopbackCluster
-from trainer.cluster.hand_over import ENDED, NEXT, SUSPENDED
+from trainer.node.hand_over import ENDED, NEXT, SUSPENDED
 
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 

@@ -13,11 +13,11 @@ import pytest
 from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, exits, plays, sends, succeeds
-from trainer.cluster import coordinator as module
-from trainer.cluster.hand_over import ENDED, Ending
-from trainer.cluster.rank_assignment import AssignmentError
 from trainer.core.events import UNREPORTED
 from trainer.core.trace import read_trace, trace_path
+from trainer.node import coordinator as module
+from trainer.node.hand_over import ENDED, Ending
+from trainer.node.rank_assignment import AssignmentError
 
 LOST = f"was {module.LOST}"
 CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}

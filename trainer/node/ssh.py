@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.cluster.rank_assignment import AssignmentError
+from trainer.node.rank_assignment import AssignmentError
 
 PORT = 2222  # sshd is unprivileged, so it cannot bind port 22
 USER = "shardyard"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import __main__ as container
-from trainer.cluster import agent, coordinator, privileges
-from trainer.cluster.commands import CHECKPOINTS
 from trainer.data.base import DataError
+from trainer.node import __main__ as container
+from trainer.node import agent, coordinator, privileges
+from trainer.node.commands import CHECKPOINTS
 from trainer.spec.registries import DATASETS
 
 RESULTS = Path("/results")

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.unit.orchestrator.runtimes.docker.test_compose_files import services
-from trainer.cluster import clean_up
-from trainer.cluster import hand_over as module
-from trainer.cluster.clean_up import remove_traces
-from trainer.cluster.hand_over import hand_over, take_over
+from trainer.node import clean_up
+from trainer.node import hand_over as module
+from trainer.node.clean_up import remove_traces
+from trainer.node.hand_over import hand_over, take_over
 
 
 def test_run_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
