@@ -12,8 +12,9 @@ import psutil
 
 from trainer.core.whole_number import MAX_PID, whole_number
 
-# Set for all processes of this orchestrator: its PID, which ranks watch, and the rest of its identity.
-LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
+# Set for all processes of this orchestrator: its PID, and the rest of its identity.
+LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_ORCHESTRATOR_SINCE"
+WATCHED = "SHARDYARD_PARENT_PID"  # the process that ranks end with, unless that is their agent
 
 
 def identity(pid: int | None = None) -> str:
@@ -40,9 +41,9 @@ def is_gone(label: str) -> bool:
 
 
 def own_label() -> dict[str, str]:
-    """The variables that label all processes of this orchestrator."""
+    """The variables that label all processes of this orchestrator, with which they end."""
     pid, _, since = identity().partition(" ")
-    return {LABEL: pid, SINCE: since}
+    return {LABEL: pid, SINCE: since, WATCHED: pid}
 
 
 def label_of(environment: Mapping[str, str]) -> str:

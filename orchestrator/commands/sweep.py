@@ -342,7 +342,7 @@ def print_plan(
         if verbose and plan.cluster.shared and plan.cluster not in shared:
             shared.append(plan.cluster)
             print(f"cluster {len(shared)}, which several runs share:")
-            _print_commands(plan.cluster.processes, plan.cluster.script)
+            _print_cluster(plan.cluster)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         if verbose:
@@ -350,8 +350,10 @@ def print_plan(
             if plan.cluster.shared:
                 print(f"  on cluster {shared.index(plan.cluster) + 1}")
             else:
-                _print_commands(plan.cluster.processes, plan.cluster.script)
-            _print_commands(plan.processes, plan.script)
+                _print_cluster(plan.cluster)
+            _print_commands(plan.processes)
+            if site := plan.site.model_dump(exclude_defaults=True):
+                print(f"  agents: {json.dumps(site)}")
     refused: dict[str, list[str]] = {}
     for run in loaded.runs:
         if reason := runtime.refusal(run):
@@ -361,11 +363,17 @@ def print_plan(
     print(f"{counted(len(loaded.runs), 'run')} planned; nothing was started")
 
 
-def _print_commands(processes: Sequence[Process], script: str | None) -> None:
+def _print_cluster(plan: ClusterPlan) -> None:
+    """What is started, and what an engine is asked for."""
+    _print_commands(plan.processes)
+    for name, asked in plan.request.items():
+        text = asked if isinstance(asked, str) else json.dumps(asked)
+        print(textwrap.indent(text, "    ") if "\n" in text else f"  {name}: {text}")
+
+
+def _print_commands(processes: Sequence[Process]) -> None:
     for process in processes:
         print(f"  {process.name}: {shlex.join(process.argv)}")
-    if script is not None:
-        print(textwrap.indent(script, "    "))
 
 
 class _TextConsole(Console):

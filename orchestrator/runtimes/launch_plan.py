@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.results.store import RunPaths
+from trainer.node.site import CONTAINERS, Site
 from trainer.spec.run_spec import RunSpec
 
 
@@ -29,13 +30,13 @@ class ClusterPlan:
         size: the number of nodes that it takes up between runs, if it is shared.
         shared: whether it takes several runs, one after the other; else it ends with its run.
         processes: the commands that create it; those that need its addresses follow once it has started.
-        script: what a batch system or Ray's driver is told to start.
+        request: what an engine is asked for: numbers, texts, lists and mappings.
     """
 
     size: int = 0
     shared: bool = False
     processes: Sequence[Process] = ()
-    script: str | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LaunchPlan:
         cluster: the nodes, which other runs may share.
         processes: the commands that start the run on its nodes.
         warm: whether ranks are forked by a process that holds torch and the data.
-        script: what the nodes of a shared cluster execute for this run.
+        site: where the agents of a cluster with a coordinator run.
         requeues: how often a batch system may start the run again.
     """
 
@@ -59,7 +60,7 @@ class LaunchPlan:
     cluster: ClusterPlan = ClusterPlan()
     processes: Sequence[Process] = ()
     warm: bool = False
-    script: str | None = None
+    site: Site = CONTAINERS
     requeues: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,15 +73,12 @@ class LaunchPlan:
             "cluster": {
                 "size": self.cluster.size,
                 "shared": self.cluster.shared,
-                **_commands(self.cluster.processes, self.cluster.script),
+                "processes": [asdict(process) for process in self.cluster.processes],
+                "request": dict(self.cluster.request),
             },
-            **_commands(self.processes, self.script),
+            "processes": [asdict(process) for process in self.processes],
+            "site": self.site.model_dump(exclude_defaults=True),
         }
-
-
-def _commands(processes: Sequence[Process], script: str | None) -> dict[str, Any]:
-    started = {"processes": [asdict(process) for process in processes]}
-    return started if script is None else {**started, "script": script}
 
 
 def rank_name(rank: int, processes_per_node: int) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
 from tests.unit.cluster_support import FIELDS
 from tests.unit.loopback_cluster import (
@@ -29,10 +28,10 @@ from tests.unit.loopback_cluster import (
     trace_file,
     weights_file,
 )
+from trainer.core.events import EventReader
 from trainer.core.record import one_line
 from trainer.core.trace import CHECKSUM_BYTES
-from trainer.node import coordinator as module
-from trainer.node.hand_over import ENDED
+from trainer.node import door
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
@@ -76,7 +75,7 @@ def sends(*messages: dict[str, Any] | bytes) -> Script:
 
 def with_body(kind: str, body: bytes, **fields: Any) -> bytes:
     """A message and the bytes that belong to it."""
-    return json.dumps({"kind": kind, "size": len(body), **fields}).encode() + b"\n" + body
+    return json.dumps({"kind": kind, "size": len(body), **fields}).encode() + b"\n" + body + b"\n"
 
 
 def event(kind: str, rank: int = 0, /, **fields: Any) -> bytes:
@@ -108,7 +107,7 @@ def test_poisoned_hello_fails_the_run_at_once(
     for first, named in POISONED:
         cluster = next(clusters)
         cluster.hellos[HOSTILE] = first
-        monkeypatch.setattr(module, "HELLO_S", 0.2 if first is UNFINISHED else 20.0)
+        monkeypatch.setattr(door, "HELLO_S", 0.2 if first is UNFINISHED else 20.0)
         began = time.monotonic()
         assert cluster.run({"node-1": waits, "node-2": waits}) == 1
         assert time.monotonic() - began < WHOLE_RUN_S, first
@@ -120,7 +119,7 @@ def test_poisoned_hello_fails_the_run_at_once(
 
 
 @pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
-@pytest.mark.parametrize("connections", [module.MAX_CONNECTIONS - 2, 2 * module.MAX_CONNECTIONS])
+@pytest.mark.parametrize("connections", [door.MAX_CONNECTIONS - 2, 2 * door.MAX_CONNECTIONS])
 def test_coordinator_does_not_read_from_strangers(
     cluster: LoopbackCluster, address: str, connections: int
 ) -> None:
@@ -145,11 +144,11 @@ def test_coordinator_does_not_read_from_strangers(
         await agent.exit()
         await agent.wait_for_shutdown()
 
-    too_many = address == HOSTILE and connections > module.MAX_CONNECTIONS
+    too_many = address == HOSTILE and connections > door.MAX_CONNECTIONS
     assert cluster.run({"node-1": succeeds, "node-2": attacks}) == too_many
     assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
     if too_many:
-        assert f"more than {module.MAX_CONNECTIONS}" in cluster.causes["node-2"]
+        assert f"more than {door.MAX_CONNECTIONS}" in cluster.causes["node-2"]
 
 
 WEIGHTS, TRACE = weights_file(10), trace_file(RUN.key, 0)
@@ -164,7 +163,7 @@ INVALID: dict[str, list[tuple[Any, ...]]] = {
     ],
     "events": [
         ("event: kind", event("odd\x1b[2J")),
-        ("rank: 1", with_body("events", event("ready", 1).partition(b"\n")[2], rank=0)),
+        ("rank: 1", with_body("events", event("ready", 1).splitlines()[1], rank=0)),
         ("message events", event("ready", 1)),
         ("attempt: 1", event("start", pid=1, attempt=1)),
     ],
@@ -198,7 +197,7 @@ def test_invalid_message_fails_the_run(clusters: Iterator[LoopbackCluster], kind
         assert named in cluster.causes["node-1"]
         assert all(line == one_line(line) for line in cluster.summary)
         # The orchestrator learns of it from the events.
-        damaged = [each for each in LiveRecord(cluster.directory).new_events() if each.kind == "damaged"]
+        damaged = [each for each in EventReader(cluster.directory).new() if each.kind == "damaged"]
         assert [each.rank for each in damaged] == [0]
         assert named in damaged[0].fields["reason"]
 
@@ -230,7 +229,7 @@ def test_files_of_a_run_are_limited(cluster: LoopbackCluster, kind: str) -> None
 def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     async def hostile(agent: FakeAgent) -> None:
         await sends(event("ready", 0))(agent)
-        while not (cluster.run_directory(1) / ENDED).exists():  # until then it would be rejected
+        while not cluster.has_ended(1):  # until then it would be rejected
             await asyncio.sleep(0.005)
 
     spoilt, after = cluster.serve(
@@ -241,7 +240,7 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     assert (after.exits["coordinator"], after.untrusted) == (0, None)
 
 
-@pytest.mark.parametrize("connections", [module.MAX_CONNECTIONS // 2, 2 * module.MAX_CONNECTIONS])
+@pytest.mark.parametrize("connections", [door.MAX_CONNECTIONS // 2, 2 * door.MAX_CONNECTIONS])
 def test_connections_of_a_run_are_not_blamed_on_the_next(
     cluster: LoopbackCluster, connections: int
 ) -> None:
@@ -258,7 +257,7 @@ def test_connections_of_a_run_are_not_blamed_on_the_next(
 
     flooded, after = cluster.serve({"node-1": [succeeds, succeeds], "node-2": [floods, succeeds]}, {}, {})
     assert (after.exits["coordinator"], after.untrusted, after.failures) == (0, None, {})
-    assert (flooded.untrusted is not None) == (connections > module.MAX_CONNECTIONS)
+    assert (flooded.untrusted is not None) == (connections > door.MAX_CONNECTIONS)
 
 
 def test_a_launcher_and_a_surplus_node_that_send_junk_are_named(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.identity import LABEL, SINCE, identity, is_gone, label_of, labelled
-from orchestrator.runtimes.ray import driver_client
+from orchestrator.runtimes.ray import cluster
 from orchestrator.sweeps import staged_code
 from orchestrator.watch.files import log_names
 from trainer.core.events import EventReader
@@ -57,22 +57,22 @@ def test_directories_of_others_stay_and_end_no_command(
 ) -> None:
     """Those of this user that are left by a process that has ended are removed."""
     monkeypatch.setattr(staged_code.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(driver_client, "SESSIONS", tmp_path)
+    monkeypatch.setattr(cluster, "SESSIONS", tmp_path)
     odd = [*(each for each in NO_NUMBERS if len(each) < 100), "1-\udcff"]
     others = [tmp_path / f"{staged_code.PREFIX}{name}-x" for name in odd]
-    others += [tmp_path / f"{driver_client.PREFIX}{kind}" for kind in OWNERS]
-    left = [tmp_path / f"{staged_code.PREFIX}999999999-x", tmp_path / f"{driver_client.PREFIX}x"]
+    others += [tmp_path / f"{cluster.PREFIX}{kind}" for kind in OWNERS]
+    left = [tmp_path / f"{staged_code.PREFIX}999999999-x", tmp_path / f"{cluster.PREFIX}x"]
     for directory in (*others, *left):
         directory.mkdir()
-        kind = directory.name.removeprefix(driver_client.PREFIX)
-        OWNERS.get(kind, lambda path: path.write_text(label("999999999")))(directory / driver_client.OWNER)
+        kind = directory.name.removeprefix(cluster.PREFIX)
+        OWNERS.get(kind, lambda path: path.write_text(label("999999999")))(directory / cluster.OWNER)
     link = tmp_path / f"{staged_code.PREFIX}999999998-x"
     link.symlink_to(left[0])
     user = os.geteuid()
     for of_another in (True, False):
         monkeypatch.setattr(os, "geteuid", lambda of_another=of_another: user + of_another)
         staged_code._remove_stale()
-        assert driver_client.remove_sessions() == (not of_another)
+        assert cluster.remove_sessions() == (not of_another)
         assert {each.exists() for each in left} == {of_another}
     assert link.is_symlink()
     assert all(other.exists() for other in others)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.identity import identity
+from orchestrator.registries import RUNTIME_CLASSES
 from orchestrator.runtimes import RUNTIMES
 from tests.support import runs
 from tests.support.containers import containers_missing, leftovers
@@ -17,6 +18,9 @@ from tests.support.processes import node_processes, starts
 from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
 
+RUNTIME_CLASSES["fake"] = (
+    "tests.support.fake_runtime:FakeRuntime"  # all that a port needs beside its folder
+)
 Execute = Callable[..., FinishedRun]
 MOST_NODES = 3  # of a run of the contract
 OWN = f"shardyard.orchestrator={identity()}"  # the label of this process's containers and networks
@@ -68,7 +72,10 @@ def execute(nodes: Nodes, results: Path) -> Execute:
     def execute(**fields: Any) -> FinishedRun:
         run = RunSpec.model_validate({**SMALL, **fields})
         runtime = RUNTIMES.load(nodes.runtime)(shared_network=True)
-        partial = runtime.info.simulates_time or nodes.runtime == "ray"  # others run all of the contract
+        partial = runtime.info.simulates_time or nodes.runtime in (
+            "ray",
+            "fake",
+        )  # others run all of the contract
         if partial and (reason := runtime.unsupported_reason(run)):
             pytest.skip(reason)
         if not nodes.cold:  # so that runs on fewer nodes use the containers of those on three

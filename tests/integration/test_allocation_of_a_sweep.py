@@ -21,7 +21,7 @@ from tests.support.command_line import Running, end
 from tests.support.processes import wait_until
 from tests.support.runs import RunCache, event_files, results_in, write_sweep
 from tests.support.slurm_cluster import Cluster
-from trainer.slurm_allocation.messages import SILENCE_S
+from trainer.node.lead import SILENCE_S
 
 __all__ = ["no_job_is_left"]  # a fixture
 
@@ -45,8 +45,8 @@ def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) ->
     plain = ("sweep", sweep, "--runtime", "slurm", "--out", out, "--shared-network", "--dry-run")
     done = cluster.shardyard(*plain, "-v", code=0)
     assert done.stdout.count("#SBATCH --nodes=") == 1
-    assert done.stdout.count("python -m trainer.slurm_allocation ") == 1
-    assert done.stdout.count("warm/client.py") == 4
+    assert done.stdout.count("python -m trainer.node lead ") == 1
+    assert done.stdout.count("mpi_rank.py") == 2  # runs over mpi
     assert not out.exists()
     sweep_file(tmp_path, partition="nope")
     assert "'nope'" in cluster.shardyard(*plain, code=2).stderr
@@ -60,7 +60,7 @@ def test_all_runs_share_one_allocation_and_have_the_weights_of_local_runs(
     assert (out / "allocation" / "job.sh").exists()
     found = sorted(results_in(out), key=lambda each: each.status)
     assert [each.status for each in found] == ["failed"] + ["ok"] * 3
-    assert "node 1" in str(found[0].cause)
+    assert "the process with all 2 nodes was killed by SIGKILL" in str(found[0].cause)
     for result in found:
         assert (result.warm, result.runtime_info.warm, result.nodes_replaced) == (True, True, None)
     for result in found[1:]:
@@ -120,7 +120,7 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
         first = sweep.job_during(seed=0)
         kill_on_yard2(first, "trainer.warm")
         assert sweep.job_during(seed=1) == first
-        kill_on_yard2(first, "trainer.slurm_allocation.node")
+        kill_on_yard2(first, "trainer.node")
         second = sweep.job_during(seed=2)
         subprocess.run(["scancel", second], check=True)
         third = sweep.job_during(seed=3)
@@ -135,8 +135,8 @@ def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None
     for result, reason in zip(
         results,
         [
-            r"the process of warm nodes was killed by SIGKILL \(yard2\) during the run",
-            rf"job {first} ended: a warm node was lost \(yard2: task 1: Killed\) during the run",
+            r"the process of warm nodes of node 1 was killed by SIGKILL during the run",
+            r"node 1 was killed together with its agent, .* during the run",
             "None",
             cancelled,
         ],

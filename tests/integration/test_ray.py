@@ -15,7 +15,7 @@ import pytest
 from orchestrator.execution.clusters import Clusters
 from orchestrator.identity import identity
 from orchestrator.results.records import RunResult
-from orchestrator.runtimes.ray.driver_client import OWNER, PREFIX, SESSIONS
+from orchestrator.runtimes.ray.cluster import OWNER, PREFIX, SESSIONS
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support import runs
@@ -61,13 +61,9 @@ def names(processes: Iterable[psutil.Process]) -> list[str]:
     return [process.name() for process in processes]
 
 
-def driver(clusters: Any) -> psutil.Process:
-    return psutil.Process(clusters.runtime._driver._process.pid)
-
-
-def of_cluster(clusters: Clusters) -> list[psutil.Process]:
-    """The processes of the cluster."""
-    return [each for each in driver(clusters).children(recursive=True) if not ended(each)]
+def held(clusters: Clusters) -> Any:
+    """The nodes that all runs share."""
+    return clusters._held[-1].cluster
 
 
 @pytest.mark.parametrize("transport", ["gloo", *nightly("rpc")])
@@ -94,7 +90,7 @@ def test_a_cold_run_has_nodes_of_its_own(execute: Execute, clusters: Clusters) -
     clusters.runtime.cold = True
     found = execute(strategy="one_shot", transport="gloo", nodes=2)
     clusters.runtime.cold = False
-    assert (found.status, found.warm) == ("ok", False)
+    assert (found.status, found.cause, found.warm) == ("ok", None, False)
 
 
 def test_a_killed_rank_is_the_cause_of_its_run(execute: Execute) -> None:
@@ -112,8 +108,9 @@ def test_what_is_missing_is_named(execute: Execute) -> None:
 def test_a_killed_driver_leaves_nothing(execute: Execute, clusters: Clusters) -> None:
     """The last test: the cluster ends with its driver."""
     execute(strategy="serial")
-    started = of_cluster(clusters)
+    driver = psutil.Process(held(clusters)._process.pid)
+    started = [each for each in driver.children(recursive=True) if not ended(each)]
     assert len(started) > 6
-    driver(clusters).kill()
-    clusters.runtime.close()
+    driver.kill()
+    held(clusters).delete()
     assert names(psutil.wait_procs(started, timeout=10)[1]) == []

@@ -14,7 +14,7 @@ import psutil
 
 from orchestrator.identity import LABEL as LOCAL_LABEL
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.runtimes.ray.driver_client import OWNER, PREFIX, SESSIONS
+from orchestrator.runtimes.ray.cluster import OWNER, PREFIX, SESSIONS
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
 from tests.support.ray_cluster import TrialRay

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +12,20 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.clusters import Clusters
-from orchestrator.results.store import RunPaths, SweepPaths
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes import led
 from orchestrator.runtimes.base import RunState
-from orchestrator.runtimes.docker import project, warm
+from orchestrator.runtimes.docker import cluster, project
 from orchestrator.runtimes.docker import runtime as runtime_module
-from orchestrator.runtimes.docker.compose import compose_project
+from orchestrator.runtimes.docker.cluster import Containers
 from orchestrator.runtimes.docker.engine import Engine
-from orchestrator.runtimes.docker.run import OneRunContainers
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.led import LedRun
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
 from tests.unit.conftest import event
 from trainer.link_switch.control import Setup
-from trainer.node.hand_over import ENDED, Ending
+from trainer.node.desk import Answer, Ending, Request, coordinators_desk
 from trainer.node.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -137,41 +136,25 @@ def _listed(name: str, state: str) -> dict[str, Any]:
     }
 
 
-class FakeRun(FakeEngine):
-    """A started run of three nodes in cold containers. The test sets `up`, too."""
-
-    def __init__(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp", **fields: Any
-    ) -> None:
-        super().__init__(monkeypatch)
-        self.paths = RunPaths(directory)
-        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
-        self.compose = compose_project(run, self.paths, directory, "owner", cores=4)
-        containers = project.Project(self.engine, self.compose, self.paths.log("compose"))
-        self.cluster = OneRunContainers(containers)
-        self.run = self.cluster.run(LaunchPlan(run, self.paths, directory))
-        (self.up,) = self.ups
-
-    def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:
-        RunRecord(self.paths.live, assigned(topology, *ordinals, **fields))
-
-    def end(self, **ending: Any) -> None:
-        """Let the coordinator write how the run has ended."""
-        (self.paths.live / ENDED).write_text(Ending(**ending).model_dump_json())
-
-
 class FakeSweep(FakeEngine):
-    """A sweep with warm containers. What compose has started runs, unless the test says else."""
+    """A sweep in containers. What compose has started runs, unless the test says else."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, cold: bool = False) -> None:
         super().__init__(monkeypatch)
         self.paths = SweepPaths(directory)
         monkeypatch.setattr(runtime_module, "reach", lambda: self.engine)
         monkeypatch.setattr(runtime_module, "Reaper", lambda label: None)
-        for name, seconds in {"INSPECT_S": -1.0, "LOG_S": 0.0, "LOSS_S": 0.0, "CANCEL_S": 0.02}.items():
-            monkeypatch.setattr(warm, name, seconds)
-        self.clusters, self._lease = Clusters(DockerRuntime()), ExitStack()
+        monkeypatch.setattr(led, "CANCEL_S", 0.02)
+        for name, seconds in {"INSPECT_S": -1.0, "LOG_S": 0.0, "LOSS_S": 0.0}.items():
+            monkeypatch.setattr(cluster, name, seconds)
+        self.cold = cold
+        self.clusters, self._lease = Clusters(DockerRuntime(cold=cold)), ExitStack()
         self.replaced: str | None = None  # why the last run has other containers than the one before
+
+    @property
+    def noun(self) -> str:
+        """What precedes the name of a container."""
+        return "" if self.cold else "the warm container "
 
     def plan(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> LaunchPlan:
         spec = RunSpec.model_validate({**FIELDS[topology], "nodes": nodes, **fields})
@@ -180,38 +163,37 @@ class FakeSweep(FakeEngine):
         paths.spec.write_text(spec.model_dump_json())
         return self.clusters.plan(spec, paths, self.paths.directory / "data")
 
-    def hand_over(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmRun:
+    def hand_over(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> LedRun:
         """Start a run. The one before has ended."""
         plan = self.plan(topology, nodes, **fields)
         self._lease.close()
         lease = self._lease.enter_context(self.clusters.lease(plan))
         self.replaced, run = lease.replaced, lease.cluster.run(plan)
-        assert isinstance(run, WarmRun)
+        assert isinstance(run, LedRun)
         return run
 
-    def start(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmRun:
+    def start(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> LedRun:
         """Start a run, whose containers then run."""
         run = self.hand_over(topology, nodes, **fields)
-        run._nodes.project.up.returncode = 0
+        containers(run).project.up.returncode = 0
         others = [f"{OTHER[topology]}-1"] if topology in OTHER else []
-        scale = run._nodes.compose.scale
+        scale = containers(run).compose.scale
         self.show(*(f"node-{number + 1}" for number in range(scale)), *others, "coordinator-1")
         return run
 
-    def finish(self, run: WarmRun, code: int = 0, exits: Mapping[str, int] = {}, **ending: Any) -> RunState:
+    def finish(self, run: LedRun, code: int = 0, exits: Mapping[str, int] = {}, **ending: Any) -> RunState:
         """Let the coordinator end the run. Returns the state that the runtime then finds."""
-        ended = Ending(exits={**exits, "coordinator": code}, **ending)
-        (live(run) / ENDED).write_text(ended.model_dump_json())
+        answers(run, "ended", ending=Ending(exits={**exits, "coordinator": code}, **ending))
         return run.wait(5)
 
-    def succeed(self, run: WarmRun) -> WarmContainers:
+    def succeed(self, run: LedRun) -> Containers:
         """Let the run end well. Returns its containers."""
         self.finish(run)
         run.stop()
         run.collect()
-        return run._nodes
+        return containers(run)
 
-    def ended(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> WarmContainers:
+    def ended(self, topology: str = "ddp", nodes: int = 2, **fields: Any) -> Containers:
         """The containers of a run that has ended well."""
         return self.succeed(self.start(topology, nodes, **fields))
 
@@ -220,31 +202,52 @@ class FakeSweep(FakeEngine):
         self.clusters.close()
 
 
-def live(run: WarmRun) -> Path:
-    """The directory of the run record."""
-    return run._record.directory
+def containers(run: LedRun) -> Containers:
+    assert isinstance(run._cluster, Containers)
+    return run._cluster
 
 
-def assign_ranks(run: WarmRun, topology: str, *ordinals: int) -> None:
-    RunRecord(live(run), assigned(topology, *ordinals))
+def answers(run: LedRun, kind: str, /, **fields: Any) -> None:
+    """Let the coordinator tell this of the run."""
+    answer = Answer.model_validate({"kind": kind, "run": run._number, **fields})
+    coordinators_desk(containers(run).directory).post(answer)
+
+
+def requests(run: LedRun) -> list[Request]:
+    """All that the coordinator of these containers was asked for."""
+    return coordinators_desk(containers(run).directory).new()
+
+
+def assign_ranks(run: LedRun, topology: str, *ordinals: int, **fields: Any) -> None:
+    RunRecord(run.directory, assigned(topology, *ordinals, **fields))
 
 
 def write_events(live: Path, kind: str, *ranks: int, **fields: Any) -> None:
-    live.mkdir(exist_ok=True)
     for rank in ranks:
         with open(live / f"rank-{rank}.jsonl", "a") as file:
             file.write(event(kind, rank, **fields).to_line() + "\n")
 
 
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRun]:
-    """start(TOPOLOGY, **FIELDS) starts a run in cold containers."""
-    return partial(FakeRun, tmp_path, monkeypatch)
+def _sweep(directory: Path, monkeypatch: pytest.MonkeyPatch, cold: bool) -> Iterator[FakeSweep]:
+    made = FakeSweep(directory, monkeypatch, cold)
+    yield made
+    made.alive, made.error = True, None
+    made.close()
 
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSweep]:
-    made = FakeSweep(tmp_path, monkeypatch)
-    yield made
-    made.alive, made.error = True, None
-    made.close()
+    """One whose containers are warm, if its runs allow it."""
+    yield from _sweep(tmp_path, monkeypatch, cold=False)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSweep]:
+    yield from _sweep(tmp_path, monkeypatch, cold=True)
+
+
+@pytest.fixture(params=["cold", "warm"])
+def either(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeSweep]:
+    yield from _sweep(tmp_path, monkeypatch, cold=request.param == "cold")

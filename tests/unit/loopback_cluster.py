@@ -20,11 +20,13 @@ from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import event, rank_fields
 from trainer.core.trace import RECORD, Kind, Trace, TraceHeader, encode_trace
 from trainer.launch.launchers import free_port
-from trainer.node import coordinator as module
-from trainer.node.coordinator import Coordinator
-from trainer.node.hand_over import ENDED, SPEC, Ending, hand_over, take_over
+from trainer.node import coordinator, door
+from trainer.node.coordinator import SPEC, Coordinator
+from trainer.node.desk import Answer, Ending, Request, file_desk
+from trainer.node.door import Door
 from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
 from trainer.node.rank_assignment import RankAssignment, container_name
+from trainer.node.site import CONTAINERS
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}
@@ -170,23 +172,28 @@ class LoopbackCluster:
     """A coordinator and its agents, which have different loopback addresses, as containers have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-        self._monkeypatch = monkeypatch
         self.port = free_port()
         self.directory = directory / "live"
         self.agents: dict[str, FakeAgent] = {}
         self.summary: list[str] = []
         self.ended = asyncio.Event()  # set when the coordinator exits
-        self.codes: list[int] = []  # exit codes of real agents
+        self.site = CONTAINERS
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
+        self.answers: list[Answer] = []  # of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         self.unreachable: set[str] = set()  # names of containers
         self.delays: dict[str, Callable[[], Awaitable[Any]]] = {}  # by address, before agents connect first
         self.hellos: dict[str, bytes] = {}  # by address, other first messages
-        for name, value in {"REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}.items():
-            monkeypatch.setattr(module, name, value)
-        monkeypatch.setattr(module, "PORT", self.port)
-        monkeypatch.setattr(module, "expected_agents", lambda topology: self.expected)
-        monkeypatch.setattr(module, "is_reachable", self._is_reachable)
+        for owner, name, value in (
+            (coordinator, "GRACE_S", 0.1),
+            (coordinator, "SHUTDOWN_S", 1.0),
+            (coordinator, "PORT", self.port),
+            (door, "PORT", self.port),
+            (door, "REGISTRATION_S", 5.0),
+            (door, "expected_agents", lambda topology: self.expected),
+            (door, "is_reachable", self._is_reachable),
+        ):
+            monkeypatch.setattr(owner, name, value)
 
     def _expect(self, names: Iterable[str]) -> dict[str, str]:
         """Let the coordinator expect these agents. Returns their addresses, 127.0.0.1 and so on."""
@@ -200,9 +207,9 @@ class LoopbackCluster:
         addresses, spec = self._expect(scripts), {**FIELDS[topology], **fields}
 
         async def play() -> int:
-            coordinator = Coordinator(topology, spec, self.directory, {})
             self.ended = asyncio.Event()
-            running = asyncio.create_task(coordinator.run())
+            one = Coordinator(Door(), topology, spec, self.directory, site=self.site)
+            running = asyncio.create_task(one.run())
             running.add_done_callback(lambda _: self.ended.set())
             agents = (self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
             await asyncio.gather(*agents)
@@ -217,7 +224,6 @@ class LoopbackCluster:
         *runs: Mapping[str, Any],
         topology: str = "ddp",
         before_run: Callable[[int], None] = lambda number: None,
-        before_end: Callable[[], None] = lambda: None,
     ) -> list[Ending]:
         """Let a warm coordinator take runs with these fields, in `run-1` and so on. Returns their endings.
 
@@ -226,21 +232,21 @@ class LoopbackCluster:
         addresses = self._expect(scripts)
         self.connections = {name: [] for name in scripts}
         self.directory.mkdir()
-        taken, nodes = 0, sum(role in ("node", "master") for role, _ in self.expected.values())
+        self._desk = file_desk(self.directory)
+        nodes = sum(role in ("node", "master") for role, _ in self.expected.values())
 
-        def take_next(directory: Path) -> Path | None:
-            nonlocal taken
-            if taken == len(runs):
-                before_end()
-                return None
-            before_run(taken + 1)
-            run = self.run_directory(taken + 1)
-            run.mkdir()
-            fields = {**FIELDS[topology], "nodes": nodes, **runs[taken]}
-            (run / SPEC).write_text(json.dumps(fields))
-            taken += 1
-            hand_over(directory, run.name)
-            return take_over(directory)
+        async def orchestrate() -> None:
+            for number, changed in enumerate(runs, start=1):
+                await asyncio.to_thread(before_run, number)
+                run = self.run_directory(number)
+                run.mkdir()
+                (run / SPEC).write_text(json.dumps({**FIELDS[topology], "nodes": nodes, **changed}))
+                site = self.site.model_dump(exclude_defaults=True)
+                named = {"name": run.name, "directory": run.name}
+                self._desk.post(Request(kind="run", run=number, **named, site=site))
+                while not self.has_ended(number):
+                    await asyncio.sleep(0.005)
+                    self.answers += self._desk.new()
 
         async def play(name: str) -> None:
             for script in scripts[name]:
@@ -252,19 +258,29 @@ class LoopbackCluster:
                     await agent.connection.close()
 
         async def play_all() -> None:
-            async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
-                for name in scripts:
-                    group.create_task(play(name))
+            try:
+                async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+                    group.create_task(orchestrate())
+                    for name in scripts:
+                        group.create_task(play(name))
+            finally:
+                self._desk.post(Request(kind="end"))
 
-        self._monkeypatch.setattr(module, "take_over", take_next)
         # The coordinator handles a signal, so it needs the main thread.
         with ThreadPoolExecutor(1) as executor:
             agents = executor.submit(lambda: asyncio.run(play_all()))
-            code = module.serve(topology, self.directory)
+            code = coordinator.serve_containers(topology, self.directory)
         agents.result()
         assert code == 0
-        endings = [self.run_directory(number + 1) / ENDED for number in range(len(runs))]
-        return [Ending.model_validate_json(path.read_text()) for path in endings]
+        return [each.ending for each in self.answers if each.ending]
+
+    def has_ended(self, number: int) -> bool:
+        """Whether a warm coordinator has ended its run of this number, from 1."""
+        return any((each.kind, each.run) == ("ended", number) for each in self.answers)
+
+    def cancel(self, number: int) -> None:
+        """Ask a warm coordinator to end a run."""
+        self._desk.post(Request(kind="cancel", run=number))
 
     async def until_assigned(self, name: str) -> None:
         """Wait until an agent of a warm coordinator has its ranks."""

@@ -1,13 +1,18 @@
 """Entry point of every container: `python -m trainer.node ROLE`, configured by its environment.
 
 node, launcher, master   run an agent             SHARDYARD_TOPOLOGY, SHARDYARD_WARM
-coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
-                                                  SHARDYARD_RUN (its name there) and the limits of a node
+coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_SERVE, and limits of
+                                                  a node
 data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
 skip                     do nothing
 
-SHARDYARD_WARM is set for containers that stay up for the runs of a sweep: agents and coordinator then take
-one run after the other from the orchestrator (trainer/node/hand_over.py).
+The orchestrator sets SHARDYARD_SERVE, and the coordinator takes runs from the desk in /results. Agents with
+SHARDYARD_WARM stay up for more than one run.
+
+Outside of containers:
+
+lead PLAN                         coordinate runs; PLAN is a `Plan` in JSON
+agent ROLE ADDRESS [DIRECTORY]    run an agent, whose standard streams are its connection to the coordinator
 """
 
 from __future__ import annotations
@@ -45,6 +50,14 @@ def main(arguments: list[str]) -> int:
             return _download(env)
         case ["skip"]:
             return 0  # the data service's role when the orchestrator has prepared the data
+        case ["lead", plan]:
+            from trainer.node import lead
+
+            return lead.main(plan)
+        case ["agent", "node" | "launcher" as role, address, *directory]:
+            from trainer.node import agent
+
+            return agent.serve_coordinator(role, address, *map(Path, directory))
     roles = "node|launcher|master|coordinator|data|skip"
     print(f"usage: python -m trainer.node {roles}", file=sys.stderr)
     return 2
@@ -56,12 +69,8 @@ def _coordinate(env: Mapping[str, str]) -> int:
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
-    if env.get("SHARDYARD_WARM"):
-        return coordinator.serve(topology, results)
-    if name := env.get("SHARDYARD_RUN"):
-        code, lines = coordinator.main(topology, spec, results / name, {})
-        print("\n".join(lines), flush=True)
-        return code
+    if env.get("SHARDYARD_SERVE"):
+        return coordinator.serve_containers(topology, results)
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}
     name = time.strftime(f"up-{topology}-%Y-%m-%dT%H%M%SZ", time.gmtime())
     code, lines = coordinator.main(topology, spec, results / name, limits)
@@ -76,14 +85,14 @@ def _download(env: Mapping[str, str]) -> int:
     from pydantic_core import PydanticCustomError
 
     from trainer.data.base import DataError
-    from trainer.node.commands import CHECKPOINTS
     from trainer.node.privileges import drop_privileges_to_owner, make_writable_for_nodes
     from trainer.node.rank_assignment import AssignmentError, read_spec
+    from trainer.node.site import Site
     from trainer.spec.registries import REGISTRIES
 
-    spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")
-    drop_privileges_to_owner(spec, directory, CHECKPOINTS)
-    make_writable_for_nodes(CHECKPOINTS)
+    spec, directory, checkpoints = Path(env["SHARDYARD_SPEC"]), Path(Site().data), Path(Site().checkpoints)
+    drop_privileges_to_owner(spec, directory, checkpoints)
+    make_writable_for_nodes(checkpoints)
     try:
         dataset = REGISTRIES["dataset"].parse(read_spec(spec).get("dataset", "digits"))
     except (AssignmentError, ValidationError, PydanticCustomError):

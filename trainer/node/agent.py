@@ -1,20 +1,22 @@
-"""An agent: registers with the coordinator, starts its ranks, and forwards their events."""
+"""An agent: takes runs from the coordinator, starts their ranks, forwards their events, and cleans up."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -31,28 +33,28 @@ from trainer.core.events import (
 )
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
+from trainer.core.regular_files import open_below, own_directories
+from trainer.core.sources import own_digest
 from trainer.core.trace import trace_path
-from trainer.node import mpi_rank, ssh
+from trainer.launch.launchers import free_port
+from trainer.node import ssh
 from trainer.node.clean_up import remove_traces, settings
-from trainer.node.commands import (
-    HOME,
-    HOSTS,
-    MEMBERSHIP,
-    OUT,
-    SPEC,
-    SSH,
-    TRAINER,
-    Command,
-    commands,
-    environment,
-    hosts,
-    launcher_of,
-)
-from trainer.node.hand_over import log_marks
+from trainer.node.commands import TRAINER, Command, commands, environment, hosts, launcher_of
+from trainer.node.desk import log_marks
 from trainer.node.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
-from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, MAX_BODY_BYTES, PORT, Connection
+from trainer.node.preparation import Refusal, prepared
+from trainer.node.protocol import (
+    FROM_COORDINATOR,
+    MAX_ASSIGNMENT_BYTES,
+    MAX_BODY_BYTES,
+    PORT,
+    Connection,
+    over_stdio,
+)
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
 from trainer.node.run_record import WEIGHTS, membership_of
+from trainer.node.site import CONTAINER, PREFIX, Home
+from trainer.spec.output_limits import OutputLimits
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
@@ -70,33 +72,37 @@ class CoordinatorGone(Exception):
 
 
 class Agent:
-    """One container's share of one run. `run` is its whole life."""
+    """One node's share of one run. `run` is its whole life in a container, `take` elsewhere."""
 
     def __init__(
         self,
         role: str,
-        topology: str,
+        topology: str = "",
         parent: ParentProcess | None = None,
         replaced: str | None = None,
-        clean_up: Callable[[], str | None] = lambda: None,
+        clean_up: Callable[[], str | None] | None = None,
+        home: Home = CONTAINER,
     ) -> None:
         """
         Args:
-            role: the container's compose service.
+            role: the compose service of its container; elsewhere node or launcher.
             topology: the topology of the containers.
-            parent: forks the ranks, if the container is warm.
+            parent: forks the ranks, if the node is warm.
             replaced: why it was replaced before this run.
-            clean_up: removes what the run has left in a warm container. Returns what it cannot remove.
+            clean_up: removes what the run has left on a node that takes another one. Returns what it cannot
+                remove. None: the node ends with this run.
+            home: its files.
         """
-        self._role, self._topology = role, topology
+        self._role, self._topology, self._home = role, topology, home
         self._parent, self._replaced, self._clean_up = parent, replaced, clean_up
         self._run_key = ""
-        self._tail = Tail(OUT)
+        self._in_container = home == CONTAINER
+        self._tail = Tail(home.out)
         self._pids: dict[int, int] = {}  # of ranks that have started
         self._mpirun = 0  # its exit code
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
-        self._signal: str | None = None  # that has ended this run in a warm container
+        self._signal: str | None = None  # that has ended this run
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
         self._cut_off = False  # from the coordinator
         self._return_after: Mapping[int, float] = {}  # seconds, by number of the fault that kills
@@ -106,59 +112,80 @@ class Agent:
         self._sshd: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> int:
-        """Register, run this container's processes, forward their events. Returns the exit code.
+        """Connect to the coordinator of containers, and take a run. Returns the exit code.
 
         Raises CoordinatorGone, or AssignmentError if there is nothing to run.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
-        shutil.rmtree(OUT, ignore_errors=True)
-        OUT.mkdir(parents=True)
+        self._handle_signals()
         public_keys = self._set_up_ssh()
         connection = await self._connect()
         try:
-            await connection.send("hello", public_keys=public_keys, replaced=self._replaced)
-            assignment = await self._receive_assignment(connection)
-            code = await self._execute(assignment, connection) if assignment else 0
-            if self._parent:
-                await self._leave(assignment, connection)
-            return code
+            return await self.take(connection, public_keys=public_keys)
         finally:
             await connection.close()
 
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+
+    async def take(self, connection: Connection, **hello: Any) -> int:
+        """Register, run this node's processes, forward their events. Returns the exit code.
+
+        hello: see `Hello`. Raises CoordinatorGone, or AssignmentError if there is nothing to run.
+        """
+        self._handle_signals()
+        shutil.rmtree(self._home.out, ignore_errors=True)
+        self._home.out.mkdir(parents=True)
+        await connection.send("hello", replaced=self._replaced, **hello)
+        assignment = await self._receive_assignment(connection)
+        code = await self._execute(assignment, connection) if assignment else 0
+        if self._clean_up:
+            await self._leave(self._clean_up, assignment, connection)
+        return code
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has ended the run."""
+        return self._signal is not None
+
     def _stop(self, number: signal.Signals) -> None:
-        """End the run because of a signal to the container; the engine sends one to a cold container."""
-        self._signal = number.name if self._parent else None
+        """End the run because of a signal to the node; an engine sends one to a cold container."""
+        self._signal = number.name if self._clean_up else None
         self._shutdown.set()
 
     async def _execute(self, assignment: RankAssignment, connection: Connection) -> int:
         """Run the assigned ranks, and forward what they write. Returns the exit code."""
         before = measure()
         self._run_key = assignment.spec.key
-        if self._parent:
+        if self._clean_up and self._in_container:
             print(log_marks(assignment.spec.key)[0], flush=True)
-        self._write_files(assignment)
-        make_files(OUT, assignment.agent.ranks)
-        self._tail = Tail(OUT, made=assignment.agent.ranks)
-        listening = asyncio.create_task(self._wait_for_shutdown(connection))
-        forwarding = asyncio.create_task(self._forward(connection))
+        listening = asyncio.create_task(self._wait_for_shutdown(assignment, connection))
         beating = asyncio.create_task(self._beat(connection))
-        codes, cause = await self._run_processes(assignment, connection)
+        make_files(self._home.out, assignment.agent.ranks)
+        self._tail = Tail(self._home.out, made=assignment.agent.ranks)
+        forwarding = asyncio.create_task(self._forward(assignment, connection))
+        codes: dict[int, int] = {}
+        try:
+            assignment = await asyncio.to_thread(prepared, assignment)
+            self._write_files(assignment)
+            codes, cause = await self._run_processes(assignment, connection)
+        except Refusal as refusal:
+            cause = str(refusal)
         # All events and files are sent before the exit codes.
         await self._send_new_events(connection)
-        await self._send_file(connection, OUT / WEIGHTS, "weights")
+        await self._send_file(connection, self._home.out / WEIGHTS, "weights")
         for rank in assignment.agent.ranks:
-            await self._send_file(connection, trace_path(OUT, rank), "trace", rank=rank)
-        usage = measure().since(before) if self._parent else measure()
+            await self._send_file(connection, trace_path(self._home.out, rank), "trace", rank=rank)
+        usage = measure().since(before) if self._clean_up else measure()
         # A parent killed for lack of memory is the run's own fault: it loaded the run's data.
-        lost = None if usage.out_of_memory else self._loss(codes)
+        lost = None if self._in_container and usage.out_of_memory else self._loss(codes)
         await connection.send(
             "exit",
             codes=codes,
             cause=cause,
-            usage=usage.model_dump(),
+            usage=usage.model_dump() if self._in_container else None,
             lost=lost,
-            full=_is_full(OUT),
+            full=str(self._home.path) if _is_full(self._home.out) else None,
             mpirun=self._mpirun,
         )
         await self._shutdown.wait()
@@ -167,15 +194,19 @@ class Agent:
         await self._send_new_events(connection)
         return 1 if not self._finished and (cause or self._cut_off or any(codes.values())) else 0
 
-    async def _leave(self, assignment: RankAssignment | None, connection: Connection) -> None:
-        """Clean the warm container, and wait until the coordinator has ended the run.
+    async def _leave(
+        self, clean_up: Callable[[], str | None], assignment: RankAssignment | None, connection: Connection
+    ) -> None:
+        """Clean the node. A container waits until the coordinator has ended the run.
 
-        Only then does the container connect again, so whatever connects before belongs to this run.
+        Only then does it connect again, so whatever connects before belongs to this run.
         """
-        left = self._clean_up()
-        if assignment:
+        left = await asyncio.to_thread(clean_up)
+        if assignment and self._in_container:
             print(log_marks(assignment.spec.key)[1], flush=True)
         await connection.send("clean", left=left)
+        if not self._in_container:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(COORDINATOR_SILENCE_S):
                 while await connection.receive():
@@ -186,16 +217,16 @@ class Agent:
         if self._topology != "mpi":
             return {}
         if self._role == "launcher":
-            return {"key": ssh.make_key(SSH / "key")}
-        host_key = ssh.make_key(SSH / "host_key")
-        self._sshd = ssh.start_server(SSH)
+            return {"key": ssh.make_key(self._home.ssh / "key")}
+        host_key = ssh.make_key(self._home.ssh / "host_key")
+        self._sshd = ssh.start_server(self._home.ssh)
         return {"host_key": host_key}
 
     async def _connect(self) -> Connection:
         """Connect to the coordinator; its name does not resolve until compose has started it."""
         deadline = time.monotonic() + CONNECT_S
         while True:
-            (HOME / "alive").touch()
+            self._home.alive.touch()
             try:
                 streams = await asyncio.open_connection("coordinator", PORT, limit=MAX_ASSIGNMENT_BYTES)
                 return Connection(*streams, FROM_COORDINATOR)
@@ -208,11 +239,11 @@ class Agent:
 
     async def _receive_assignment(self, connection: Connection) -> RankAssignment | None:
         """Wait for ranks. None if the run does not need this warm container."""
-        _pass_health_check()
+        _pass_health_check(self._home)
         receiving = asyncio.create_task(connection.receive())
         stopped = asyncio.create_task(self._shutdown.wait())
         await asyncio.wait({receiving, stopped}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-        (HOME / "alive").touch()
+        self._home.alive.touch()
         if not receiving.done():
             raise AssignmentError("stopped before ranks were assigned")
         stopped.cancel()
@@ -220,7 +251,7 @@ class Agent:
         if message is None:
             raise CoordinatorGone
         if message["kind"] == "shutdown":
-            if self._parent:
+            if self._clean_up:
                 return None
             raise AssignmentError("the coordinator cancelled the run; its log says why")
         if message["kind"] != "assignment":
@@ -228,29 +259,37 @@ class Agent:
         return RankAssignment.from_message(message)
 
     def _write_files(self, assignment: RankAssignment) -> None:
-        """Write the files that this container's processes read."""
-        SPEC.write_text(assignment.spec.model_dump_json())
+        """Write the files that this node's processes read."""
+        home = self._home
+        home.spec.write_text(assignment.spec.model_dump_json())
         if tracker := membership_of(assignment):
-            tracker.current.write(MEMBERSHIP)
+            tracker.current.write(home.membership)
             self._return_after = assignment.spec.return_after
-        if self._topology != "mpi":
+        if assignment.spec.topology != "mpi":
             return
-        launcher = launcher_of(assignment)
+        if self._topology == "mpi":
+            self._write_ssh_files(assignment)
+        if self._role == "launcher":
+            return
+        # ssh starts ranks without the container's environment.
+        inherited = {"SHARDYARD_CPU_QUOTA": os.environ.get("SHARDYARD_CPU_QUOTA", "")}
+        variables = {**inherited, **environment(assignment, home, os.getpid())}
+        draft = home.rank.with_suffix(".new")
+        draft.write_text(json.dumps({"argv": self._trainer, "environment": variables}))
+        draft.replace(home.rank)
+
+    def _write_ssh_files(self, assignment: RankAssignment) -> None:
+        """Let the launcher reach the nodes, and no one else."""
+        directory, launcher = self._home.ssh, launcher_of(assignment)
         if self._role == "launcher":
             nodes = [agent for agent in assignment.agents if agent.ranks]
             keys = [(node.address, node.public_keys["host_key"]) for node in nodes]
-            (SSH / "known_hosts").write_text(ssh.known_hosts(keys))
-            (SSH / "config").write_text(ssh.client_config(SSH))
-            HOSTS.write_text(hosts(assignment))
-            return
-        key = ssh.authorized_key(launcher.public_keys["key"], launcher.address)
-        (SSH / "authorized_keys").write_text(key)
-        # ssh starts ranks without the container's environment.
-        inherited = {"SHARDYARD_CPU_QUOTA": os.environ.get("SHARDYARD_CPU_QUOTA", "")}
-        rank = {"argv": self._trainer, "environment": {**inherited, **environment(assignment, os.getpid())}}
-        draft = mpi_rank.COMMAND.with_suffix(".new")
-        draft.write_text(json.dumps(rank))
-        draft.replace(mpi_rank.COMMAND)
+            (directory / "known_hosts").write_text(ssh.known_hosts(keys))
+            (directory / "config").write_text(ssh.client_config(directory))
+            self._home.hosts.write_text(hosts(assignment))
+        else:
+            key = ssh.authorized_key(launcher.public_keys["key"], launcher.address)
+            (directory / "authorized_keys").write_text(key)
 
     @property
     def _trainer(self) -> Sequence[str]:
@@ -266,12 +305,13 @@ class Agent:
     async def _run_processes(
         self, assignment: RankAssignment, connection: Connection
     ) -> tuple[dict[int, int], str | None]:
-        """Start this container's processes and wait for them. Returns exit codes by rank, and a cause."""
-        for command in commands(assignment, os.getpid(), self._trainer):
-            self._processes.append((command, await _start(command)))
+        """Start this node's processes and wait for them. Returns exit codes by rank, and a cause."""
+        log = self._log_of(assignment)
+        for command in commands(assignment, self._home, os.getpid(), self._trainer):
+            self._processes.append((command, await _start(command, log)))
         if not self._processes:
             return await self._serve_ssh(assignment.agent.ranks)
-        ended = asyncio.ensure_future(self._all_ended(connection))
+        ended = asyncio.ensure_future(self._all_ended(log, connection))
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         await asyncio.wait([ended, shutdown], return_when=asyncio.FIRST_COMPLETED)
         shutdown.cancel()
@@ -283,10 +323,21 @@ class Agent:
             (_code(process) for command, process in self._processes if not command.ranks), 0
         )
         if self._signal and not assignment.agent.ranks:
-            return codes, f"stopped with its container by {self._signal}"
+            return codes, f"stopped with {self._place} by {self._signal}"
         return codes, f"mpirun {how_ended(self._mpirun)}" if self._mpirun else None
 
-    async def _all_ended(self, connection: Connection) -> bool:
+    @property
+    def _place(self) -> str:
+        return "its container" if self._in_container else "its node"
+
+    def _log_of(self, assignment: RankAssignment) -> Path | None:
+        """The log of this node's processes; None: they write to the output of this process."""
+        if not assignment.site.console:
+            return None
+        name = "launcher" if self._role == "launcher" else f"node-{assignment.node}"
+        return Path(assignment.site.console) / f"{name}.log"
+
+    async def _all_ended(self, log: Path | None, connection: Connection) -> bool:
         """Wait for all processes, and start those again whose rank returns."""
         while True:
             for _, process in self._processes:
@@ -304,21 +355,21 @@ class Agent:
             self._incarnation += 1
             again = {"SHARDYARD_INCARNATION": str(self._incarnation)}
             commands = [command for command, _ in self._processes]
-            self._processes = [(command, await _start(command, again)) for command in commands]
+            self._processes = [(command, await _start(command, log, again)) for command in commands]
 
     def _report_signal(self, ranks: Iterable[int]) -> None:
         """Write exit reports if a signal ends the run, before the ranks and their peers write theirs."""
         if name := self._signal:
             for rank in ranks:
-                self._report_death(rank, f"stopped with its container by {name}", name)
+                self._report_death(rank, f"stopped with {self._place} by {name}", name)
 
     def _report_death(self, rank: int, cause: str, signal: str) -> None:
         """Write the exit report of a rank that a signal ends; the exit codes are only sent at the end."""
-        with closing(EventWriter(self._run_key, rank, OUT)) as writer:
+        with closing(EventWriter(self._run_key, rank, self._home.out)) as writer:
             writer.write_quietly("died", cause=cause, signal=signal)
 
     async def _serve_ssh(self, ranks: Iterable[int]) -> tuple[dict[int, int], str | None]:
-        """Run no process but sshd, through which mpirun starts ranks, until shutdown."""
+        """Run no process, or only sshd through which mpirun starts ranks, until shutdown."""
         while not self._shutdown.is_set():
             if self._sshd and self._sshd.poll() is not None:
                 return {}, f"sshd ended with exit code {self._sshd.returncode}"
@@ -343,20 +394,21 @@ class Agent:
         """Send SIGTERM, then SIGKILL to processes that are still running."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for _, process in self._processes:
-                with suppress(ProcessLookupError):
-                    process.send_signal(number)
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)  # it leads the group of what it has started
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(ended), TERMINATE_S)
                 return
 
-    async def _wait_for_shutdown(self, connection: Connection) -> None:
+    async def _wait_for_shutdown(self, assignment: RankAssignment, connection: Connection) -> None:
         """Shut down when the coordinator says so or is silent, or its connection is lost."""
-        silence = Silence()
+        silence, longest_s = Silence(), assignment.site.silence_s + COORDINATOR_SILENCE_S / 2
         while True:
             receiving = asyncio.ensure_future(connection.receive())
             while not receiving.done():
-                (HOME / "alive").touch()
-                if silence.look() > COORDINATOR_SILENCE_S:
+                self._home.alive.touch()
+                if silence.look() > longest_s:
                     print(f"{self._role}: no heartbeat of the coordinator: cut off the network", flush=True)
                     self._cut_off = True
                     receiving.cancel()
@@ -369,14 +421,23 @@ class Agent:
                 break
             if message["kind"] == "membership":
                 fields = {name: value for name, value in message.items() if name != "kind"}
-                Membership.model_validate(fields).write(MEMBERSHIP)
+                Membership.model_validate(fields).write(self._home.membership)
             silence.end()
         self._finished = bool(message and message.get("finished"))
         self._shutdown.set()
 
-    async def _forward(self, connection: Connection) -> None:
+    async def _forward(self, assignment: RankAssignment, connection: Connection) -> None:
+        limits, ranks, out = OutputLimits.of(assignment.spec), assignment.agent.ranks, self._home.out
+        files = [(rank, trace_path(out, rank), limits.trace_bytes) for rank in ranks]
+        files += [(0, out / WEIGHTS, limits.weight_bytes)] if 0 in ranks else []
         while True:
             await self._send_new_events(connection)
+            for rank, path, most in files:
+                # A container's files are limited by their file system.
+                if not self._in_container and (size := _size(path)) > most:
+                    path.unlink(missing_ok=True)
+                    too_large = _damaged(rank, f"{path.name}: {size} bytes; allowed: {most}")
+                    await self._send_lines(connection, rank, [too_large])
             await asyncio.sleep(FORWARD_S)
 
     async def _beat(self, connection: Connection) -> None:
@@ -393,12 +454,13 @@ class Agent:
             for written in self._tail.written():
                 lines = [line[:MAX_BYTES] for line in written.lines.split(b"\n") if line]
                 if written.fault:
-                    damaged = RankEvents(written.rank).damaged(written.fault, written.rest)
-                    lines.append(damaged.to_line().encode())
+                    lines.append(_damaged(written.rank, written.fault, written.rest))
                 self._look_at(written.rank, lines)
-                for at in range(0, len(lines), MOST_LINES):
-                    body = b"\n".join(lines[at : at + MOST_LINES])
-                    await connection.send("events", body, rank=written.rank)
+                await self._send_lines(connection, written.rank, lines)
+
+    async def _send_lines(self, connection: Connection, rank: int, lines: Sequence[bytes]) -> None:
+        for at in range(0, len(lines), MOST_LINES):
+            await connection.send("events", b"\n".join(lines[at : at + MOST_LINES]), rank=rank)
 
     def _look_at(self, rank: int, lines: Iterable[bytes]) -> None:
         """Learn what this agent needs of a rank's events. The coordinator checks all of them."""
@@ -422,21 +484,37 @@ class Agent:
                 await connection.send(kind, part, **fields, last=left <= 0)
 
 
-def _pass_health_check() -> None:
+def _damaged(rank: int, reason: str, line: bytes = b"") -> bytes:
+    """The line of an event that says what is wrong with what a rank has written."""
+    return RankEvents(rank).damaged(reason, line).to_line().encode()
+
+
+def _size(path: Path) -> int:
+    """The size of a file; 0 if there is none."""
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0
+
+
+def _pass_health_check(home: Home) -> None:
     """Let the health check pass until the next touch, so that waiting takes no CPU time."""
-    (HOME / "alive").touch()
-    os.utime(HOME / "alive", times=(time.time() + WAIT_S,) * 2)
+    home.alive.touch()
+    os.utime(home.alive, times=(time.time() + WAIT_S,) * 2)
 
 
 async def _start(
-    command: Command, environment: Mapping[str, str] | None = None
+    command: Command, log: Path | None, environment: Mapping[str, str] | None = None
 ) -> asyncio.subprocess.Process:
     """Start a process. environment: variables in addition to the command's."""
-    return await asyncio.create_subprocess_exec(
-        *command.argv,
-        env={**os.environ, **command.environment, **(environment or {})},
-        stderr=asyncio.subprocess.STDOUT,  # one stream, so that the engine keeps the order of lines
-    )
+    with open(log, "ab") if log else nullcontext() as output:
+        return await asyncio.create_subprocess_exec(
+            *command.argv,
+            env={**os.environ, **command.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,  # one stream, so that an engine keeps the order of lines
+            start_new_session=True,
+        )
 
 
 def _is_full(directory: Path) -> bool:
@@ -468,7 +546,7 @@ def _serve(role: str, topology: str) -> NoReturn:
     """Take one run after the other. Raises CoordinatorGone when there are no more."""
     parent = ParentProcess("shardyard", {})
     while True:
-        _pass_health_check()  # importing torch takes long on a node with a tenth of a core
+        _pass_health_check(CONTAINER)  # importing torch takes long on a node with a tenth of a core
         replaced = None if role == "launcher" else parent.ensure()  # it runs no ranks
         kept = settings([os.getpid(), *([parent.pid] if parent.pid else [])])
         clean_up = partial(remove_traces, kept, parent.refuse_waiting)
@@ -477,3 +555,83 @@ def _serve(role: str, topology: str) -> NoReturn:
         except AssignmentError as error:
             print(f"{role}: {error}", file=sys.stderr)
             time.sleep(RETRY_S)
+
+
+def serve_coordinator(role: str, address: str, directory: Path | None = None) -> int:
+    """Take runs from the coordinator at the other end of the standard streams, until it closes them.
+
+    Args:
+        role: node or launcher.
+        address: where other nodes reach this one.
+        directory: of the agent's files; it must not exist. None: one of its own.
+    """
+    try:
+        remove_homes()
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        else:
+            directory.mkdir(mode=0o700)
+        _lock(Home(directory))
+    except OSError as error:
+        print(f"{role}: {error}", file=sys.stderr)
+        return 1
+    os.chdir(directory)  # `python -m` would import a trainer of the current directory
+    try:
+        return asyncio.run(_take_runs(role, Home(directory), address))
+    finally:
+        os.chdir("/")
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _lock(home: Home) -> None:
+    """Show that this process uses the directory, until it ends."""
+    draft = home.lock.with_suffix(".new")
+    fcntl.flock(os.open(draft, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
+    draft.replace(home.lock)
+
+
+def remove_homes() -> int:
+    """Remove the directories that killed agents of this user have left. Returns their number."""
+    removed = 0
+    for directory in own_directories(Path(tempfile.gettempdir()), PREFIX):
+        with suppress(OSError), open_below(directory, Home(directory).lock.name) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
+            removed += 1
+    return removed
+
+
+async def _take_runs(role: str, home: Home, address: str) -> int:
+    parent = ParentProcess(home.path.name, {})
+    connection = await over_stdio(FROM_COORDINATOR)
+    try:
+        while message := await connection.receive():
+            if message["kind"] != "begin":
+                continue  # of the last run
+            replaced = refusal = None
+            try:
+                replaced = parent.ensure() if message["warm"] and role == "node" else None
+            except ParentError as error:
+                refusal = str(error)
+            clean_up = partial(_clean, home, parent)
+            agent = Agent(role, "", parent if message["warm"] else None, replaced, clean_up, home)
+            hello = {"address": address, "port": free_port(), "sources": own_digest(), "refusal": refusal}
+            await agent.take(connection, **hello)
+            if agent.stopped:
+                return 1
+    except CoordinatorGone:
+        return 0
+    finally:
+        parent.close()
+    return 0
+
+
+def _clean(home: Home, parent: ParentProcess) -> str | None:
+    """Wait for the end of a run's ranks, and remove its files. Returns what cannot be removed."""
+    parent.wait_until_idle()
+    try:
+        for path in {*home.path.iterdir()} - {home.lock}:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        return str(error)
+    return None

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 
 from trainer.core import cgroup
-from trainer.node.commands import HOME
+from trainer.node.site import CONTAINER
 
 QUEUES = Path("/dev/mqueue")  # POSIX message queues
-WRITABLE = (HOME, Path("/tmp"), Path("/dev/shm"), QUEUES)  # all that a node can write to
+WRITABLE = (CONTAINER.path, Path("/tmp"), Path("/dev/shm"), QUEUES)  # all that a node can write to
 SYSTEM_V = Path("/proc/sysvipc")  # a list each of shared memory, semaphores and message queues
 IPC_RMID = 0  # of shmctl(2), semctl(2) and msgctl(2)
 INIT = 1

@@ -1,6 +1,9 @@
 """What mpirun starts on a node: replaces itself with a rank, whose command the node's agent has written.
 
-mpirun waits for this process, so it imports little. It does not inherit the container's environment.
+    python -S -E mpi_rank.py FILE
+
+FILE has {"argv": [...], "environment": {...}}. mpirun waits for this process, so it imports little. It does
+not inherit the environment of the agent.
 """
 
 import json
@@ -9,20 +12,19 @@ import sys
 import time
 from pathlib import Path
 
-COMMAND = Path("/run/shardyard/rank.json")  # {"argv": [...], "environment": {...}}
 ASSIGNMENT_S = 120.0
 
 
-def main() -> None:
+def main(file: Path) -> None:
     """Wait for the node's rank assignment, then become the rank."""
     deadline = time.monotonic() + ASSIGNMENT_S
-    while not COMMAND.exists():  # the launcher may receive the assignment before this node
+    while not file.exists():  # the launcher may receive the assignment before this node
         if time.monotonic() > deadline:
             sys.exit(f"this node received no rank assignment within {ASSIGNMENT_S:.0f} s")
         time.sleep(0.02)
-    command = json.loads(COMMAND.read_text())
+    command = json.loads(file.read_text())
     os.execve(command["argv"][0], command["argv"], {**os.environ, **command["environment"]})
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

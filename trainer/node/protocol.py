@@ -1,13 +1,14 @@
 """The protocol between agent and coordinator: one JSON object per line, each with its `kind`.
 
-What ranks have written follows some lines as it is. Nodes run code that is not trusted. So each end checks
-every message against a table of kinds, and limits its length.
+What ranks have written follows some lines as it is, and a newline. Nodes run code that is not trusted. So
+each end checks every message against a table of kinds, and limits its length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from pydantic import Field
 from trainer.core.cgroup import Usage
 from trainer.core.membership import Membership
 from trainer.core.record import Rank, Record, Text, checked, parse_object
+from trainer.node.rank_assignment import RENDEZVOUS_PORT
 
 PORT = 29400  # the coordinator's; only the run's own network reaches it
 # Twice as much is buffered in memory while a line arrives.
@@ -32,10 +34,22 @@ ExitCode = Annotated[int, Field(ge=-255, le=255)]  # negative: a signal
 
 
 class Hello(Record):
-    """An agent registers. replaced: why its warm parent was replaced before the run."""
+    """An agent registers.
+
+    Attributes:
+        public_keys: for Open MPI over ssh.
+        replaced: why its warm parent was replaced before the run.
+        address, port: where rank 0 listens, if the agent has it; a container's are known.
+        sources: the digest of its trainer's, if it may differ from the coordinator's.
+        refusal: why it can take no run.
+    """
 
     public_keys: dict[Literal["key", "host_key"], PublicKey] = Field(default_factory=dict)
     replaced: Text | None = None
+    address: Annotated[str, Field(pattern=r"\A[0-9A-Za-z:.%_-]{0,256}\z")] = ""
+    port: Annotated[int, Field(ge=1, lt=2**16)] = RENDEZVOUS_PORT
+    sources: Text | None = None
+    refusal: Text | None = None
 
 
 class WithBody(Record):
@@ -69,17 +83,17 @@ class Exit(Record):
     Attributes:
         codes: the exit codes by rank.
         cause: why the agent has failed, if its exit codes do not say so.
-        usage: the usage of its container.
+        usage: the usage of its container; None if it has none.
         lost: how its warm parent has failed.
-        full: whether its ranks have no space left for events.
+        full: the directory that has no space left for its ranks' events; None if there is some.
         mpirun: exit code of mpirun, in the launcher.
     """
 
     codes: dict[Annotated[str, Field(pattern=r"\A[0-9]{1,5}\z")], ExitCode]
     cause: Text | None
-    usage: Usage
+    usage: Usage | None
     lost: Text | None = None
-    full: bool = False
+    full: Text | None = None
     mpirun: ExitCode = 0
 
 
@@ -103,12 +117,19 @@ class AgentAlive(Record):
     mpirun: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
 
+class Begin(Record):
+    """A run begins; the agent, which stays connected, registers for it. warm: with a warm parent."""
+
+    warm: bool
+
+
 class Assignment(Record):
-    """The agent gets ranks. index: the index of the receiver among the agents."""
+    """The agent gets ranks. index: the index of the receiver among the agents. site: see `Site`."""
 
     spec: dict[str, Any]
     agents: list[dict[str, Any]]
     index: int
+    site: dict[str, Any]
 
 
 class Rejected(Record):
@@ -134,6 +155,7 @@ FROM_AGENT: Kinds = {
     "clean": Clean,
 }
 FROM_COORDINATOR: Kinds = {
+    "begin": Begin,
     "assignment": Assignment,
     "alive": Alive,
     "membership": Membership,
@@ -157,7 +179,7 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """The other end's address; empty if it has disconnected already."""
+        """The other end's address; empty if it has none, or has disconnected already."""
         return str((self._writer.get_extra_info("peername") or [""])[0])
 
     async def send(self, kind: str, body: bytes | None = None, **fields: Any) -> None:
@@ -167,7 +189,10 @@ class Connection:
         """
         with suppress(ConnectionError, TimeoutError):
             sized = fields if body is None else {**fields, "size": len(body)}
-            self._writer.write(json.dumps({"kind": kind, **sized}).encode() + b"\n" + (body or b""))
+            data = json.dumps({"kind": kind, **sized}).encode() + b"\n"
+            if body is not None:
+                data += body + b"\n"  # srun forwards whole lines
+            self._writer.write(data)
             async with asyncio.timeout(SEND_S):
                 await self._writer.drain()
 
@@ -191,7 +216,10 @@ class Connection:
         try:
             message = self._message(line)
             if "size" in message:
-                message["body"] = await self._reader.readexactly(message.pop("size"))
+                body = await self._reader.readexactly(message.pop("size") + 1)
+                if body[-1:] != b"\n":
+                    raise ValueError(f"message {message['kind']}: size: not that of what follows")
+                message["body"] = body[:-1]
             return message
         except (ConnectionError, asyncio.IncompleteReadError):
             return None
@@ -224,3 +252,15 @@ class Connection:
         """Disconnect at once, also from an end that is cut off the network."""
         if not self._closed:  # asyncio's transport fails if it closed after sending what was left
             self._writer.transport.abort()
+
+
+async def over_stdio(kinds: Kinds) -> Connection:
+    """A connection over this process's standard streams. Whatever else it prints goes to standard error."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_ASSIGNMENT_BYTES)
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(), sink)
+    return Connection(reader, asyncio.StreamWriter(transport, protocol, None, loop), kinds)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.core.regular_files import read_regular
+from trainer.node.site import CONTAINERS, Site
 from trainer.spec.run_spec import RunSpec
 
 # Services with an agent. Besides the nodes, a topology may have one more.
@@ -22,8 +23,11 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+RENDEZVOUS_PORT = 29500  # of a container
+
+
 class AssignmentError(Exception):
-    """The containers cannot run the spec; the message is for the user."""
+    """The nodes cannot run the spec; the message is for the user."""
 
 
 def container_name(role: str, ordinal: int) -> str:
@@ -38,7 +42,7 @@ class AgentInfo:
     Attributes:
         role: its compose service.
         ordinal: its compose container number, from 1. A service that was scaled down and up may have gaps.
-        address: its address on the run's network.
+        address, port: its address on the run's network, and the port where rank 0 listens if it has it.
         ranks: the ranks of the processes that run in it.
         public_keys: the public ssh keys, by purpose; for Open MPI only.
         replaced: why its warm parent was replaced before the run; None if it was not.
@@ -50,6 +54,7 @@ class AgentInfo:
     ranks: tuple[int, ...] = ()
     public_keys: dict[str, str] = field(default_factory=dict)
     replaced: str | None = None
+    port: int = RENDEZVOUS_PORT
 
     @property
     def name(self) -> str:
@@ -79,16 +84,22 @@ def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The run and all its agents. index: the position of the agent that received it."""
+    """The run, all its agents, and their machines. index: the position of the agent that received it."""
 
     spec: RunSpec
     agents: tuple[AgentInfo, ...]
     index: int = 0
+    site: Site = CONTAINERS
 
     @property
     def agent(self) -> AgentInfo:
         """The agent that received this assignment."""
         return self.agents[self.index]
+
+    @property
+    def node(self) -> int:
+        """The number of the receiver's node. Raises IndexError for a launcher."""
+        return self.agent.ranks[0] // self.spec.processes_per_node
 
     def agent_of(self, rank: int) -> AgentInfo:
         """The agent whose container runs `rank`."""
@@ -100,13 +111,19 @@ class RankAssignment:
     def to_message(self, index: int) -> dict[str, Any]:
         """The fields of the protocol's `assignment` message for one agent."""
         agents = [asdict(agent) for agent in self.agents]
-        return {"spec": self.spec.model_dump(mode="json"), "agents": agents, "index": index}
+        return {
+            "spec": self.spec.model_dump(mode="json"),
+            "agents": agents,
+            "index": index,
+            "site": self.site.model_dump(exclude_defaults=True),
+        }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> RankAssignment:
         """The inverse of `to_message`."""
         agents = tuple(AgentInfo(**{**each, "ranks": tuple(each["ranks"])}) for each in message["agents"])
-        return cls(RunSpec.model_validate(message["spec"]), agents, message["index"])
+        site = Site.model_validate(message["site"])
+        return cls(RunSpec.model_validate(message["spec"]), agents, message["index"], site)
 
 
 def read_spec(path: Path) -> dict[str, Any]:
@@ -129,7 +146,7 @@ def assign_ranks(
     """Assign ranks to the registered agents, in the order of their container numbers.
 
     In topology `single` the first node runs all ranks, and the others only say how many there are. In
-    topology `rpc` the master has rank 0.
+    topology `rpc` the master has rank 0, if there is one.
 
     Args:
         topology: the topology of the containers.
@@ -143,7 +160,8 @@ def assign_ranks(
     """
     nodes = sorted((each for each in registered if each.role == "node"), key=lambda each: each.ordinal)
     other = [each for each in registered if each.role != "node"]
-    count = len(nodes) + (topology == "rpc")
+    masters = sum(each.role == "master" for each in other)
+    count = len(nodes) + masters
     spec = _validated({"nodes": count, **_with_limits(topology, fields, limits or {}, count)})
     if limits and spec.node_speed is not None:
         raise AssignmentError(
@@ -163,13 +181,12 @@ def assign_ranks(
         ranks = [tuple(range(spec.world_size))] + [()] * (count - 1)
     else:
         if spec.nodes != count:
-            scale = spec.nodes - (topology == "rpc")
+            scale = spec.nodes - masters
             raise AssignmentError(
                 f"the run has {spec.nodes} nodes, {count} registered: use --scale node={scale}"
             )
         each = spec.processes_per_node
-        first = 1 if topology == "rpc" else 0
-        ranks = [tuple(range(first + i * each, first + (i + 1) * each)) for i in range(len(nodes))]
+        ranks = [tuple(range(masters + i * each, masters + (i + 1) * each)) for i in range(len(nodes))]
     numbered = [replace(node, ranks=own) for node, own in zip(nodes, ranks, strict=True)]
     others = [replace(each, ranks=(0,)) if each.role == "master" else each for each in other]
     return RankAssignment(spec, (*others, *numbered))
@@ -183,8 +200,10 @@ def needed_agents(
     These are the first nodes by container number, and all others.
     """
     nodes = sorted((each for each in registered if each.role == "node"), key=lambda each: each.ordinal)
-    count = int(fields["nodes"]) - (topology == "rpc") if topology != "single" else 1
-    return [*nodes[:count], *(each for each in registered if each.role != "node")]
+    other = [each for each in registered if each.role != "node"]
+    masters = sum(each.role == "master" for each in other)
+    count = int(fields["nodes"]) - masters if topology != "single" else 1
+    return [*nodes[:count], *other]
 
 
 def _with_limits(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from trainer.core.membership import MembershipTracker
 from trainer.core.processes import MPIRUN, Suspended
 from trainer.core.record import cut, one_line
 from trainer.core.trace import trace_path
-from trainer.node.commands import HOME, launcher_of
-from trainer.node.hand_over import SUSPENDED
+from trainer.node.commands import launcher_of
 from trainer.node.incoming_trace import IncomingTrace
 from trainer.node.incoming_weights import IncomingWeights
 from trainer.node.rank_assignment import AgentInfo, AssignmentError, RankAssignment
@@ -50,8 +48,17 @@ class RunRecord:
         shutting_down: set before agents are told to exit; their ranks' exits are no failures then.
     """
 
-    def __init__(self, directory: Path, assignment: RankAssignment) -> None:
-        """Raises AssignmentError if the directory is not writable."""
+    def __init__(
+        self,
+        directory: Path,
+        assignment: RankAssignment,
+        tell_suspended: Callable[[Suspended], None] = lambda suspended: None,
+    ) -> None:
+        """Raises AssignmentError if the directory is not writable.
+
+        tell_suspended: called whenever other processes are suspended.
+        """
+        self._tell_suspended = tell_suspended
         self._directory, self.assignment = directory, assignment
         self.key = assignment.spec.key
         self.timeout_s = assignment.spec.timeout_s
@@ -185,7 +192,7 @@ class RunRecord:
         self._append("usage.jsonl", line.encode() + b"\n")
 
     def note_suspended(self, agent: AgentInfo, ranks: Sequence[int], mpirun: int | None = None) -> None:
-        """Record which processes of an agent are stopped by a signal, for the orchestrator to read.
+        """Note which processes of an agent are stopped by a signal.
 
         mpirun: its PID, if it is one of them.
         """
@@ -193,13 +200,9 @@ class RunRecord:
         found: Suspended = {name: pid for name, pid in self._suspended.items() if name not in own}
         found |= {rank: self._starts[rank].fields["pid"] for rank in ranks if rank in self._starts}
         found |= {MPIRUN: mpirun} if mpirun else {}
-        if found == self._suspended:
-            return
-        self._suspended = found
-        draft = self._directory / f".{SUSPENDED}"
-        with suppress(OSError):  # of a full disk, which the next event reports
-            draft.write_text(json.dumps(found))
-            draft.replace(self._directory / SUSPENDED)
+        if found != self._suspended:
+            self._suspended = found
+            self._tell_suspended(found)
 
     def fail_suspended(self) -> None:
         """Name the processes that are stopped by a signal, when the run has exceeded its time limit."""
@@ -220,7 +223,7 @@ class RunRecord:
             self.failures.setdefault("coordinator", f"results cannot be written: {error.strerror}")
 
     def record_exit(
-        self, agent: AgentInfo, codes: Mapping[int, int], out_of_memory: bool, full: bool = False
+        self, agent: AgentInfo, codes: Mapping[int, int], out_of_memory: bool, full: str | None = None
     ) -> None:
         """Record an exit report for each of the agent's ranks that has not written one.
 
@@ -228,7 +231,7 @@ class RunRecord:
             agent: whose processes have ended.
             codes: exit codes by rank, negative for a signal; empty for ranks that mpirun started.
             out_of_memory: whether the kernel killed a process of the container for lack of memory.
-            full: whether the ranks have no space left for events, so that they cannot report anything.
+            full: the directory that has no space left for events, so that ranks cannot report anything.
         """
         if not out_of_memory and (cause := self._loss_of_parent(agent, codes)):
             self.fail(agent, cause, reported=False)
@@ -239,7 +242,7 @@ class RunRecord:
             if out_of_memory:
                 cause = f"killed: its node needed more than {self.assignment.spec.memory_mb} MiB of memory"
             elif full and codes.get(rank, 1) > 0:
-                self._record_end(agent, rank, "failed", f"its directory {HOME} is full")
+                self._record_end(agent, rank, "failed", f"its directory {full} is full")
                 continue
             elif self.shutting_down:
                 continue  # it ignored SIGTERM, and its own agent has killed it

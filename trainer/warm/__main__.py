@@ -18,13 +18,7 @@ from trainer.__main__ import main as run_ranks
 from trainer.warm.parent import WarmParent
 
 # Of containers, of torchrun, of the grader and of Slurm; ranks do not import them.
-NOT_RANKS = (
-    "trainer.slurm_allocation",
-    "trainer.node",
-    "trainer.course",
-    "trainer.torchrun_restarts",
-    "trainer.warm",
-)
+NOT_RANKS = ("trainer.node", "trainer.course", "trainer.torchrun_restarts", "trainer.warm")
 # Imported by libraries when ranks connect or take their first step.
 IMPORTED_LATER = ("torch.distributed.algorithms.ddp_comm_hooks", "torch.distributed.rpc.rref_proxy")
 

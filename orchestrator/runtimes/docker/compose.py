@@ -15,6 +15,7 @@ from trainer.spec.link import Links
 from trainer.spec.run_spec import RunSpec
 
 LINK = COMPOSE / "link.yml"  # the overlay with the switch
+SPEC = "spec.json"  # of the first run, in the directory of the containers
 SWITCH = ("python", "-m", "trainer.link_switch")
 
 
@@ -117,7 +118,7 @@ def scale_of(spec: RunSpec) -> int:
 def compose_project(
     spec: RunSpec, paths: RunPaths, data_dir: Path, orchestrator: str, cores: float, image: str = IMAGE
 ) -> ComposeProject:
-    """The containers of a run.
+    """The containers of a run, which `placed` completes.
 
     Limits are per node. In topology single, one container has the limits of all nodes.
 
@@ -142,11 +143,8 @@ def compose_project(
         files=tuple(files),
         scale=scale_of(spec),
         environment={
-            "SHARDYARD_SPEC": str(paths.spec.resolve()),
             "SHARDYARD_DATA": str(data_dir.resolve()),
-            "SHARDYARD_RESULTS": str(directory),
-            "SHARDYARD_RUN": paths.live.name,
-            "SHARDYARD_WARM": "",
+            "SHARDYARD_SERVE": "1",
             # Set even if empty, so that a value in the user's shell does not apply.
             "SHARDYARD_CHECKPOINTS": str(checkpoints_of(paths).resolve()) if spec.checkpoints else "",
             "SHARDYARD_CODE": str(paths.code.resolve()) if spec.has_imports else "",
@@ -164,26 +162,22 @@ def compose_project(
     )
 
 
-def warm_project(run: ComposeProject, directory: Path, scale: int, spec: Path) -> ComposeProject:
-    """Containers that stay up and take one run after the other.
+def placed(run: ComposeProject, directory: Path, scale: int, warm: bool) -> ComposeProject:
+    """The containers, with the directory through which they get runs and return results.
 
     Args:
         run: the containers of one of the runs.
-        directory: the directory through which they get runs and return results.
+        directory: the directory, in which is a file whose owner owns the results.
         scale: the scale of the largest run.
-        spec: a file whose owner owns the results.
+        warm: whether they stay up for other runs.
     """
+    environment = {
+        "SHARDYARD_SPEC": str(directory.resolve() / SPEC),
+        "SHARDYARD_RESULTS": str(directory.resolve()),
+        "SHARDYARD_WARM": "1" if warm else "",
+    }
     return replace(
-        run,
-        project=_project(directory),
-        scale=scale,
-        environment={
-            **run.environment,
-            "SHARDYARD_SPEC": str(spec.resolve()),
-            "SHARDYARD_RESULTS": str(directory.resolve()),
-            "SHARDYARD_RUN": "",
-            "SHARDYARD_WARM": "1",
-        },
+        run, project=_project(directory), scale=scale, environment={**run.environment, **environment}
     )
 
 

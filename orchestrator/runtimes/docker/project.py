@@ -18,7 +18,7 @@ from orchestrator.runtimes.docker.reaper import PROJECT_LABEL, remove_project
 from trainer.node.rank_assignment import AgentInfo, node_name
 from trainer.spec.run_spec import RunSpec
 
-TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
+TERMINATE_S = 3  # between SIGTERM and SIGKILL of docker compose
 COMPOSE_S = 60  # to stop or remove the containers
 UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 
@@ -198,12 +198,6 @@ class Project:
         logs = self.engine.client.api.logs
         chunks: Iterator[bytes] = logs(container.identifier, stream=True, follow=False, since=since)
         return chunks
-
-    def terminate(self) -> None:
-        """Send SIGTERM to all containers, later SIGKILL."""
-        self._end_compose()
-        if any(not each.ended for each in self.containers()):
-            self._compose(*self.compose.command, "stop", "-t", str(TERMINATE_S))
 
     def remove(self) -> None:
         """Remove containers, networks and volumes; a dead engine's are left to the next sweep."""

@@ -17,12 +17,13 @@ from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable
 from orchestrator.runtimes.base import Cluster, Runtime
+from orchestrator.runtimes.docker.cluster import Containers
 from orchestrator.runtimes.docker.compose import (
     ComposeProject,
     checkpoints_of,
     compose_project,
+    placed,
     scale_of,
-    warm_project,
 )
 from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
 from orchestrator.runtimes.docker.image import (
@@ -34,10 +35,7 @@ from orchestrator.runtimes.docker.image import (
     source_digest,
 )
 from orchestrator.runtimes.docker.inspection import inspection_sandbox
-from orchestrator.runtimes.docker.project import Project
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
-from orchestrator.runtimes.docker.run import OneRunContainers
-from orchestrator.runtimes.docker.warm import SPEC, WarmContainers
 from orchestrator.runtimes.finding import Finding, Status
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.sandbox.base import Sandbox
@@ -57,11 +55,11 @@ class ContainerPlan(ClusterPlan):
 
     Attributes:
         project: the containers, as docker compose starts them.
-        directory: the directory through which a shared cluster gets runs and returns results.
+        directory: the directory through which they get runs and return results.
     """
 
     project: ComposeProject
-    directory: Path | None = None
+    directory: Path
 
 
 class DockerRuntime(Runtime):
@@ -179,12 +177,12 @@ class DockerRuntime(Runtime):
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
     ) -> LaunchPlan:
         check_readable(data_dir, spec)  # it may have changed since the sweep began
-        project, directory = self._project(spec, paths, data_dir), None
-        if shared := (kind := self.kind(spec)) is not None:
-            scale = max(map(self.size, (spec, *peers)))
-            name = sha256(repr((kind, scale)).encode()).hexdigest()[:12]
-            directory = paths.warm / name
-            project = warm_project(project, directory, scale, directory / SPEC)
+        project = self._project(spec, paths, data_dir)
+        shared = (kind := self.kind(spec)) is not None
+        scale = max(map(self.size, (spec, *peers))) if shared else project.scale
+        name = sha256(repr((kind, scale) if shared else paths.directory.name).encode()).hexdigest()[:12]
+        directory = paths.warm / name
+        project = placed(project, directory, scale, warm=shared)
         processes = [
             Process("compose", self.engine.command(*project.up), dict(project.environment), "compose")
         ]
@@ -228,9 +226,8 @@ class DockerRuntime(Runtime):
         if plan.spec.checkpoints:
             make_world_writable(checkpoints_of(plan.paths))
         planned, log = cast("ContainerPlan", plan.cluster), plan.paths.log("compose")
-        if planned.directory is None:
-            return OneRunContainers(Project(self.engine, planned.project, log))
-        return WarmContainers(self.engine, planned.project, planned.directory, plan.paths.spec, log)
+        shared, spec = planned.shared, plan.paths.spec
+        return Containers(self.engine, planned.project, planned.directory, shared, spec, log)
 
     def close(self) -> None:
         if self._engine:
@@ -259,8 +256,8 @@ def _kind(spec: RunSpec, project: ComposeProject) -> Hashable:
 
     In topology single the limits depend on the number of nodes. Runs with unequal nodes have as many nodes.
     """
-    own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS", "SHARDYARD_CODE"}
-    common = tuple(sorted((name, value) for name, value in project.environment.items() if name not in own))
+    own = project.environment.items()
+    common = tuple(sorted((name, value) for name, value in own if name != "SHARDYARD_CODE"))
     return project.files, common, spec.has_imports, tuple(spec.node_speed or ())
 
 

@@ -6,10 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.core.record import Record
 from trainer.spec.run_spec import RunSpec
 
 MIB = 2**20
 SPREAD, STRICT_SPREAD = "SPREAD", "STRICT_SPREAD"
+
+
+class GroupRequest(Record):
+    """What Ray's driver is started with.
+
+    Attributes:
+        address: that of the cluster; None: the driver starts one, of so many `raylets`.
+        session: the directory of what is started for this driver.
+        code: directories of the packages that nodes import.
+        size: the number of nodes. cpus, memory_mb, gpus: what each of them needs.
+    """
+
+    address: str | None
+    raylets: int
+    session: str
+    code: list[str]
+    size: int
+    cpus: float
+    memory_mb: int
+    gpus: int
 
 
 @dataclass(frozen=True)

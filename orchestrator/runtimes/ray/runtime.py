@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -18,21 +17,16 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
 from orchestrator.runtimes.finding import Finding
-from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
-from orchestrator.runtimes.local.processes import processes
+from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from orchestrator.runtimes.ray.driver_client import DriverError, DriverProcess, remove_sessions
+from orchestrator.runtimes.ray.cluster import RayCluster, remove_sessions
 from orchestrator.runtimes.ray.options import ADDRESS, RayOptions
 from orchestrator.runtimes.ray.placement import NodeResources
-from orchestrator.runtimes.ray.run import RayCluster
+from trainer.node.site import Site
 from trainer.spec.run_spec import RunSpec
 
 INSTALL = "ray is not installed: pip install 'shardyard[ray]'"
-# Variables of local ranks that nodes set themselves, or do without.
-OF_THIS_MACHINE = {
-    *("PYTHONPATH", "SHARDYARD_DATA", "SHARDYARD_RENDEZVOUS", "CUDA_VISIBLE_DEVICES"),
-    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
-}
+SILENCE_S = 90.0  # of a node; Ray itself gives up a silent machine after 65 s
 
 
 class RayRuntime(Runtime):
@@ -51,7 +45,6 @@ class RayRuntime(Runtime):
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
-        self._driver: DriverProcess | None = None
         self._group: RayCluster | None = None  # the last one
         self._configure()
 
@@ -75,7 +68,7 @@ class RayRuntime(Runtime):
         return f"Ray actors {where}{f' ({self._group.strategy})' if self._group else ''}"
 
     def cores(self) -> float:
-        return self._driver.cluster.cpus if self._driver and self._address else cores()
+        return self._group.cpus if self._group and self._address else cores()
 
     def findings(self) -> Iterator[Finding]:
         if reason := self.unavailable_reason():
@@ -118,35 +111,26 @@ class RayRuntime(Runtime):
     ) -> LaunchPlan:
         warm = self.kind(spec) is not None
         runs = [*peers, spec] if warm else [spec]
-        size, node = max(map(self.size, runs)), NodeResources.of(runs)
-        cluster = ClusterPlan(size, shared=warm, script=json.dumps({"size": size, **asdict(node)}))
-        variables = {"SHARDYARD_END_WITH_PARENT": "1"}
-        if spec.checkpoints:  # separate from those of other runtimes, whose times do not compare
-            variables["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "ray").resolve())
-        started = [_on_node(each, variables) for each in processes(spec, paths, data_dir, paths.live)]
-        return LaunchPlan(spec, paths, data_dir, cluster, started, warm)
+        size = max(map(self.size, runs))
+        request = {"size": size, **asdict(NodeResources.of(runs))}
+        site = Site(
+            data=str(data_dir.resolve()),
+            code=str(paths.code.resolve()),
+            checkpoints=str(
+                (paths.checkpoints / "ray").resolve()
+            ),  # times of other runtimes do not compare
+            console=str(paths.directory.resolve()),
+            interface="",
+            downloads=self.options.data_dir or "",
+            silence_s=SILENCE_S,
+        )
+        cluster = ClusterPlan(size, shared=warm, request=request)
+        return LaunchPlan(spec, paths, data_dir, cluster, warm=warm, site=site)
 
     def create(self, plan: LaunchPlan) -> Cluster:
-        if self._driver is None or self._driver.failure():
-            self.close()
-            try:
-                self._driver = DriverProcess(self._address, self.options.raylets)
-            except DriverError as error:
-                where = f"cluster {self._address}" if self._address else "a cluster on this machine"
-                raise InputError(f"Ray: {where}: {error}") from error
-        self._group = RayCluster(self._driver, json.loads(plan.cluster.script or "{}"), self.options)
+        request, shared = plan.cluster.request, plan.cluster.shared
+        self._group = RayCluster(self._address, self.options, request, shared)
         return self._group
-
-    def close(self) -> None:
-        if self._driver:
-            self._driver.close()
-            self._driver = None
 
     def clean(self) -> int:
         return LocalRuntime().clean() + remove_sessions()
-
-
-def _on_node(process: Process, variables: dict[str, str]) -> Process:
-    """A process of this machine as one of a node, wherever that is."""
-    kept = {name: value for name, value in process.environment.items() if name not in OF_THIS_MACHINE}
-    return replace(process, environment=kept | variables)

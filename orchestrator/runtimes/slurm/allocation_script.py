@@ -1,4 +1,4 @@
-"""The script of a job that all runs of a sweep share, and that of each run in it. Pure."""
+"""The script of a job that all runs of a sweep share, and the site of each run in it. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from orchestrator.runtimes.slurm.script import (
     Job,
     check_of_path,
     chosen,
-    environment,
     exports,
     first_node,
     launcher,
+    mpi_variables,
 )
 from orchestrator.shipped import python_path
+from trainer.launch.launchers import LAUNCHER
+from trainer.node import mpi_rank
+from trainer.node.site import PREFIX, Plan, Site
 from trainer.spec.run_spec import RunSpec
-from trainer.warm import client
 
-# Starts the client of the warm parent of its node. trainer/slurm_allocation/node.py gives the parent this
-# name.
-WARM_RANK = 'exec "$@" "shardyard-$SLURM_JOB_ID-$SLURMD_NODENAME"'
+SILENCE_S = 30.0  # of an agent
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AllocationJob:
     """A job for the runs of a sweep.
 
     directory: the directory of its files, which all nodes share. minutes: time limit, unless the options
-    have one. warm: whether it has warm nodes. owner, token: see `Job`.
+    have one. owner, token: see `Job`.
     """
 
     runs: Sequence[RunSpec]
@@ -44,7 +44,6 @@ class AllocationJob:
     owner: str
     token: str
     minutes: int
-    warm: bool
 
 
 def log_of(number: str) -> str:
@@ -104,40 +103,62 @@ def directives(job: AllocationJob) -> list[str]:
 
 
 def render(job: AllocationJob) -> str:
-    """The script of the job."""
+    """The script of the job: the coordinator, which runs on the first node."""
     directory = job.directory.resolve()
-    lead = ["exec", sys.executable, "-m", "trainer.slurm_allocation", str(directory)]
-    commands = [shlex.join(lead), *([shlex.join(warm_nodes(job))] if job.warm else [])]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(each)}" for each in directives(job)),
         "",
         *check_of_path(directory / TOKEN, job.token),
         "",
-        # A run is a step beside the one of the warm nodes. srun reads the second variable.
+        # An agent is a step, and so are the ranks of mpirun beside it. srun reads the second variable.
         *exports({"PYTHONPATH": python_path(), "SLURM_OVERLAP": "1"}),
         "",
         *first_node(),
         "",
-        " \\\n    ".join(commands),
+        shlex.join(["exec", *_node("lead", plan(job).model_dump_json(exclude_defaults=True))]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def warm_nodes(job: AllocationJob) -> Sequence[str]:
-    """The command that starts one process on each node, with all cores of the job there."""
-    count, (per_node, cores) = max(map(nodes, job.runs)), _tasks_and_cores(job.runs)
-    return (
-        *("srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-        *(f"--cpus-per-task={per_node * cores}", "--mpi=none", "--kill-on-bad-exit=1"),
-        *(sys.executable, "-m", "trainer.slurm_allocation.node"),
+def plan(job: AllocationJob) -> Plan:
+    """What the coordinator leads: one agent on each node, with all cores of the job there."""
+    per_node, cores = _tasks_and_cores(job.runs)
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={per_node * cores}", "--mpi=none"]
+    # Other nodes need the address of the first one alone.
+    at_first = ["bash", "-c", f'exec "$@" "$MASTER_ADDR" {home(job.token)}', "bash"]
+    return Plan(
+        count=max(map(nodes, job.runs)),
+        agent=[*step, "--relative={number}", *at_first, *_node("agent", "node")],
+        launcher=_node("agent", "launcher", "localhost"),
+        desk=str(job.directory.resolve()),
     )
 
 
-def render_run(job: Job, warm: bool) -> str:
-    """The script that starts the ranks of one run in the allocation."""
-    spec = job.spec
-    rank = ["bash", "-c", WARM_RANK, "bash", sys.executable, "-S", "-E", client.__file__] if warm else ()
-    step = [f"--nodes={nodes(spec)}", f"--ntasks-per-node={tasks(spec)}", f"--cpus-per-task={_cores(spec)}"]
-    lines = ["#!/bin/bash", *exports(environment(job)), shlex.join(["exec", *launcher(job, rank, step)])]
-    return "\n".join(lines) + "\n"
+def _node(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "trainer.node", *arguments]
+
+
+def home(token: str) -> str:
+    """The files of a node's agent, as bash writes it. Machines may have several nodes of Slurm."""
+    return f'"/tmp/{PREFIX}{token[:16]}-$SLURM_JOB_ID-$SLURMD_NODENAME"'
+
+
+def site(job: Job, token: str) -> Site:
+    """The machines of one run in the allocation, with the command that starts the ranks of mpirun."""
+    paths, mpi = job.paths, job.spec.topology == "mpi"
+    shim = [sys.executable, "-S", "-E", mpi_rank.__file__]
+    rank = ["bash", "-c", f'exec "$@" {home(token)}/rank.json', "bash", *shim]
+    step = [f"--nodes={nodes(job.spec)}", f"--ntasks-per-node={tasks(job.spec)}"]
+    # srun starts the ranks of its PMIx itself.
+    by_srun = {LAUNCHER: "slurm"} if mpi and job.options.mpi == "pmix" else {}
+    return Site(
+        data=str(job.data_dir.resolve()),
+        code=str(paths.code.resolve()),
+        checkpoints=str((paths.checkpoints / "slurm").resolve()),
+        console=str(paths.directory.resolve()),
+        interface="",
+        mpirun=[*launcher(job, rank, step)] if mpi else [],
+        silence_s=SILENCE_S,
+        variables={**mpi_variables(job), **by_srun},
+    )

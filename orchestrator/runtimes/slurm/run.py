@@ -31,7 +31,7 @@ class JobOfARun(Cluster):
         cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
         make_live(plan.paths, plan.spec.world_size)
         write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
-        write_atomic(directory / SCRIPT, plan.cluster.script or "")
+        write_atomic(directory / SCRIPT, plan.cluster.request[SCRIPT])
         self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
 
     def run(self, plan: LaunchPlan) -> SlurmRun:

@@ -23,7 +23,7 @@ from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import allocation_script, commands
 from orchestrator.runtimes.slurm.allocation import Allocation
-from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, time_limit
+from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, site, time_limit
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.container import unmountable
 from orchestrator.runtimes.slurm.jobs import answer, cancel_and_wait
@@ -218,9 +218,8 @@ class SlurmRuntime(Runtime):
         """The job of a sweep with these runs."""
         options = self._options
         minutes = time_limit(runs, None if options.time else self._longest_minutes)
-        warm = not self.cold and any(is_warm(run, options) for run in runs)
         owner = OWNED + identity()
-        return AllocationJob(runs, paths.allocation, options, owner, self._token, minutes, warm)
+        return AllocationJob(runs, paths.allocation, options, owner, self._token, minutes)
 
     @cached_property
     def _longest_minutes(self) -> int | None:
@@ -236,23 +235,22 @@ class SlurmRuntime(Runtime):
         if self._options.container and (reason := unmountable(mounts(job))):
             raise InputError(reason)
         submit = Process("job", submission(paths.directory), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
-        cluster = ClusterPlan(self.size(spec), processes=[submit], script=render(job))
+        cluster = ClusterPlan(self.size(spec), processes=[submit], request={SCRIPT: render(job)})
         return LaunchPlan(spec, paths, data_dir, cluster, requeues=allowed_requeues(spec, self._options))
 
     def _plan_allocated(
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec]
     ) -> LaunchPlan:
-        options, warm = self._options, not self.cold and is_warm(spec, self._options)
-        job = Job(spec, paths, data_dir, options, job_name(paths), "", "", mpirun())
-        token = {TOKEN_VARIABLE: self._token}
+        warm = not self.cold and is_warm(spec, self._options)
+        job = Job(spec, paths, data_dir, self._options, job_name(paths), "", "", mpirun())
+        submit = submission(paths.allocation)
         cluster = ClusterPlan(
             size=max(map(self.size, peers)),
             shared=True,
-            processes=[Process("job", submission(paths.allocation), token, LAUNCHER_LOG)],
-            script=allocation_script.render(self._shared(peers, paths)),
+            processes=[Process("job", submit, {TOKEN_VARIABLE: self._token}, LAUNCHER_LOG)],
+            request={SCRIPT: allocation_script.render(self._shared(peers, paths))},
         )
-        step = Process("step", ["bash", str(paths.directory.resolve() / SCRIPT)], token, LAUNCHER_LOG)
-        return LaunchPlan(spec, paths, data_dir, cluster, [step], warm, render_run(job, warm))
+        return LaunchPlan(spec, paths, data_dir, cluster, warm=warm, site=site(job, self._token))
 
     def create(self, plan: LaunchPlan) -> Cluster:
         if plan.cluster.shared:

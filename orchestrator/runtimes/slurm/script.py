@@ -190,11 +190,17 @@ def environment(job: Job) -> dict[str, str]:
         found[CODE] = str(paths.code.resolve())
     if spec.checkpoints:
         found["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "slurm").resolve())
-    if spec.topology == "mpi":
-        # TCP, as gloo uses, so that transports compare. Ranks name the interface themselves.
-        found |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_mpi_yield_when_idle": "1"}
-        if job.options.mpi != "pmix":
-            found |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return found | mpi_variables(job)
+
+
+def mpi_variables(job: Job) -> dict[str, str]:
+    """The variables of Open MPI; none for other topologies."""
+    if job.spec.topology != "mpi":
+        return {}
+    # TCP, as gloo uses, so that transports compare. Ranks name the interface themselves.
+    found = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    if job.options.mpi != "pmix":
+        found |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return found
 
 

@@ -41,7 +41,6 @@ TRAINER: dict[str, str] = {
     "virtual": "core comm spec time_model training launch",
     "__main__": "core comm data models spec training launch torchrun_restarts virtual",
     "warm": "core comm data spec launch __main__",
-    "slurm_allocation": "core launch warm",
     "node": "core comm data models spec training launch torchrun_restarts warm",
     "course": "core",
 }
@@ -89,7 +88,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED = {
-    "node": "hand_over heartbeat rank_assignment",
+    "node": "coordinator desk heartbeat lead members mpi_rank protocol rank_assignment site",
     "components": "examine find kind messages",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "
@@ -100,7 +99,6 @@ SHARED = {
     "launch": "launchers",
     "link_switch": "control",
     "models": "base split_points",
-    "slurm_allocation": "messages",
     "spec": "byzantine checks faults link node_speed output_limits registries run_spec traces",
     "strategies": "hybrid",
     "time_model": "algorithms cluster collectives described errors outcome program simulate",

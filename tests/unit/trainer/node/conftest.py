@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit import loopback_cluster
 from tests.unit.loopback_cluster import LoopbackCluster
-from trainer.node.hand_over import ENDED, NEXT, SUSPENDED
 
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 
@@ -22,7 +21,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
 @pytest.fixture(autouse=True)
 def _polled_files_appear_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process reads them as soon as they are there, so they are written under other names."""
-    polled, write = {NEXT, ENDED, SUSPENDED, "membership.json", "rank.json"}, Path.write_text
+    polled, write = {"membership.json", "rank.json"}, Path.write_text
 
     def write_text(path: Path, *text: str, **options: Any) -> int:
         assert path.name not in polled

@@ -29,8 +29,9 @@ from trainer.node.agent import Agent
 from trainer.node.commands import TRAINER, Command
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
 from trainer.node.run_record import membership_of
+from trainer.node.site import CONTAINERS, Home, Site
 from trainer.warm.client import UNAVAILABLE
-from trainer.warm.process import START_S
+from trainer.warm.process import START_S, ParentError
 
 Patch = pytest.MonkeyPatch
 Shell = Callable[[str], None]
@@ -39,22 +40,23 @@ Messages = list[dict[str, Any]]
 
 @pytest.fixture
 def home(monkeypatch: Patch, tmp_path: Path) -> Path:
-    """The directory that stands in for /run/shardyard."""
-    home = tmp_path / "home"
-    for name in ("HOME", "OUT", "SPEC", "MEMBERSHIP", "SSH", "HOSTS"):
-        path = getattr(module, name)
-        monkeypatch.setattr(module, name, home / path.relative_to("/run/shardyard"))
-    monkeypatch.setattr(mpi_rank, "COMMAND", home / mpi_rank.COMMAND.relative_to("/run/shardyard"))
-    (home / "ssh").mkdir(parents=True)
-    return home
+    """The directory that stands in for /run/shardyard, for `module.Agent`."""
+    home = Home(tmp_path / "home")
+    monkeypatch.setattr(module, "CONTAINER", home)
+    monkeypatch.setattr(module, "Agent", partial(Agent, home=home))
+    home.ssh.mkdir(parents=True)
+    return home.path
 
 
 @pytest.fixture
 def shell(monkeypatch: Patch) -> Shell:
     """Let the process of the agent's ranks be such a script."""
 
-    def commands(text: str, assignment: RankAssignment, pid: int, trainer: Sequence[str]) -> list[Command]:
-        assert (pid, trainer) == (os.getpid(), TRAINER)
+    def commands(
+        text: str, assignment: RankAssignment, home: Home, pid: int, trainer: Sequence[str]
+    ) -> list[Command]:
+        assert pid == os.getpid()
+        assert trainer in (TRAINER, Parent.command)
         return [Command(("sh", "-c", text), {"ROLE": "test"}, assignment.agent.ranks)]
 
     return lambda text: monkeypatch.setattr(module, "commands", partial(commands, text))
@@ -145,12 +147,13 @@ async def until(reached: Callable[[], Any]) -> None:
 
 
 def run_agent() -> int:
-    return asyncio.run(asyncio.wait_for(Agent("node", "ddp").run(), 10))
+    return asyncio.run(asyncio.wait_for(module.Agent("node", "ddp").run(), 10))
 
 
-def assignment_of(*ordinals: int, **fields: Any) -> dict[str, Any]:
+def assignment_of(*ordinals: int, site: Site = CONTAINERS, **fields: Any) -> dict[str, Any]:
     """The message that assigns rank 0."""
-    return {"kind": "assignment", **assigned("ddp", *ordinals, **fields).to_message(0)}
+    assignment = replace(assigned("ddp", *ordinals, **fields), site=site)
+    return {"kind": "assignment", **assignment.to_message(0)}
 
 
 def test_events_and_files_of_this_run_are_sent_before_exit_codes(
@@ -192,18 +195,19 @@ def test_processes_end_with_the_run_and_without_a_coordinator(
     monkeypatch.setattr(os, "statvfs", {home / "out": full_disk}.__getitem__)
     answers = [{"kind": "alive"}] * 8  # for longer than the limit
     last = until_sent("never") if cut_off else None
-    connection = Scripted(assignment_of(1), *answers, every_s=0.05, last=last)
+    assignment = assignment_of(1, site=Site(silence_s=0.15))
+    connection = Scripted(assignment, *answers, every_s=0.05, last=last)
     connects_to(monkeypatch, connection)
     shell(runs_until_sigterm(home, trap))
     assert run_agent() == 1
     assert has_ended(home)
     assert connection.aborted == cut_off
     (ended,) = connection.of("exit")
-    assert (ended["codes"], ended["full"]) == ({0: code}, True)
+    assert (ended["codes"], ended["full"]) == ({0: code}, str(home))
 
 
-def test_agent_reports_processes_that_are_suspended() -> None:
-    agent, connection = Agent("launcher", "mpi"), Scripted()
+def test_agent_reports_processes_that_are_suspended(home: Path) -> None:
+    agent, connection = module.Agent("launcher", "mpi"), Scripted()
     with subprocess.Popen(["sleep", "60"]) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -247,7 +251,7 @@ class Parent:
 
     def ensure(self) -> str | None:
         # It takes a while, in which the health check passes.
-        assert (module.HOME / "alive").stat().st_mtime > time.time() + 2 * START_S
+        assert module.CONTAINER.alive.stat().st_mtime > time.time() + 2 * START_S
         return self._reasons.pop(0)
 
     def refuse_waiting(self) -> None: ...
@@ -258,7 +262,7 @@ class Parent:
 
 
 def warm(parent: Parent | None) -> Agent:
-    return Agent("node", "ddp", parent)  # type: ignore[arg-type]
+    return module.Agent("node", "ddp", parent, clean_up=parent and (lambda: None))  # type: ignore[arg-type]
 
 
 SURPLUS = {"kind": "shutdown"}
@@ -295,7 +299,7 @@ def test_signal_to_a_warm_container_is_reported_for_its_ranks(home: Path, parent
     assert agent._trainer == (Parent.command if parent else TRAINER)
 
 
-def test_loss_of_the_warm_parent() -> None:
+def test_loss_of_the_warm_parent(home: Path) -> None:
     killed = Parent(failure="was killed by SIGKILL")
     assert warm(killed)._loss({0: -9}) == "was killed by SIGKILL"
     assert killed.waited_s == [0.0]
@@ -303,6 +307,74 @@ def test_loss_of_the_warm_parent() -> None:
     assert killed.waited_s[1] > 0  # its exit may be seen later than the broken connection
     assert warm(Parent())._loss({0: 0, 1: UNAVAILABLE})  # that was not forked
     assert warm(Parent())._loss({0: 1, 1: -9}) is None
+
+
+# Outside of containers
+
+
+class Started(Parent):
+    """The warm parent of an agent that is no container, and cannot be started for the second run."""
+
+    def __init__(self, name: str, _: Any) -> None:
+        super().__init__(None)
+        self.name, self.waits, self.closed = name, 0, False
+
+    def ensure(self) -> str | None:
+        if not self._reasons:
+            raise ParentError("no memory left")
+        return self._reasons.pop(0)
+
+    def wait_until_idle(self) -> None:
+        self.waits += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_agent_of_a_connection_that_stays_takes_runs_and_removes_its_files(
+    tmp_path: Path, monkeypatch: Patch, shell: Shell
+) -> None:
+    directory, parents, files = tmp_path / "own", list[Started](), list[set[str]]()
+
+    async def over_stdio(_: Any) -> Scripted:
+        return connection
+
+    class Noting(Scripted):
+        async def receive(self) -> dict[str, Any] | None:
+            files.append({path.name for path in directory.iterdir()})
+            return await super().receive()
+
+    def parent(*arguments: Any) -> Started:
+        parents.append(Started(*arguments))
+        return parents[-1]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "ParentProcess", parent)
+    monkeypatch.setattr(module, "over_stdio", over_stdio)
+    shell("exit 0")
+    begin, late = {"kind": "begin", "warm": True}, {"kind": "alive"}
+    run = [begin, assignment_of(1)]
+    connection = Noting(*run, SURPLUS, late, begin, SURPLUS, every_s=0.05)
+    assert module.serve_coordinator("node", "10.0.0.1", directory) == 0
+    first, second = connection.of("hello")
+    assert (first["address"], first["sources"]) == ("10.0.0.1", module.own_digest())
+    assert 0 < first["port"] < 2**16
+    assert (first["refusal"], second["refusal"]) == (None, "no memory left")
+    assert [each["usage"] for each in connection.of("exit")] == [None]
+    assert connection.of("clean") == [{"kind": "clean", "left": None}] * 2
+    assert [files[0], files[3], files[-1]] == [{"lock"}] * 3  # between two runs
+    (own,) = parents
+    assert (own.name, own.waits, own.closed) == ("own", 2, True)
+    assert not directory.exists()
+
+
+def test_node_that_cannot_start_ranks_says_why(home: Path, monkeypatch: Patch) -> None:
+    site = Site(seen={str(home / "missing"): "0" * 64})
+    connection = Scripted(assignment_of(1, site=site), last=until_sent("exit"))
+    connects_to(monkeypatch, connection)
+    assert run_agent() == 1
+    (ended,) = connection.of("exit")
+    assert (ended["codes"], f"does not see {home}" in ended["cause"]) == ({}, True)
 
 
 # Open MPI
@@ -313,7 +385,7 @@ def test_files_of_an_mpi_run_let_only_the_launcher_reach_the_nodes(home: Path, m
 
     def write_files(role: str, name: str) -> dict[str, str]:
         assignment = assigned("mpi", 10, 2, processes_per_node=2, node_speed={1: 0.5})
-        Agent(role, "mpi")._write_files(replace(assignment, index=index_of(assignment, name)))
+        module.Agent(role, "mpi")._write_files(replace(assignment, index=index_of(assignment, name)))
         return {path.name: path.read_text() for path in home.rglob("*") if path.is_file()}
 
     files = write_files("launcher", "launcher")
@@ -337,7 +409,7 @@ def test_environment_of_the_node_overrides_that_of_ssh(home: Path, monkeypatch: 
     monkeypatch.setenv("SHARDYARD_OUT", "of the shell")
     command = {"argv": ["/bin/trainer", "of", "a", "rank"], "environment": {"SHARDYARD_OUT": "/out"}}
     (home / "rank.json").write_bytes(json.dumps(command).encode())
-    mpi_rank.main()
+    mpi_rank.main(home / "rank.json")
     assert executed[:2] == ["/bin/trainer", command["argv"]]
     assert executed[2].items() >= {"OMPI_COMM_WORLD_RANK": "1", "SHARDYARD_OUT": "/out"}.items()
 
@@ -346,7 +418,7 @@ def test_node_ends_the_ranks_of_mpirun_and_waits_for_their_reports(home: Path) -
     trap = f"sleep 0.2; echo ended > {home}/report; exit"
     with subprocess.Popen(["sh", "-c", runs_until_sigterm(home, trap)]) as rank:
         asyncio.run(until((home / "pid").exists))
-        agent = Agent("node", "mpi")
+        agent = module.Agent("node", "mpi")
         agent._pids = {0: rank.pid, 1: 2**22 + 1}  # no process has the second number
         agent._shutdown.set()
         asyncio.run(agent._serve_ssh(()))
@@ -414,11 +486,12 @@ def test_ranks_read_who_is_alive(home: Path) -> None:
     def alive() -> dict[int, int]:
         return Membership.read(home / "membership.json").incarnations("member", "waiting")
 
-    agent = Agent("node", "ddp")
-    agent._write_files(assigned("ddp", 1, 2, **continues()))
+    agent = module.Agent("node", "ddp")
+    assignment = assigned("ddp", 1, 2, **continues())
+    agent._write_files(assignment)
     assert alive() == {0: 0, 1: 0}
     other = membership_of(assigned("ddp", 1, 2, 3, **continues()))
     assert other
     news: Any = Scripted({"kind": "membership", **other.current.model_dump()})
-    asyncio.run(agent._wait_for_shutdown(news))
+    asyncio.run(agent._wait_for_shutdown(assignment, news))
     assert alive() == {0: 0, 1: 0, 2: 0}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.cluster_support import assigned, index_of
 from trainer.launch.environment import read_context
-from trainer.node import commands as module
 from trainer.node import mpi_rank
 from trainer.node.commands import TRAINER, Command, commands, environment
 from trainer.node.rank_assignment import RankAssignment
+from trainer.node.site import CONTAINER, Home, Site
 
 PID = 4711
 
@@ -23,12 +24,12 @@ def at(assignment: RankAssignment, name: str) -> RankAssignment:
 
 
 def started(assignment: RankAssignment, name: str) -> list[Command]:
-    return commands(at(assignment, name), PID)
+    return commands(at(assignment, name), CONTAINER, PID)
 
 
 def variables(topology: str, name: str, **fields: Any) -> dict[str, str]:
     """The environment of the named node's ranks, of two nodes."""
-    return environment(at(assigned(topology, 1, 2, **fields), name), PID)
+    return environment(at(assigned(topology, 1, 2, **fields), name), CONTAINER, PID)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_every_node_starts_its_ranks(
             if rendezvous:
                 assert command.environment["SHARDYARD_RENDEZVOUS"] == f"tcp://{rendezvous}"
                 assert command.environment["LOCAL_RANK"] == str(local)
-            warm = commands(at(assignment, name), PID, ["client", "name"])
+            warm = commands(at(assignment, name), CONTAINER, PID, ["client", "name"])
             assert warm[local] == replace(command, argv=("client", "name"))
 
 
@@ -80,7 +81,7 @@ def test_environment_of_every_rank(topology: str) -> None:
 
 def test_variables_of_some_runs() -> None:
     assignment = assigned("ddp", 1, 2, checkpoint_epochs=1, processes_per_node=2)
-    found = environment(assignment, PID)
+    found = environment(assignment, CONTAINER, PID)
     assert found["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
     assert found["SHARDYARD_PREFIX"] == "rank {rank} | "
     for topology, others in (("rpc", "10.0.0.100,10.0.0.1"), ("mpi", "10.0.0.1")):  # not the launcher
@@ -99,7 +100,7 @@ def test_ranks_of_a_continuing_run_read_who_is_alive() -> None:
     assignment = assigned("ddp", 1, 2, strategy="gossip", transport="gloo", on_loss="continue")
     (command,) = started(assignment, "node-2")
     context = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
-    assert (context.membership, context.incarnation) == (module.MEMBERSHIP, 2)
+    assert (context.membership, context.incarnation) == (CONTAINER.membership, 2)
 
 
 def test_a_node_sees_its_own_gpus() -> None:
@@ -113,8 +114,40 @@ def test_mpirun_starts_several_ranks_on_each_node() -> None:
         f"{sys.prefix}/bin/mpirun --prefix {sys.prefix} --hostfile /run/shardyard/hosts --wdir "
         "/opt/shardyard -n 12 --map-by ppr:4:node --bind-to none --oversubscribe --mca mpi_yield_when_idle "
         "1 --mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include eth0 "
-        f"{sys.executable} -S -E {mpi_rank.__file__}"
+        f"{sys.executable} -S -E {mpi_rank.__file__} /run/shardyard/rank.json"
     )
     settings = {"plm_ssh_agent": "ssh -F /run/shardyard/ssh/config", "plm_ssh_no_tree_spawn": "1"}
     settings |= {"prte_if_include": "eth0", "odls_base_sigkill_timeout": "5"}
     assert command.environment.items() >= {f"PRTE_MCA_{name}": settings[name] for name in settings}.items()
+
+
+# Outside of containers
+
+SITE = Site(data="/d", code="/c", checkpoints="/k", console="/logs", interface="", variables={"OWN": "1"})
+
+
+def outside(topology: str, name: str, **fields: Any) -> Command:
+    """The process that the named agent starts there."""
+    assignment = replace(at(assigned(topology, 1, 2, checkpoint_epochs=1), name), site=SITE)
+    (command,) = commands(replace(assignment, **fields), Home(Path("/tmp/own")), PID)
+    return command
+
+
+def test_ranks_outside_of_containers_use_the_paths_of_their_site() -> None:
+    found = outside("ddp", "node-2").environment
+    expected = {"DATA": "/d", "CODE": "/c", "SPEC": "/tmp/own/spec.json", "OUT": "/tmp/own/out"}
+    assert found.items() >= {f"SHARDYARD_{name}": path for name, path in expected.items()}.items()
+    assert found["SHARDYARD_CHECKPOINTS"].startswith("/k/")
+    # Without an interface, ranks find each other by an address; each has a log of its own.
+    absent = {"SHARDYARD_RENDEZVOUS", "SHARDYARD_PREFIX", "GLOO_SOCKET_IFNAME"}
+    assert not absent & found.keys()
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["OWN"]) == ("10.0.0.1", "29500", "1")
+
+
+def test_mpirun_of_a_site_starts_ranks_without_ssh() -> None:
+    command = outside("mpi", "launcher", site=SITE.model_copy(update={"mpirun": ["srun", "--mpi=pmix"]}))
+    assert command.argv == ("srun", "--mpi=pmix")
+    assert command.environment["SHARDYARD_CONSOLE"] == "/logs/node-{node}.log"
+    assert [name for name in command.environment if name.startswith("PRTE_MCA_")] == [
+        "PRTE_MCA_odls_base_sigkill_timeout"
+    ]

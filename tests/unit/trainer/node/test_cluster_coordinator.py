@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, exits, plays, sends, succeeds
 from trainer.core.events import UNREPORTED
 from trainer.core.trace import read_trace, trace_path
 from trainer.node import coordinator as module
-from trainer.node.hand_over import ENDED, Ending
+from trainer.node import door
 from trainer.node.rank_assignment import AssignmentError
+from trainer.node.site import Site
 
-LOST = f"was {module.LOST}"
+LOST = f"was killed together with its container, or {module.LOST}"
 CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
 STARTS, RESULT, FINISHES = loopback.STARTS, loopback.RESULT, loopback.FINISHES
 END, disconnect, receive = loopback.wait_for_shutdown, loopback.disconnect, loopback.receive
@@ -51,9 +51,9 @@ def test_successful_run(cluster: LoopbackCluster) -> None:
 
 @pytest.mark.parametrize("success", [True, False])
 def test_checkpoints_are_removed_after_success_only(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, success: bool
+    cluster: LoopbackCluster, tmp_path: Path, success: bool
 ) -> None:
-    monkeypatch.setattr(module, "CHECKPOINTS", tmp_path / "checkpoints")
+    cluster.site = Site(checkpoints=str(tmp_path / "checkpoints"))
 
     async def write(agent: FakeAgent) -> None:
         assert agent.assignment
@@ -69,7 +69,7 @@ def test_checkpoints_are_removed_after_success_only(
 
 
 def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
+    monkeypatch.setattr(door, "REGISTRATION_S", 0.2)
     cluster.hellos = dict.fromkeys(["127.0.0.2", "127.0.0.4"], b"half a line")
     waits: Script = lambda _: cluster.ended.wait()  # noqa: E731
     scripts = {"node-1": is_surplus, "node-10": waits, "node-3": is_surplus, "launcher": waits}
@@ -137,10 +137,10 @@ def test_containers_are_found_by_the_engine_s_names(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "gethostbyname_ex", forward)
     monkeypatch.setattr(socket, "gethostbyaddr", lambda address: (address, [], [address]))
-    assert [*module.expected_agents("mpi").values()] == [("node", 12), ("node", 3), ("launcher", 1)]
-    assert module.expected_agents("ddp").keys() == {*nodes}
+    assert [*door.expected_agents("mpi").values()] == [("node", 12), ("node", 3), ("launcher", 1)]
+    assert door.expected_agents("ddp").keys() == {*nodes}
     with pytest.raises(AssignmentError, match="service master"):
-        module.expected_agents("rpc")
+        door.expected_agents("rpc")
 
 
 def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path) -> None:
@@ -150,8 +150,6 @@ def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path) -> None:
         code, lines = module.main("ddp", tmp_path / "spec.json", live, {})  # with no agent to wait for
         assert (code, lines[0][:23]) == (1, "FAILED: the run's spec ")
         assert (live / "summary.txt").read_text().splitlines() == lines
-        ending = Ending.model_validate_json((live / ENDED).read_text())
-        assert ending == Ending(exits={"coordinator": 1})
 
 
 # Files
@@ -254,25 +252,30 @@ def test_message_that_an_agent_may_not_send(cluster: LoopbackCluster, reason: st
     assert cluster.kinds(1) == ["damaged"]
 
 
+def beats(*suspended: int) -> Script:
+    """Step: send a heartbeat, and wait for its answer."""
+
+    async def step(agent: FakeAgent) -> None:
+        await agent.connection.send("alive", suspended=suspended)
+        assert await agent.receive() == {"kind": "alive"}
+
+    return step
+
+
 def test_timeout_names_the_ranks_that_are_suspended(cluster: LoopbackCluster) -> None:
-    """And their PIDs are where the orchestrator reads them; a rank that goes on is not named."""
-    seen: list[dict[int, int]] = []
-
-    def beats(*suspended: int) -> Script:
-        async def step(agent: FakeAgent) -> None:
-            await agent.connection.send("alive", suspended=suspended)
-            assert await agent.receive() == {"kind": "alive"}
-            seen.append(LiveRecord(cluster.directory).suspended)
-
-        return step
-
+    """A rank that goes on is not named."""
     stopped, goes_on = plays(STARTS, beats(1), END), plays(STARTS, beats(2), beats(), END)
     assert cluster.run({"node-1": keeps_training, "node-2": stopped, "node-3": goes_on}, timeout_s=0.5) == 1
     assert cluster.causes.keys() == {"the run", "node-2"}
     assert cluster.causes["the run"] == "stopped after 0.5 s"
     assert "process 7" in cluster.causes["node-2"]
-    assert 7 in [each.get(2) for each in seen]
-    assert seen[-1] == {1: 7}
+
+
+def test_the_orchestrator_keeps_the_time_and_learns_of_suspended_ranks(cluster: LoopbackCluster) -> None:
+    stops = plays(STARTS, beats(1), pauses(0.1), beats(), *FINISHES)
+    (ending,) = cluster.serve({"node-1": [succeeds], "node-2": [stops]}, {"timeout_s": 0.05})
+    assert ending.exits["coordinator"] == 0
+    assert [each.processes for each in cluster.answers if each.kind == "suspended"] == [{1: 7}, {}]
 
 
 def test_grace_period_for_other_failures(cluster: LoopbackCluster) -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.unit import loopback_cluster as loopback
 from tests.unit.conftest import FakeTime
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, pauses, plays, succeeds
-from trainer.node import coordinator as module
-from trainer.node.hand_over import ALIVE
+from trainer.node import coordinator, door
 from trainer.node.heartbeat import LOOK_S, Silence
+from trainer.node.site import Site
 
 LIMIT_S = 0.6
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1]]
@@ -23,9 +23,11 @@ FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1]]
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, cluster: LoopbackCluster) -> LoopbackCluster:
     """A coordinator with a short limit."""
-    limits = {"AGENT_SILENCE_S": LIMIT_S, "BEAT_S": 0.05, "LOOK_S": 0.02, "SUSPECT_S": 0.2}
-    for name, value in limits.items():
-        monkeypatch.setattr(module, name, value)
+    cluster.site = Site(silence_s=LIMIT_S)
+    for name, value in {"BEAT_S": 0.05, "LOOK_S": 0.02, "SUSPECT_S": 0.2}.items():
+        monkeypatch.setattr(coordinator, name, value)
+    for name, value in {"BEAT_S": 0.05, "AGENT_SILENCE_S": LIMIT_S}.items():
+        monkeypatch.setattr(door, name, value)
     return cluster
 
 
@@ -91,15 +93,11 @@ def test_short_silences_and_those_of_idle_agents_cost_nothing(cluster: LoopbackC
 
 
 def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
-    """Where the orchestrator looks for it."""
-    beats: set[int] = set()
-
-    async def look(_: FakeAgent) -> None:
-        beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
-
-    assert cluster.run({"node-1": plays(look, pauses(0.2), look, *FINISHES, beat)}) == 0
-    assert len(beats) == 2
-    assert not (cluster.directory / ALIVE).exists()
+    """So that the orchestrator knows."""
+    assert len(cluster.serve({"node-1": [plays(pauses(0.2), *FINISHES, beat)]}, {})) == 1
+    kinds = [each.kind for each in cluster.answers]
+    assert kinds[-1] == "ended"
+    assert kinds.count("alive") >= 2
 
 
 # Before ranks are assigned
@@ -115,7 +113,7 @@ def test_container_that_takes_no_other_run_is_named(
 ) -> None:
     """Its agent waits for a message of the run before, over a connection that is broken."""
     if not unreachable:
-        monkeypatch.setattr(module, "REGISTRATION_S", 0.3)
+        monkeypatch.setattr(door, "REGISTRATION_S", 0.3)
 
     def cut(number: int) -> None:
         cluster.unreachable = unreachable if number == 2 else set()
@@ -140,19 +138,19 @@ def test_container_may_be_unreachable_for_a_moment(cluster: LoopbackCluster, rea
 
 
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.2)
+    monkeypatch.setattr(door, "BEAT_S", 0.2)
     found = []
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
-        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # it refuses
+        monkeypatch.setattr(door, "PORT", listener.getsockname()[1])
+        found.append(asyncio.run(door.is_reachable("127.0.0.1")))  # it refuses
         listener.listen(0)
-        found.append(asyncio.run(module.is_reachable("127.0.0.1")))
+        found.append(asyncio.run(door.is_reachable("127.0.0.1")))
         client.setblocking(False)
         client.connect_ex(listener.getsockname())
-        found.append(asyncio.run(module.is_reachable("127.0.0.1")))  # a full backlog drops what arrives
+        found.append(asyncio.run(door.is_reachable("127.0.0.1")))  # a full backlog drops what arrives
     assert found == [True, True, False]
-    assert not asyncio.run(module.is_reachable("255.255.255.255"))  # no route
+    assert not asyncio.run(door.is_reachable("255.255.255.255"))  # no route
 
 
 # Silence

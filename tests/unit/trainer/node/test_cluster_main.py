@@ -12,11 +12,10 @@ import pytest
 
 from trainer.data.base import DataError
 from trainer.node import __main__ as container
-from trainer.node import agent, coordinator, privileges
-from trainer.node.commands import CHECKPOINTS
+from trainer.node import agent, coordinator, lead, privileges
 from trainer.spec.registries import DATASETS
 
-RESULTS = Path("/results")
+RESULTS, CHECKPOINTS = Path("/results"), Path("/checkpoints")
 Calls = list[tuple[Any, ...]]
 
 
@@ -50,8 +49,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, spec: Path) -> Calls:
     monkeypatch.setattr(privileges, "drop_privileges_to_owner", drop)
     fake(privileges, "make_writable_for_nodes")
     fake(coordinator, "main", (7, ["ok: 2 nodes"]))
-    fake(coordinator, "serve", 5)
+    fake(coordinator, "serve_containers", 5)
     fake(agent, "main", 3)
+    fake(agent, "serve_coordinator", 4)
+    fake(lead, "main", 6)
     return made
 
 
@@ -70,22 +71,16 @@ def test_unknown_role_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -
     assert container.main(["skip"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("variables", "code", "call"),
-    [
-        # The spec has all fields; the container's limits may be those of several nodes.
-        ({"RUN": "live", "CPUS": "2"}, 7, ("main", "ddp", RESULTS / "live", {})),
-        ({"RUN": "live", "WARM": "1"}, 5, ("serve", "ddp", RESULTS)),
-    ],
-    ids=["cold", "warm"],
-)
-def test_coordinator_of_a_sweep(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch, variables: Any, code: int, call: tuple[Any, ...]
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(f"SHARDYARD_{name}", value)
-    assert container.main(["coordinator"]) == code
-    assert calls == [(RESULTS,), call]
+def test_roles_outside_of_containers(calls: Calls) -> None:
+    assert container.main(["lead", "{}"]) == 6
+    assert container.main(["agent", "launcher", "10.0.0.1", "/tmp/own"]) == 4
+    assert calls == [("main", "{}"), ("serve_coordinator", "launcher", "10.0.0.1", Path("/tmp/own"))]
+
+
+def test_coordinator_of_a_sweep(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_SERVE", "1")
+    assert container.main(["coordinator"]) == 5
+    assert calls == [(RESULTS,), ("serve_containers", "ddp", RESULTS)]
 
 
 def test_coordinator_of_a_bare_up(

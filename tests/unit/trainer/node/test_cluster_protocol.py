@@ -22,6 +22,7 @@ MESSAGES: list[Message] = [
     {"kind": "hello", "public_keys": {"key": KEY}, "replaced": "it was killed"},
     {"kind": "events", "body": 'newline\n and "quotes" and \u2028 and 漢字'.encode(), "rank": 0},
     {"kind": "exit", "codes": {"0": -9}, "cause": None, "usage": USAGE},
+    {"kind": "exit", "codes": {}, "cause": "odd", "usage": None, "full": "/run/shardyard"},
     {"kind": "weights", "body": b"\n" * MAX_BODY_BYTES, "last": False},
     {"kind": "trace", "body": b"", "last": True, "rank": 0},
 ]
@@ -66,6 +67,8 @@ VALUES: list[tuple[str, dict[str, Any], str, list[Any], list[Any]]] = [
     ("weights", {"last": True}, "size", [], [-1, MAX_BODY_BYTES + 1, "1"]),
     ("alive", {}, "mpirun", [1, 2**31 - 1, None], [0, 2**31]),
     ("alive", {}, "suspended", [[], [0, 2**16 - 1]], [[-1], [2**16], [0.0], 1]),
+    ("hello", {}, "port", [1, 2**16 - 1], [0, 2**16]),
+    ("hello", {}, "address", ["", "fe80::1%eth0", "h" * 256], ["h" * 257, "a b", "a\n", "$(a)"]),
     ("hello", {}, "public_keys", KEYS, [*({"key": each} for each in ODD_KEYS), {"other": KEY}]),
 ]
 
@@ -79,3 +82,11 @@ def test_values_of_a_message_include_the_ends_of_their_ranges_and_no_more() -> N
             found, error = receive(json.dumps({"kind": kind, **others, field: value}).encode() + b"\n")
             assert found is None
             assert str(error).startswith(f"message {kind}: {field}"), value
+
+
+def test_a_body_ends_where_its_size_says() -> None:
+    """And with a newline, since what starts an agent may forward whole lines."""
+    head = b'{"kind": "weights", "size": 2, "last": true}\n'
+    assert receive(head + b"ab\n") == ({"kind": "weights", "last": True, "body": b"ab"}, None)
+    found, error = receive(head + b"abc\n")
+    assert (found, "size" in str(error)) == (None, True)

@@ -76,6 +76,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_events(tmp_path: Path, restarts: int) -> None:
     """The coordinator has 256 MiB; a rank writes two step events per second, and some runs take days."""
     record = recorded(tmp_path, *starts(0, 1), restarts=restarts)
+    record._tell_suspended = print  # which can be pickled
     before = len(pickle.dumps(record))
     for step in range(1000):
         record.add_event(event("step", step % 2, epoch=1, step=step, loss=0.5))
@@ -91,7 +92,8 @@ MEMORY = "rank 1 was killed: its node needed more than 64 MiB of memory"
 
 def ends(code: int | None, memory: bool = False, full: bool = False) -> Step:
     """Rank 1 ends with this exit code, of which its agent knows nothing if mpirun has started it."""
-    return calls("record_exit", "node-2", {} if code is None else {1: code}, memory, full)
+    directory = "/run/shardyard" if full else None
+    return calls("record_exit", "node-2", {} if code is None else {1: code}, memory, directory)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, exits, is_surplus, plays, succeeds
 from trainer.node import coordinator as module
-from trainer.node.hand_over import CANCEL, ENDED, NEXT, Ending, log_marks
+from trainer.node.desk import Ending, log_marks
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], loopback.receive]
@@ -35,7 +35,6 @@ def test_agents_reconnect_for_the_next_run(
     for agents in cluster.connections.values():
         assert [agent.received for agent in agents] == [["assignment", "shutdown"]] * 2
         assert [agent.assignment.spec.seed for agent in agents if agent.assignment] == [1, 2]
-    assert not (cluster.directory / NEXT).exists()
     output = capsys.readouterr().out.splitlines()
     marks = [mark for number in (1, 2) for mark in log_marks(f"run-{number}")]
     assert [line for line in output if line in marks] == marks
@@ -62,7 +61,7 @@ def test_container_that_cannot_take_another_run_is_named(
     async def end(agent: FakeAgent) -> None:
         if left:
             await agent.leave(left)
-        while not left and not (cluster.run_directory(1) / ENDED).exists():
+        while not left and not cluster.has_ended(1):
             await agent.connection.send("alive")  # which does not delay the end
             await asyncio.sleep(0.05)
 
@@ -72,9 +71,9 @@ def test_container_that_cannot_take_another_run_is_named(
     assert left is None or left in str(ending.untrusted)
 
 
-def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) -> None:
+def test_a_run_is_cancelled_and_the_next_one_starts(cluster: LoopbackCluster) -> None:
     async def cancel(_: FakeAgent) -> None:
-        (cluster.run_directory(1) / CANCEL).touch()
+        cluster.cancel(1)
 
     cancels = plays(loopback.STARTS, cancel, loopback.receive, exits(143), FakeAgent.leave)
     scripts = {"node-1": [cancels, succeeds], "node-2": [loopback.keeps_training, succeeds]}
@@ -85,14 +84,14 @@ def test_file_cancels_the_run_and_the_next_one_starts(cluster: LoopbackCluster) 
     assert cluster.connections["node-2"][0].received == ["assignment", "shutdown"]
 
 
-def test_file_cancels_a_run_for_which_a_container_is_missing(cluster: LoopbackCluster) -> None:
+def test_a_run_is_cancelled_for_which_a_container_is_missing(cluster: LoopbackCluster) -> None:
     async def cancel(agent: FakeAgent) -> None:
         await asyncio.sleep(0.2)  # agents that have not registered get no messages
-        (cluster.run_directory(1) / CANCEL).touch()
+        cluster.cancel(1)
         await is_surplus(agent)
 
     async def after_the_run() -> None:
-        while not (cluster.run_directory(1) / ENDED).exists():
+        while not cluster.has_ended(1):
             await asyncio.sleep(0.005)
 
     cluster.delays["127.0.0.2"] = after_the_run

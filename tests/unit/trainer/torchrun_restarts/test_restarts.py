@@ -22,6 +22,7 @@ from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster
 from trainer.core.events import Event, EventReader, combined_digest
 from trainer.node.commands import commands
 from trainer.node.run_record import RunRecord
+from trainer.node.site import CONTAINER
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.__main__ import ExitReportHandler
 from trainer.torchrun_restarts.attempts import Attempts
@@ -37,7 +38,7 @@ def spec(**fields: Any) -> RunSpec:
 
 def test_containers_start_torchrun_agents() -> None:
     assignment = assigned("ddp", 3, 5, processes_per_node=2, restarts=1, memory_mb=300)
-    (command,) = commands(replace(assignment, index=index_of(assignment, "node-5")), 4711)
+    (command,) = commands(replace(assignment, index=index_of(assignment, "node-5")), CONTAINER, 4711)
     assert command.argv[:3] == (sys.executable, "-m", "trainer.torchrun_restarts")
     assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
     assert command.ranks == (2, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import COMPOSE, ComposeProject, compose_project, warm_project
+from orchestrator.runtimes.docker.compose import COMPOSE, ComposeProject, compose_project, placed
 from tests.unit.cluster_support import FIELDS
 from tests.unit.docker_support import FAST
 from trainer.spec.run_spec import RunSpec
@@ -55,21 +55,23 @@ def test_commands_are_for_the_project_and_its_files(
     assert run.down == (*command, "down", "--volumes", "--remove-orphans", "--timeout", "0")
 
 
-def test_environment_has_absolute_paths_and_warm_containers_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_has_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cold = {"SPEC": f"{tmp_path}/run/spec.json", "RESULTS": f"{tmp_path}/run", "RUN": "live", "WARM": ""}
-    cold |= {"DATA": f"{tmp_path}/data", "FETCH": "skip", "ORCHESTRATOR_ID": "1234 17.00 pid:[4]"}
-    cold |= {"CHECKPOINTS": "", "CODE": ""}  # even if the user exports others
-    own = {"SPEC": f"{tmp_path}/spec.json", "RESULTS": f"{tmp_path}/warm", "RUN": "", "WARM": "1"}
+    common = {"SPEC": f"{tmp_path}/warm/spec.json", "RESULTS": f"{tmp_path}/warm", "SERVE": "1"}
+    common |= {"DATA": f"{tmp_path}/data", "FETCH": "skip", "ORCHESTRATOR_ID": "1234 17.00 pid:[4]"}
+    common |= {"CHECKPOINTS": "", "CODE": ""}  # even if the user exports others
     run = made(Path("s/../run"))
-    warm = warm_project(run, Path("warm"), 7, Path("spec.json"))
-    for project, expected in ((run, cold), (warm, cold | own)):
-        assert {name: project.environment[f"SHARDYARD_{name}"] for name in cold} == expected
+    for warm in ("", "1"):
+        found = placed(run, Path("warm"), 7, warm=bool(warm))
+        expected = {**common, "WARM": warm}
+        assert {name: found.environment[f"SHARDYARD_{name}"] for name in expected} == expected
+        assert (found.project, found.files, found.up[-2]) == (
+            made(Path("warm")).project,
+            run.files,
+            "node=7",
+        )
     directory = made(Path("run"), checkpoint_steps=10).environment["SHARDYARD_CHECKPOINTS"]
     assert directory == f"{tmp_path}/run/checkpoints/docker"
-    assert (warm.project, warm.files, warm.up[-2]) == (made(Path("warm")).project, run.files, "node=7")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import compose_project
+from orchestrator.runtimes.docker.compose import compose_project, placed
 from orchestrator.runtimes.docker.reaper import LABEL
 from tests.unit.cluster_support import FIELDS, registered
 from tests.unit.conftest import PROJECT
@@ -20,6 +20,7 @@ from tests.unit.docker_support import FAST
 from trainer.node.__main__ import LIMITS
 from trainer.node.commands import environment
 from trainer.node.rank_assignment import ROLES, AssignmentError, assign_ranks
+from trainer.node.site import CONTAINER
 from trainer.spec.run_spec import RunSpec
 
 COMPOSE = PROJECT / "compose"
@@ -162,7 +163,8 @@ def test_variables_have_defaults_and_are_documented_or_set_by_the_orchestrator()
         r"SHARDYARD_\w+", (COMPOSE / "common.yml").read_text().partition("services:")[0]
     )
     run = RunSpec.model_validate({"strategy": "ddp"})
-    of_a_run = compose_project(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment
+    project = compose_project(run, RunPaths(Path("/r")), Path("/d"), "", cores=1)
+    of_a_run = placed(project, Path("/r/warm"), 1, warm=False).environment
     of_image_and_plug = {"SHARDYARD_SOURCE", "SHARDYARD_NODE"}  # set in image.py and project.py
     assert defaults.keys() == {*documented, *of_a_run, *of_image_and_plug}
     for field, (name, kind) in LIMITS.items():
@@ -186,4 +188,4 @@ def test_a_bare_up_has_no_links_and_ranks_know_the_nodes_behind_a_switch() -> No
         assign_ranks("ddp", {**FIELDS["ddp"], "link": FAST}, agents, {"cpus": 1.0})
     for link, linked in ((FAST, "10.0.0.2,10.0.0.3"), (None, None)):
         assignment = assign_ranks("ddp", {**FIELDS["ddp"], "link": link}, agents)
-        assert environment(assignment, pid=1).get("SHARDYARD_LINKED") == linked
+        assert environment(assignment, CONTAINER, pid=1).get("SHARDYARD_LINKED") == linked

@@ -43,7 +43,7 @@ def test_plan_has_all_commands_on_the_checked_image(runtime: DockerRuntime, tmp_
     assert runtime.unsupported_reason(spec()) is None
     plan = runtime.plan(spec(cpus=0.5, link=FAST), RunPaths(tmp_path), tmp_path)
     (links,), (compose, *plugs, quota) = plan.processes, plan.cluster.processes
-    assert compose.environment.items() >= {"SHARDYARD_RUN": "live", "SHARDYARD_IMAGE": "sha256:1"}.items()
+    assert compose.environment.items() >= {"SHARDYARD_SERVE": "1", "SHARDYARD_IMAGE": "sha256:1"}.items()
     assert quota.argv[:6] == ["docker", "--host", "unix:///x.sock", "update", "--cpus", "0.5"]
     assert '"bandwidth_mbit":100.0' in links.argv[-1]
     assert [each.name for each in plugs] == ["plug", "plug"]

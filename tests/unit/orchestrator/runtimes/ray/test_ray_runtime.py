@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 from pydantic import ValidationError
 
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.base import RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.ray import run as ray_run
+from orchestrator.runtimes.led import LedRun
+from orchestrator.runtimes.ray import cluster as cluster_module
 from orchestrator.runtimes.ray import runtime as module
-from orchestrator.runtimes.ray.driver_client import DriverError, NodeDescription, Reply
 from orchestrator.runtimes.ray.options import RayOptions
-from orchestrator.runtimes.ray.placement import SPREAD, STRICT_SPREAD, NodeResources, missing, strategy
-from orchestrator.runtimes.ray.run import shares
+from orchestrator.runtimes.ray.placement import (
+    SPREAD,
+    STRICT_SPREAD,
+    GroupRequest,
+    NodeResources,
+    missing,
+    strategy,
+)
 from orchestrator.runtimes.ray.runtime import RayRuntime
+from tests.support.processes import wait_until
 from tests.unit.cluster_support import FIELDS
-from tests.unit.conftest import FakeTime
-from trainer.core.events import events_name
-from trainer.core.sources import own_digest
+from trainer.node.desk import Answer
 from trainer.spec.run_spec import RunSpec
 
 SIZE = NodeResources(cpus=2.0, memory_mb=1024)
@@ -79,17 +83,8 @@ def test_one_group_fits_all_runs_of_a_sweep_but_cold_ones() -> None:
     made, cold = plan(*runs), plan(*runs, cold=True)
     assert (made.cluster.shared, made.warm, cold.cluster.shared, cold.warm) == (True, True, False, False)
     group = {"size": 3, "cpus": 2.0, "memory_mb": 4096, "gpus": 0}
-    assert json.loads(str(made.cluster.script)) == group
-    assert json.loads(str(cold.cluster.script)) == {**group, "size": 2, "cpus": 1.0, "memory_mb": 2048}
-
-
-def test_ranks_get_nothing_that_holds_on_this_machine_only() -> None:
-    first, second = shares(plan(run(nodes=2, processes_per_node=2)))
-    assert [each["environment"]["RANK"] for each in (*first, *second)] == ["0", "1", "2", "3"]
-    for variables in (each["environment"] for each in (*first, *second)):
-        assert not {*variables} & {"PYTHONPATH", "SHARDYARD_RENDEZVOUS", "GLOO_SOCKET_IFNAME"}
-        assert variables["SHARDYARD_END_WITH_PARENT"] == "1"
-    assert {each["log"] for each in first} == {"/out/run/node-0.log"}
+    assert made.cluster.request == group
+    assert cold.cluster.request == {**group, "size": 2, "cpus": 1.0, "memory_mb": 2048}
 
 
 def test_address_is_auto_or_host_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,87 +110,84 @@ def test_an_address_without_a_head_is_refused_at_once() -> None:
             runtime.create(plan(run()))
 
 
-@pytest.fixture
-def driver() -> Mock:
-    return Mock(**{"failure.return_value": None, "ask.side_effect": [Reply(group=7, strategy=SPREAD)]})
+DRIVER = """
+import sys
+print({first!r}, flush=True)
+for line in sys.stdin:
+    kind = line.split('"kind":"')[1].split('"')[0]
+    for answer in {answers!r}.get(kind, []):
+        print(answer, flush=True)
+"""
+UP = Answer(kind="alive", facts={"strategy": SPREAD, "cpus": 8})
+Drive = Callable[..., module.RayCluster]
 
 
 @pytest.fixture
-def started(driver: Mock, tmp_path: Path) -> ray_run.RayRun:
-    """A run of two nodes."""
-    paths, spec = RunPaths(tmp_path), run(nodes=2)
+def drive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Drive]:
+    """Start a cluster with a driver that gives these answers: at first, and to each kind of request."""
+    made: list[module.RayCluster] = []
+    monkeypatch.setattr(cluster_module, "SESSIONS", tmp_path)
+    monkeypatch.setattr(cluster_module, "CONNECT_S", 5.0)
+    start = subprocess.Popen
+
+    def started(argv: list[str], **options: Any) -> Any:
+        GroupRequest.model_validate_json(argv[-1])
+        return start([*argv[:1], "-c", script], **options)
+
+    def drive(first: Answer = UP, **answers: Answer) -> module.RayCluster:
+        nonlocal script
+        said = {kind: [answer.model_dump_json()] for kind, answer in answers.items()}
+        script = DRIVER.format(first=first.model_dump_json(), answers=said)
+        request = dict(plan(run()).cluster.request)
+        made.append(module.RayCluster(None, RayOptions(wait_s=3.0), request, shared=True))
+        return made[-1]
+
+    script = ""
+    monkeypatch.setattr(subprocess, "Popen", started)
+    yield drive
+    for each in made:
+        each.delete()
+    assert [*tmp_path.glob(f"{cluster_module.PREFIX}*")] == []
+
+
+def run_on(cluster: module.RayCluster, directory: Path) -> LedRun:
+    directory.mkdir()
+    paths = RunPaths(directory)
     paths.spec.write_text("{}")
-    options = RayOptions(wait_s=40.0, data_dir="/far")
-    made = RayRuntime().plan(spec, paths, Path("/data"), [spec])
-    return ray_run.RayCluster(driver, {"size": 2}, options).run(made)
+    return cluster.run(RayRuntime().plan(run(), paths, Path("/data")))
 
 
-NODE = NodeDescription(machine="m", address="a", sources=own_digest())
-NODES = Reply(nodes=[NODE, NODE], strategy=STRICT_SPREAD)
+def test_a_run_waits_for_room_and_then_for_its_ranks(drive: Drive, tmp_path: Path) -> None:
+    cluster = drive(run=Answer(kind="waiting", run=1, reason="no room"))
+    assert (cluster.strategy, cluster.cpus) == (SPREAD, 8.0)
+    made = run_on(cluster, tmp_path / "run")
+    wait_until(lambda: made.wait(0.0).waiting)
+    cluster._waits_since = time.monotonic() - 3.5
+    assert made.wait(0.0).error == "no room"
+    spec = made.paths.spec.resolve()
+    site = cluster.site_of(RayRuntime().plan(run(), made.paths, Path("/data")))
+    assert site.seen == {str(spec): sha256(b"{}").hexdigest()}
+    assert (site.data, site.interface, site.downloads) == ("/data", "", "")
 
 
-def test_a_run_waits_for_room_then_for_nodes_and_then_for_its_ranks(
-    started: ray_run.RayRun, driver: Mock, monkeypatch: pytest.MonkeyPatch
+def test_a_driver_that_ends_is_named_and_its_run_repeated(drive: Drive, tmp_path: Path) -> None:
+    cluster = drive(beat=UP)
+    assert cluster.ready()
+    made = run_on(cluster, tmp_path / "run")
+    cluster._process.kill()
+    state = wait_until(lambda: (found := made.wait(0.0)).error and found)
+    assert (state.error, state.nodes_lost) == ("Ray: Ray's driver was killed by SIGKILL", True)
+    made.stop()
+    assert (cluster.deleted, cluster.ready()) == (True, False)
+    assert cluster.failure == "Ray's driver was killed by SIGKILL"
+
+
+def test_a_driver_that_cannot_connect_or_a_head_that_is_silent_is_named(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, late = FakeTime(started._asked_at), "Ray did not start the nodes within 90 s"
-    monkeypatch.setattr(ray_run, "time", SimpleNamespace(monotonic=clock))
-    other = NODE.model_copy(update={"sources": "x"})
-    for seconds, answer, state in (
-        (40.0, Reply(missing="no room"), RunState({}, 1, waiting=True)),
-        (0.5, Reply(missing="no room"), RunState({}, 1, "no room", waiting=True)),
-        (0.0, Reply(), RunState({}, 1, waiting=True)),  # since when there is room
-        (90.0, Reply(), RunState({}, 1, waiting=True)),
-        (0.5, Reply(), RunState({}, 1, late, waiting=True)),
-        (0.0, NODES, RunState({}, 1)),
-        (0.0, Reply(exits={"node 0": -9}), RunState({"node 0": -9}, 1)),
-        (0.0, Reply(exits={"node 0": 0}, lost="no m"), RunState({"node 0": 0}, 1, "no m", True)),
-        (0.0, DriverError("no answer"), RunState({"node 0": 0}, 0, "Ray: no answer", True)),
-    ):
-        clock.pass_(seconds)
-        driver.ask.side_effect = [answer, Reply()]
-        assert started.wait(3.0) == state
-        if answer is NODES:
-            plan, cluster = started._plan, started._cluster
-            asked = {"spec": str(plan.paths.spec), "digest": sha256(b"{}").hexdigest(), "files": []}
-            asked |= {"data": "/data", "downloads": "/far"}
-            start = {"group": 7, "run": asked, "shares": shares(plan), "warm": True}
-            assert driver.ask.call_args == call("start", **start)
-            assert cluster.strategy == STRICT_SPREAD
-    assert driver.ask.call_args == call("wait", group=7, timeout_s=3.0)
-    assert (cluster.ready(), cluster.failure) == (False, "no m")
-    driver.ask.side_effect = [NODES.model_copy(update={"nodes": [NODE, other]})]
-    error = f"m has a trainer of sources x, and not {NODE.sources}"
-    assert ray_run.RayRun(cluster, plan, RayOptions()).wait(1.0) == RunState({}, 0, error)
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_run_ends_with_its_ranks_or_else_with_all_nodes(
-    started: ray_run.RayRun, driver: Mock, lost: bool
-) -> None:
-    started.stop()
-    assert driver.ask.call_count == 1  # nothing runs
-    paths, cluster = started._plan.paths, started._cluster
-    driver.ask.side_effect = [NODES, *3 * [Reply()], DriverError("no answer") if lost else Reply(), Reply()]
-    states = [started.wait(1.0)]
-    (paths.live / paths.weights.name).write_text("none are asked for")
-    states += [started.wait(1.0)]
-    (paths.live / paths.weights.name).unlink()
-    (paths.live / events_name(1)).unlink()
-    started.new_events()
-    states += [started.wait(1.0)]
-    assert [bool(each.error) for each in states] == [False, True, True]
-    (paths.live / paths.usage.name).symlink_to(paths.spec)
-    for _ in range(2):
-        started.stop()
-        cluster.delete()
-    started.collect()
-    assert not paths.usage.is_symlink()
-    words = [each.args[0] for each in driver.ask.call_args_list]
-    assert words == ["create", "nodes", "start", "wait", "wait", "stop", *([] if lost else ["delete"])]
-    assert driver.close.call_count == lost
-
-
-def test_an_answer_of_nodes_is_checked() -> None:
-    for fields in ({"exits": {"a": 256}}, {"exits": {"a": -256}}, {"nodes": [{"machine": "m"}]}):
-        with pytest.raises(ValidationError):
-            Reply.model_validate(fields)
+    with pytest.raises(InputError, match="a cluster on this machine: no cluster"):
+        drive(Answer(kind="lost", reason="no cluster"))
+    monkeypatch.setattr(cluster_module, "HEAD_S", 0.1)
+    cluster = drive()
+    assert not cluster.ready()
+    assert "the head of the Ray cluster did not answer" in str(cluster.failure)

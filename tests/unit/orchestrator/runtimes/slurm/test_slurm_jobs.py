@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
-from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.slurm import commands, trial
 from orchestrator.runtimes.slurm import runtime as module
-from orchestrator.runtimes.slurm.allocation import AllocatedRun, Loss, loss_of
+from orchestrator.runtimes.slurm.allocation import Loss, loss_of
 from orchestrator.runtimes.slurm.commands import MPI, QueuedJob, SlurmError
 from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.runtime import MOST_LOST, SlurmRuntime
@@ -30,8 +28,6 @@ from orchestrator.runtimes.slurm.states import JobState, error_of, parse_scontro
 from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.runtimes.slurm.trial import allocation, outcomes
 from tests.support.processes import wait_until
-from trainer.slurm_allocation.messages import LeaderAnswer
-from trainer.spec.run_spec import RunSpec
 
 
 def job(state: str, reason: str = "None", code: str = "0:0", preempted: str = "None") -> JobState:
@@ -136,15 +132,6 @@ def test_fruitless_allocations_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
         allocated.finished = finished
     with pytest.raises(InputError, match="preempted"):
         runtime.create(plan)
-
-
-def test_the_queue_of_an_allocation_does_not_count(tmp_path: Path) -> None:
-    plan = LaunchPlan(RunSpec.model_validate({"strategy": "serial"}), RunPaths(tmp_path), tmp_path)
-    allocated = MagicMock(loss=None, **{"ended.return_value": None})
-    run = AllocatedRun(allocated, plan)
-    for started in (None, LeaderAnswer(kind="started")):
-        allocated.started.return_value = started
-        assert run.wait(0).waiting is (started is None)
 
 
 Stub = Callable[..., None]

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm import allocation_script, container
-from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, warm_nodes
+from orchestrator.runtimes.slurm.allocation_script import AllocationJob, home, is_warm, plan, site
 from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES, check_of_image
 from orchestrator.runtimes.slurm.options import Container, SlurmOptions
 from orchestrator.runtimes.slurm.script import (
@@ -29,8 +29,8 @@ from orchestrator.runtimes.slurm.script import (
 from orchestrator.runtimes.slurm.states import JobState, error_of
 from tests.unit.golden import assert_reviewed
 from trainer.core.sources import digest_of
+from trainer.node import mpi_rank
 from trainer.spec.run_spec import RunSpec
-from trainer.warm import client
 
 REAL_PYTHON = sys.executable
 RUN = RunPaths(Path("/shared/results/my sweep/ddp-100%"))
@@ -53,9 +53,9 @@ def job(options: SlurmOptions | None = None, paths: RunPaths = RUN, **fields: An
 RUNS = [run(), run(**MPI, nodes=3, processes_per_node=2, timeout_s=61.0), run(**THREADS, nodes=5)]
 
 
-def allocation(warm: bool = True, **options: Any) -> AllocationJob:
+def allocation(**options: Any) -> AllocationJob:
     made, minutes = SlurmOptions(allocation="sweep", **options), allocation_script.time_limit(RUNS, None)
-    return AllocationJob(RUNS, RUN.allocation, made, OWNER, TOKEN, minutes, warm)
+    return AllocationJob(RUNS, RUN.allocation, made, OWNER, TOKEN, minutes)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def shared_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("script", "allocation_script"):
         place = f"orchestrator.runtimes.slurm.{name}.python_path"
         monkeypatch.setattr(place, lambda: "/shared/shardyard")
-    monkeypatch.setattr(client, "__file__", "/shared/shardyard/trainer/warm/client.py")
+    monkeypatch.setattr(mpi_rank, "__file__", "/shared/shardyard/trainer/node/mpi_rank.py")
 
 
 SCRIPTS: dict[str, Callable[[], str]] = {
@@ -72,7 +72,6 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "checkpoints": lambda: render(job(checkpoint_epochs=1, timeout_s=3600.0)),
     "mpi": lambda: render(job(**MPI, processes_per_node=2)),
     "allocation": lambda: allocation_script.render(allocation(partition="long", arguments=["--qos=high"])),
-    "step": lambda: render_run(job(), warm=True),
 }
 
 
@@ -120,17 +119,26 @@ def test_options_of_a_job() -> None:
 
 
 def test_allocation_fits_every_run() -> None:
-    assert {"--nodes=3", "--ntasks=3", "--cpus-per-task=6"} <= set(warm_nodes(allocation()))
+    found = plan(allocation())
+    assert found.count == 3
+    assert {"--nodes=1", "--ntasks=1", "--cpus-per-task=6", "--relative={number}"} <= {*found.agent}
     assert "--time=1:00:00" in allocation_script.directives(allocation(time="1:00:00"))
-    assert "trainer.slurm_allocation.node" not in allocation_script.render(allocation(warm=False))
-    assert "client.py" not in render_run(job(), warm=False)
-    threads = render_run(job(**THREADS, nodes=5), warm=True)
-    assert "srun --ntasks=1 " in threads
-    assert "--nodes=1 --ntasks-per-node=1 --cpus-per-task=5 " in threads
     runs = [run(timeout_s=900.0), run(timeout_s=960.5)]
     assert [allocation_script.time_limit(runs, allowed) for allowed in (None, 60, 10)] == [34, 34, 10]
     warm = [(MPI, None), (MPI, "mpirun"), (MPI, "pmix"), ({}, "pmix")]
     assert [is_warm(run(**each), SlurmOptions(mpi=mpi)) for each, mpi in warm] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("mpi", "launcher", "named"), [(None, "mpirun", None), ("pmix", "srun", "slurm")])
+def test_ranks_of_mpi_become_what_the_agent_of_their_node_says(
+    mpi: str | None, launcher: str, named: str | None
+) -> None:
+    found = site(job(SlurmOptions(mpi=mpi), **MPI), TOKEN)
+    assert Path(found.mpirun[0]).name == launcher
+    assert found.variables.get("SHARDYARD_LAUNCHER") == named
+    shim = ["/shared/venv/bin/python", "-S", "-E", mpi_rank.__file__]
+    assert found.mpirun[-8:] == ["bash", "-c", f'exec "$@" {home(TOKEN)}/rank.json', "bash", *shim]
+    assert not site(job(), TOKEN).mpirun
 
 
 def test_containers_have_the_code_of_users_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:

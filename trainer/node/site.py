@@ -1,0 +1,110 @@
+"""Where an agent runs: what all nodes of a cluster have in common, and the files of one agent. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from trainer.core.record import Record
+from trainer.node.heartbeat import AGENT_SILENCE_S
+
+
+class Site(Record):
+    """The machines of a cluster's nodes, as a runtime knows them. The defaults are those of a container.
+
+    Attributes:
+        data, code: the directories of datasets and of users' components.
+        checkpoints: a directory with one of each run, by its key.
+        console: the directory of the nodes' logs. Empty: ranks write to the output of their agent, which a
+            container engine keeps.
+        interface: the network interface of the ranks. Empty: the one on the route to the first node.
+        mpirun: the command that starts one process on each node's rank slot, up to what it starts. Empty:
+            Open MPI over ssh.
+        seen: files that a node must see, by path, with the digest of their content.
+        downloads: a directory for the files of the dataset, if `data` does not have them. Empty: none.
+        silence_s: the longest silence of an agent, in seconds.
+        variables: of the environment of each rank.
+    """
+
+    data: str = "/data"
+    code: str = "/code"
+    checkpoints: str = "/checkpoints"
+    console: str = ""
+    interface: str = "eth0"
+    mpirun: list[str] = Field(default_factory=list)
+    seen: dict[str, str] = Field(default_factory=dict)
+    downloads: str = ""
+    silence_s: float = AGENT_SILENCE_S
+    variables: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """What the ranks of a node end with."""
+        return "agent" if self.console else "container"
+
+
+class Plan(Record):
+    """What `python -m trainer.node lead` leads.
+
+    Attributes:
+        count: the number of nodes.
+        agent: the command of the agent on each of them; {number} in it is the node's, from 0.
+        launcher: the command of an agent that starts mpirun; empty if there is none.
+        desk: the directory of the files through which requests come; empty: they come through pipes.
+    """
+
+    count: int
+    agent: list[str]
+    launcher: list[str] = Field(default_factory=list)
+    desk: str = ""
+
+
+@dataclass(frozen=True)
+class Home:
+    """The files of an agent, which it removes after each run."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the agent while it runs."""
+        return self.path / "lock"
+
+    @property
+    def out(self) -> Path:
+        """Events, weights and traces of the agent's ranks."""
+        return self.path / "out"
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def membership(self) -> Path:
+        return self.path / "membership.json"
+
+    @property
+    def ssh(self) -> Path:
+        return self.path / "ssh"
+
+    @property
+    def hosts(self) -> Path:
+        """Open MPI's."""
+        return self.path / "hosts"
+
+    @property
+    def rank(self) -> Path:
+        """The command of a rank that mpirun starts, see mpi_rank.py."""
+        return self.path / "rank.json"
+
+    @property
+    def alive(self) -> Path:
+        """Touched for the health check of a container."""
+        return self.path / "alive"
+
+
+CONTAINERS = Site()
+PREFIX = "shardyard-agent-"  # of the directories of other agents, in /tmp
+CONTAINER = Home(Path("/run/shardyard"))  # a tmpfs, gone with the container

@@ -1,1 +1,0 @@
-"""Inside a Slurm job that all runs of a sweep share: its leader, and the warm nodes."""
