@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from orchestrator.results.records import RunResult
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -18,6 +20,9 @@ from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.run_spec import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[2]
+# Named, because the process that tries a component takes the default one from this process, too.
+settings.register_profile("tests", database=DirectoryBasedExampleDatabase(PROJECT / ".hypothesis/examples"))
+settings.load_profile("tests")
 
 
 @pytest.fixture

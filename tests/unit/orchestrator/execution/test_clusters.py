@@ -32,7 +32,9 @@ class WarmRuntime(FakeRuntime):
         self, spec: RunSpec, paths: RunPaths, data_dir: Path, peers: Sequence[RunSpec] = ()
     ) -> LaunchPlan:
         kind, size = self.kind(spec), max(self.size(each) for each in (spec, *peers))
-        return LaunchPlan(spec, paths, data_dir, ClusterPlan(size, kind is not None, script=str(kind)))
+        return LaunchPlan(
+            spec, paths, data_dir, ClusterPlan(size, kind is not None, request={"kind": kind})
+        )
 
     def close(self) -> None:
         self.closed += 1
