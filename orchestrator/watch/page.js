@@ -57,7 +57,7 @@
     if (follows) pre.scrollTop = pre.scrollHeight;
   }
 
-  /** A report that is open loads itself again, and so keeps its place and what is selected. */
+  /** A report that is open loads itself again, and so keeps its place and its filters. */
   function showReport(version) {
     if (!version || version === report) return;
     const frame = at("report");
