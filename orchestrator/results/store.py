@@ -546,6 +546,7 @@ def claimed(paths: SweepPaths) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(paths.lock, timeout=LOOK_S)
         lock.acquire()
+        os.utime(paths.lock, follow_symlinks=False)  # who follows the sweep sees when it began
     except Timeout:
         raise InputError(
             f"{directory}: in use by another sweep; wait for it or choose another --out"

@@ -10,7 +10,7 @@ from orchestrator.report import write_report
 from orchestrator.results.store import SweepPaths
 
 SHARE = 0.05  # of the sweep's time that reports may take before its end
-FIRST_S = 5.0  # what the first report is expected to take
+FIRST_S = 1.0  # what the first report is expected to take; it is of few runs
 
 
 class GrowingReport:

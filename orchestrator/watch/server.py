@@ -18,33 +18,28 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.watch.app import Watch
 from orchestrator.watch.connections import MAX_WAITING, Connection
 from orchestrator.watch.follower import Follower
-from orchestrator.watch.page import page
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 24
-LAST_MESSAGE_S = 5  # time for pages to get the last state of the sweep
+QUIET_S = 2  # in which an open page asks again
+LAST_S = 5  # time for answers that have begun
 
 
 @contextmanager
 def serve(paths: SweepPaths, port: int, is_active: Callable[[], bool] | None = None) -> Iterator[str]:
     """Serve the page of a results directory; yields its address, which has a secret token.
 
-    At the end of the block, open pages get the last state.
-
     Args:
         paths: the paths of the sweep.
         port: the port to listen on; 0: any free one.
-        is_active: whether the sweep runs; default: until the block ends.
+        is_active: whether the sweep runs. Default: until the block ends, and then open pages get its last
+            state.
 
     Raises:
         InputError: the port cannot be used.
     """
     token, ended = secrets.token_urlsafe(TOKEN_BYTES), Event()
-    if is_active:
-        follower = Follower(paths, is_active)
-    else:
-        follower = Follower(paths, lambda: not ended.is_set(), since_ns=time.time_ns())
-    watch = Watch(follower, page(paths.directory.name), ended)
+    watch = Watch(Follower(paths, is_active or (lambda: not ended.is_set())), ended)
     with _listening(port) as listener:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the terminal belongs to the sweep
         config = uvicorn.Config(
@@ -58,7 +53,7 @@ def serve(paths: SweepPaths, port: int, is_active: Callable[[], bool] | None = N
             server_header=False,
             headers=[("Connection", "close")],  # one request each, so that none is held after its answer
             backlog=MAX_WAITING,
-            timeout_graceful_shutdown=LAST_MESSAGE_S,
+            timeout_graceful_shutdown=LAST_S,
         )
         server = uvicorn.Server(config)
         thread = Thread(target=server.run, args=([listener],), name="watch", daemon=True)
@@ -67,8 +62,10 @@ def serve(paths: SweepPaths, port: int, is_active: Callable[[], bool] | None = N
             yield f"http://{LOOPBACK}:{listener.getsockname()[1]}/{token}/"
         finally:
             ended.set()
+            if not is_active and time.monotonic() - watch.asked_at < QUIET_S:
+                time.sleep(QUIET_S)
             server.should_exit = True
-            thread.join(LAST_MESSAGE_S + 1)
+            thread.join(LAST_S + 1)
 
 
 def _listening(port: int) -> socket.socket:

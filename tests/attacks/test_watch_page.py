@@ -1,27 +1,24 @@
-"""Attacks on the page of a sweep: files out of reach, connections that keep its user out, damage."""
+"""Attacks on the page of a sweep: files out of reach, and connections that keep its user out."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from orchestrator.watch import connections
-from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
-from tests.unit.orchestrator.watch.test_watch_server import ask, first
+from tests.unit.orchestrator.watch.test_watch_server import ask, now
 from tests.unit.watch_support import SweepInProgress, serial
 
 SECRET = "a secret of the user"
-NAMES = ("secret.log", "result.json", "events.jsonl", "spec.json", "timeline.json", "report.html")
+NAMES = ("node-0.log", "events.jsonl", "timeline.json", "report.html", "result.json")
 TIMEOUT_S = 60
 START = b"GET / HTTP/1.1\r\nHost: x\r\n"
 REFUSED = b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -46,22 +43,30 @@ def address(sweep: SweepInProgress) -> Iterator[str]:
 def test_no_link_is_followed_and_no_pipe_waited_for(
     sweep: SweepInProgress, address: str, tmp_path: Path, kind: str
 ) -> None:
-    """The links lead to files that have the names of a run's."""
-    outside, key = tmp_path / "outside", sweep.runs[1].key
-    directory = sweep.paths.run(key).directory
+    """The links lead to files that have the names of a run's, which is in progress."""
+    outside, run = tmp_path / "outside", sweep.runs[1]
+    key, directory = run.key, sweep.paths.run(run.key).directory
+    sweep.active = True
     outside.mkdir()
+    (outside / "live").mkdir()
+    sweep.report(run, "failed", directory=outside / "live", cause=SECRET, traceback="")
+    (outside / "spec.json").write_text(run.model_dump_json())
     if kind == "link":
         directory.symlink_to(outside)
     else:
-        directory.mkdir()
-    for name in NAMES:
+        sweep.start(run).live.rmdir()
+        (directory / "live").symlink_to(outside / "live")
+    sweep.paths.html.symlink_to(outside / "report.html")
+    assert SECRET not in str(now(address))
+    for name in NAMES:  # with its result, the run has ended
         (outside / name).write_text(SECRET)
         if kind == "files are links":
             (directory / name).symlink_to(outside / name)
         elif kind == "files are pipes":
             os.mkfifo(directory / name)
-    sweep.paths.html.symlink_to(outside / "report.html")
-    assert SECRET not in str(first(address, run=key, log="secret"))  # the page knows the runs from now on
+        found = now(address)
+        assert found["log_of"].startswith(key) == (name != "result.json")
+        assert SECRET not in str(found)
     for path in (*(f"{key}/{name}" for name in NAMES), "report.html"):
         answer, text = ask(address, path)
         assert (answer.status, SECRET in text) == (404, False), path
@@ -101,29 +106,3 @@ def test_a_request_that_comes_byte_by_byte_is_cut_off(
                     connection.sendall(b"x")
                     time.sleep(0.05)
     assert time.monotonic() < deadline
-
-
-def damage(sweep: SweepInProgress) -> Any:
-    """What the page lists as damaged."""
-    return json.loads(Updates(sweep.follower).message(sweep.poll()))["head"]["damage"]
-
-
-def test_the_page_says_what_is_damaged(sweep: SweepInProgress) -> None:
-    assert damage(sweep) == []
-    ended, other = (sweep.paths.run(run.key) for run in sweep.runs)
-    ended.result.write_text('{"key":')
-    other.directory.mkdir()
-    other.spec.write_text("[]")
-    files = [line.partition(" ")[0] for line in damage(sweep)]
-    assert files == [f"{ended.directory.name}/result.json", f"{other.directory.name}/spec.json"]
-    sweep.active = True
-    sweep.paths.record.write_text("{")
-    assert damage(sweep)[0].startswith("sweep.json ")
-
-
-def test_the_page_names_runs_that_are_no_directories(tmp_path: Path) -> None:
-    sweep = SweepInProgress(tmp_path, serial(1), keys=["../other", serial(1)[0].key], order=["x"])
-    sweep.begin()
-    found = damage(sweep)
-    assert [line.partition(" ")[0] for line in found] == ["sweep.json"] * 2
-    assert "../other" in found[0]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from orchestrator.results.store import SweepPaths
 from orchestrator.watch.server import serve
 from tests.browser.reader import TIMEOUT_MS
 from tests.support.command_line import Running, orchestrator, start, start_sweep
@@ -69,10 +68,6 @@ def address_of(process: Running) -> str:
     raise AssertionError("no address")
 
 
-def run(page: Page, state: str) -> Locator:
-    return page.locator(f"#runs tr[data-state='{state}']")
-
-
 def check(page: Page) -> None:
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
@@ -88,30 +83,20 @@ def test_a_sweep_from_its_first_run_to_its_end(
         try:
             address = address_of(process)
             page, phone = visit(address), visit(address, 400, "dark")
-            expect(page.locator("#runs tbody tr")).to_have_count(4)
-            last = page.locator("#runs tbody tr").last
-            expect(last).to_have_attribute("data-state", "waiting")
-            expect(run(page, "running")).to_have_count(1)
-            key = str(run(page, "running").get_attribute("data-key"))
-            with open(SweepPaths(out).run(key).log("node-0"), "a") as log:
-                log.write(f"{EVIL}\x1b[31m\n")
-            page.locator(f"#runs tr[data-key='{key}'] button").click()
-            expect(page.locator("#log")).to_contain_text(f"{EVIL}\\x1b[31m")
-            expect(page.locator("#run")).to_have_attribute("data-key", key)
-            expect(page.locator(".curve circle").first).to_be_attached()
-            check(page)
-            expect(phone.locator("#run")).to_be_visible()
-            check(phone)
-            expect(last).to_have_attribute("data-state", "ok")
-            expect(page.locator("#state")).to_have_attribute("data-state", "ended")
-            expect(page.locator("#lost")).to_be_visible()
+            expect(page.locator("#now")).to_contain_text("accuracy")
+            for each in (page, phone):
+                expect(each.locator("#log")).to_contain_text("epoch 1/6")
+                expect(each.locator("#report")).to_be_hidden()
+                check(each)
+            for each in (page, phone):
+                expect(each.locator("#progress")).to_have_attribute("data-state", "ended")
+                expect(each.frame_locator("#report").locator("#verdict")).to_be_visible()
+                expect(each.locator("#lost")).to_be_visible()
             assert process.wait(timeout=60) == 0
         finally:
             process.kill()
-    expect(run(page, "ok")).to_have_count(4)
-    assert page.locator("a[data-served]").count() == 0  # they would lead to a server that has ended
-    assert page.locator("img, #log *").count() == 0
-    check(page)
+    expect(page.locator("#progress")).to_contain_text("4 of 4 runs")
+    expect(page.locator("#alone")).to_be_hidden()  # it would lead to a server that has ended
     assert complaints == []
     finished(visit, complaints, out)
 
@@ -122,21 +107,10 @@ def finished(visit: Visit, complaints: list[str], out: Path) -> None:
         with start(orchestrator("watch", out), PYTHONUNBUFFERED="1") as process:
             try:
                 page = visit(address_of(process))
-                expect(page.locator("#state")).to_have_attribute("data-state", "ended")
+                expect(page.locator("#progress")).to_have_attribute("data-state", "ended")
                 expect(page.locator("#lost")).to_be_hidden()
-                for row in page.locator("#runs tbody tr").all():
-                    row.locator("button").click()
-                    expect(page.locator("#run")).to_have_attribute(
-                        "data-key", str(row.get_attribute("data-key"))
-                    )
-                    expect(page.locator("[data-curve=accuracy] circle")).to_have_count(6)
-                    expect(page.locator("#log")).to_contain_text("trained")
-                page.evaluate("document.querySelector('#logs button').dataset.old = 'yes'")
-                page.locator("#logs button").first.press("Enter")
-                expect(page.locator("#logs [data-old]")).to_have_count(0)
-                expect(page.locator("#logs button").first).to_be_focused()
                 with page.expect_popup() as opened:
-                    page.locator("#report a").click()
+                    page.locator("#alone").click()
                 expect(opened.value.locator("#verdict")).to_be_visible()
                 assert complaints == []
                 process.send_signal(number)
@@ -144,21 +118,53 @@ def finished(visit: Visit, complaints: list[str], out: Path) -> None:
             finally:
                 process.kill()
         expect(page.locator("#lost")).to_be_visible()
+        page.close()
         complaints.clear()  # about the connection that was lost
 
 
-def test_what_is_damaged_is_listed(visit: Visit, complaints: list[str], tmp_path: Path) -> None:
-    sweep = SweepInProgress(tmp_path, serial(2), keys=[EVIL, *(run.key for run in serial(2))], order=[])
+def test_a_report_that_is_newer_is_shown_at_the_same_place(
+    visit: Visit, complaints: list[str], tmp_path: Path, small_report: Path
+) -> None:
+    sweep = SweepInProgress(tmp_path, serial(2))
     sweep.begin()
-    sweep.end(sweep.runs[0])
-    sweep.paths.run(sweep.runs[0].key).result.write_text("{")
-    with serve(sweep.paths, 0, lambda: False) as address:
+    text = small_report.read_text()
+    sweep.write(sweep.paths.html, text)
+    with serve(sweep.paths, 0, lambda: True) as address:
         page = visit(address)
-        expect(page.locator("#damage")).to_be_visible()
-        lines = page.locator("#damage li")
-        expect(lines).to_have_count(2)
-        expect(lines.first).to_contain_text(EVIL)
-        expect(lines.last).to_contain_text(f"{sweep.runs[0].key}/result.json")
-        assert page.locator("#damage img").count() == 0
-        check(page)
+        report = page.frame_locator("#report")
+        expect(report.locator("#verdict")).to_be_visible()
+        frame = page.frames[-1]
+        frame.evaluate("location.hash = '#runs'")
+        place = frame.evaluate("scrollY")
+        assert place > 0
+        sweep.write(sweep.paths.html, text.replace("<h1>", '<h1 class="newer">'))
+        expect(report.locator(".newer")).to_be_attached()
+        assert frame.evaluate("location.hash") == "#runs"
+        assert frame.evaluate("scrollY") == pytest.approx(place, abs=50)
+        sweep.write(sweep.paths.html, "<p>one that does not know how to load itself again")
+        expect(report.locator(".newer")).not_to_be_attached()
+        sweep.write(sweep.paths.html, "<p id='last'>and another")
+        expect(report.locator("#last")).to_be_visible()
         assert complaints == []
+        # It can read nothing else here.
+        for forbidden in ("parent.document.body", "fetch('now')", "localStorage.length"):
+            assert frame.evaluate(f"(async () => {forbidden})().then(() => false, () => true)")
+
+
+def test_what_others_write_is_text_and_damage_is_named_until_it_is_repaired(
+    visit: Visit, complaints: list[str], tmp_path: Path
+) -> None:
+    sweep = SweepInProgress(tmp_path, serial(2), name=EVIL)
+    sweep.begin()
+    sweep.start(sweep.runs[0]).log("node-0").write_text(f"{EVIL}\x1b[31m\n")
+    with serve(sweep.paths, 0, lambda: True) as address:
+        page = visit(address)
+        expect(page.locator("#name")).to_have_text(EVIL)
+        expect(page.locator("#log")).to_have_text(f"{EVIL}\\x1b[31m")
+        assert page.locator("img, #name *, #log *").count() == 0
+        assert complaints == []
+        sweep.write(sweep.paths.record, "{")
+        expect(page.locator("#lost")).to_contain_text("sweep.json")
+        check(page)
+        sweep.begin()
+        expect(page.locator("#lost")).to_be_hidden()

@@ -30,6 +30,7 @@ class SweepInProgress:
         self.follower = Follower(self.paths, lambda: self.active)
 
     def begin(self) -> None:
+        self.write(self.paths.lock, "")
         self.write(self.paths.record, self.record.model_dump_json())
 
     def write(self, path: Path, text: str) -> None:

@@ -506,4 +506,6 @@
     applyView();
     showTarget();
   });
+  // The page of a sweep in progress asks for this when the report has been written again.
+  addEventListener("message", ({ source, data }) => { if (source === parent && data === "reload") location.reload(); });
 })();

@@ -1,5 +1,5 @@
-"""Mistakes of the page's server: who is answered, with which headers, files out of reach, what has changed,
-its end, what a sweep without a page loads, and how often reports come."""
+"""Mistakes of the page's server: who is answered, with which headers, files out of reach, what the page
+gets, its end, what a sweep without a page loads, and how often reports come."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -23,17 +25,16 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths
-from orchestrator.watch import connections, growing_report
+from orchestrator.watch import connections, growing_report, server
 from orchestrator.watch.growing_report import FIRST_S, SHARE, GrowingReport
-from orchestrator.watch.messages import Updates
 from orchestrator.watch.server import serve
 from tests.unit.conftest import FakeTime
 from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
 
 TIMEOUT_S = 20
-NOTHING = {"default-src": "'none'", "frame-ancestors": "'none'"}
-NO_DOCUMENT = {**NOTHING, "base-uri": "'none'", "form-action": "'none'"}
-REFUSED = {**NOTHING, "sandbox": ""}
+NOTHING = {"default-src": "'none'"}
+REFUSED = {**NOTHING, "sandbox": "", "frame-ancestors": "'self'"}
+DOCUMENT = {**NOTHING, "base-uri": "'none'", "form-action": "'none'"}
 OF_ALL = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -46,16 +47,15 @@ OF_ALL = {
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepInProgress:
-    """A sweep with a failed run, whose cause and log have markup, one in progress, and one that waits."""
+    """A sweep with a failed run, one in progress whose log has markup, and one that waits."""
     sweep = SweepInProgress(tmp_path_factory.mktemp("watched"), serial(3), name=EVIL)
     sweep.begin()
     failed, running, _ = sweep.runs
-    sweep.end(failed, status="failed", cause=EVIL, log="node-0.log")
+    sweep.end(failed, status="failed", cause=EVIL)
     sweep.paths.run(failed.key).log("node-0").write_text(f"{EVIL}\n")
     paths = sweep.start(running)
     sweep.report(running, "epoch", **epoch(1, 0.5))
-    for node in range(2):
-        paths.log(f"node-{node}").write_text(f"log of node {node}\n")
+    paths.log("node-0").write_text(f"{EVIL}\n")
     sweep.paths.html.write_text("<!doctype html><title>report</title>")
     (sweep.paths.directory / "secret.log").write_text("secret")
     (sweep.paths.directory.parent / "outside.log").write_text("secret")
@@ -65,7 +65,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepInProgress:
 @pytest.fixture(scope="module")
 def address(sweep: SweepInProgress) -> Iterator[str]:
     with serve(sweep.paths, 0, lambda: sweep.active) as address:
-        first(address)  # the server knows the runs from now on
+        now(address)  # the server knows the runs from now on
         yield address
 
 
@@ -83,30 +83,11 @@ def ask(
         connection.close()
 
 
-def messages(address: str, **query: str) -> Iterator[tuple[str, str]]:
-    """The server-sent events: kind and data."""
-    url = urlsplit(address)
-    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=TIMEOUT_S)
-    try:
-        connection.request("GET", f"{url.path}messages?{urlencode(query)}")
-        answer = connection.getresponse()
-        assert answer.getheader("Content-Type", "").startswith("text/event-stream")
-        kind = ""
-        for line in answer:
-            name, _, value = line.decode().rstrip("\n").partition(": ")
-            if name == "event":
-                kind = value
-            elif name == "data":
-                yield kind, value
-    finally:
-        connection.close()
-
-
-def first(address: str, **query: str) -> dict[str, Any]:
-    """The first message."""
-    kind, data = next(messages(address, **query))
-    assert kind == "message"
-    return json.loads(data)
+def now(address: str) -> dict[str, Any]:
+    """What the page gets once a second."""
+    answer, text = ask(address, "now")
+    assert (answer.status, answer.getheader("Content-Type")) == (200, "application/json")
+    return json.loads(text)
 
 
 # Headers
@@ -127,18 +108,22 @@ def test_the_page_may_run_only_its_own_script_and_style(address: str) -> None:
         for name in ("script", "style")
         for source in re.findall(rf"<{name}>(.*?)</{name}>", text, re.S)
     }
-    assert policy_of(answer) == {**NO_DOCUMENT, **own, "connect-src": "'self'"}
+    rest = {"connect-src": "'self'", "frame-src": "'self'", "frame-ancestors": "'none'"}
+    assert policy_of(answer) == {**DOCUMENT, **own, **rest}
+    (frame,) = re.findall("<iframe[^>]*>", text)
+    assert 'sandbox="allow-scripts allow-popups"' in frame  # nothing of the same origin
 
 
 def test_the_report_is_sandboxed_and_files_are_plain_text(address: str, sweep: SweepInProgress) -> None:
     answer, text = ask(address, "report.html")
     assert (answer.status, text) == (200, sweep.paths.html.read_text())
     assert policy_of(answer) == {
-        **NO_DOCUMENT,
-        "sandbox": "allow-scripts allow-popups",  # nothing of the same origin
+        **DOCUMENT,
+        "sandbox": "allow-scripts allow-popups",
         "style-src": "'unsafe-inline'",
         "script-src": "'unsafe-inline' 'unsafe-eval'",
         "img-src": "data:",
+        "frame-ancestors": "'self'",
     }
     key = sweep.runs[0].key
     for name in ("node-0.log", "result.json"):
@@ -158,7 +143,7 @@ def test_requests_without_the_token_are_refused(address: str) -> None:
     token = urlsplit(address).path.strip("/")
     wrong = token[:-1] + ("a" if token[-1] != "a" else "b")
     ends = ("", "x", "/", "%C3%A9", "%00", "%ff")
-    paths = [f"/{end}{more}" for end in ends for more in ("", "/messages")]
+    paths = [f"/{end}{more}" for end in ends for more in ("", "/now")]
     for path in (*paths, f"/{wrong}/", f"/{token}x/", f"/{token[:-1]}/", "//"):
         answer, text = ask(address, path)
         assert (answer.status, policy_of(answer)) == (403, REFUSED), path
@@ -195,89 +180,68 @@ def test_of_too_many_connections_without_a_request_the_oldest_is_closed(
 
 
 @pytest.mark.parametrize(
-    "log",
-    ["../secret", "../../outside", "/etc/passwd", "../secret.log", "%2e%2e/secret", "\x00", "spec.json"],
+    "name",
+    ["../secret", "../../outside", "/etc/passwd", "../secret.log", "%2e%2e/secret", "..", "spec.json"],
 )
-def test_paths_in_names_of_logs_lead_nowhere(address: str, sweep: SweepInProgress, log: str) -> None:
+def test_paths_in_names_lead_nowhere(address: str, sweep: SweepInProgress, name: str) -> None:
     key = sweep.runs[1].key
-    assert first(address, run=key, log=log)["logs"]["name"] == "node-0"
-    assert first(address, run=f"../{key}")["detail"]["key"] == key
-    quoted = quote(log, safe="")
-    for path in (f"{key}/{log}", f"{key}/{quoted}", f"{quoted}/node-0.log"):
-        if "\x00" not in path:
-            assert ask(address, path)[0].status in (403, 404), path
+    quoted = quote(name, safe="")
+    for path in (f"{key}/{name}", f"{key}/{quoted}", f"{quoted}/node-0.log", f"{quoted}/secret.log"):
+        assert ask(address, path)[0].status in (403, 404), path
 
 
-# Messages
+# What the page gets
 
 
-def test_the_first_message_has_everything(address: str, sweep: SweepInProgress) -> None:
-    failed, running, _ = sweep.runs
-    message = first(address)
-    assert message["order"] == [run.key for run in sweep.runs]
-    assert [run["state"] for run in message["runs"]] == ["failed", "running", "waiting"]
-    head: dict[str, Any] = {"name": SHOWN, "state": "running", "doing": "", "running": running.key}
-    head |= {"failed": failed.key, "counts": ["1 of 3 runs ended", "1 failed"], "damage": []}
-    head |= {"done": round((1 + 1 / 3) / 3, 4), "more_damage": 0, "elapsed": "", "left": "", "report": ""}
-    head["file"] = str(sweep.paths.html)
-    assert {**message["head"], "elapsed": "", "left": "", "report": ""} == head
-    detail: dict[str, Any] = {"key": running.key, "state": "running", "cause": "", "time": "", "more": 0}
-    detail |= {"epoch": "1/3 done", "loss": "0.500", "accuracy": "50.0%", "follows": True}
-    detail |= {"ranks": [["node 0", "1/3 done", "0.500", "50.0%", ""]]}
-    assert {**message["detail"], "time": ""} == detail
-    assert message["curves"] == {"run": running.key, "epochs": 3, "points": [[1, 0.5, 0.5]]}
-    assert message["logs"] == {"names": ["node-0", "node-1"], "name": "node-0", "run": running.key}
-    assert message["lines"] == {"new": ["log of node 0"], "restarted": True}
-    chosen = first(address, run=running.key, log="node-1")
-    assert (chosen["lines"]["new"], chosen["detail"]["follows"]) == (["log of node 1"], False)
+def test_the_page_gets_one_line_of_progress_the_log_and_when_the_report_is_newer(
+    address: str, sweep: SweepInProgress
+) -> None:
+    found = now(address)
+    shown = {name: found[name] for name in ("name", "state", "log", "last")}
     # Texts from files have no control characters.
-    message = first(address, run=failed.key)
-    texts = [message["head"]["name"], message["runs"][0]["cause"], message["detail"]["cause"]]
-    assert [*texts, *message["lines"]["new"]] == [SHOWN] * 4
-
-
-def test_messages_have_only_what_has_changed(tmp_path: Path) -> None:
-    sweep = SweepInProgress(tmp_path, serial(1))
-    sweep.begin()
-    run = sweep.runs[0]
-    log = sweep.start(run).log("node-0")
-    sweep.report(run, "epoch", **epoch(1, 0.5))
-    updates = Updates(sweep.follower)
-
-    def message() -> dict[str, Any]:
-        return json.loads(updates.message(sweep.poll()) or "{}")
-
-    # Events stand in for the logs of containers, which are saved when a run has ended.
-    shown = message()
-    assert (shown["logs"]["name"], len(shown["lines"]["new"])) == ("events", 1)
-    assert "lines" not in message()
-    sweep.report(run, "failed", cause="broke", traceback=EVIL)
-    assert len(message()["lines"]["new"]) == 2
-    log.write_text("the log\n")
-    shown = message()
-    assert (shown["logs"]["names"], shown["lines"]) == (["node-0"], {"new": ["the log"], "restarted": True})
-    log.write_text("the log\nmore\n")
-    assert message()["lines"] == {"new": ["more"], "restarted": False}
+    assert shown == {"name": SHOWN, "state": "running", "log": [SHOWN], "last": False}
+    assert found["done"] == pytest.approx((1 + 1 / 3) / 3)
+    assert found["now"].startswith(f"{sweep.runs[1].key} · epoch 1/3 done · accuracy 50.0% · ")
+    assert int(found["report"]) == sweep.paths.html.stat().st_mtime_ns
 
 
 # Beginning and end
 
 
-def test_pages_get_the_last_state_when_the_server_ends(tmp_path: Path) -> None:
+def test_a_page_that_is_open_gets_the_last_state_when_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "QUIET_S", 1.0)
     sweep = SweepInProgress(tmp_path, serial(2))
-    sweep.begin()
-    sweep.start(sweep.runs[0])
+    answers = list[dict[str, Any]]()
+
+    def ask_until_it_ends() -> None:
+        with suppress(OSError):
+            while True:
+                answers.append(now(address))
+                time.sleep(0.1)
+
     with serve(sweep.paths, 0) as address:
-        # Of the time before the server, so it waits for the sweep to begin.
-        stream = messages(address)
-        assert json.loads(next(stream)[1])["head"]["state"] == "starting"
-        sweep.end(sweep.runs[0])
-    *_, (_, data), (kind, _) = stream
-    last = json.loads(data)
-    assert (kind, last["head"]["state"]) == ("end", "stopped")
-    assert [run["state"] for run in last["runs"]] == ["ok", "not run"]
-    with pytest.raises(OSError):  # noqa: PT011
-        ask(address)
+        assert now(address)["state"] == "starting"
+        sweep.begin()
+        sweep.start(sweep.runs[0])
+        asking = Thread(target=ask_until_it_ends)
+        asking.start()
+        while not answers:
+            time.sleep(0.1)
+    asking.join()
+    assert (answers[0]["state"], answers[0]["last"]) == ("running", False)
+    assert (answers[-1]["state"], answers[-1]["last"]) == ("stopped", True)
+
+
+def test_a_server_without_an_open_page_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "QUIET_S", TIMEOUT_S)
+    began = time.monotonic()
+    with serve(SweepPaths(tmp_path), 0):
+        pass
+    assert time.monotonic() - began < TIMEOUT_S
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,8 +256,8 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.M
     sweep.begin()
     with serve(sweep.paths, 0, lambda: False) as address:
         sweep.paths.record.write_text("{")
-        kind, data = next(messages(address))
-        assert (kind, "sweep.json" in data) == ("trouble", True)
+        answer, text = ask(address, "now")
+        assert (answer.status, "sweep.json" in text) == (503, True)
         used = urlsplit(address).port or 0
         with pytest.raises(InputError, match=f"--port {used}: in use"), serve(sweep.paths, used):
             pass
@@ -309,22 +273,22 @@ def test_a_sweep_without_a_page_loads_no_server_and_partitions_no_torch() -> Non
 
 
 def test_the_report_is_written_once_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    time, began = FakeTime(), list[float]()
+    clock, began = FakeTime(), list[float]()
 
     def write(paths: SweepPaths) -> None:
-        began.append(time())
-        time.pass_(2.0)
+        began.append(clock())
+        clock.pass_(2.0)
         if len(began) == 1:
             raise OSError("the disk is full")  # the report at the end says why
 
-    monkeypatch.setattr(growing_report.time, "monotonic", time)
+    monkeypatch.setattr(growing_report.time, "monotonic", clock)
     monkeypatch.setattr(growing_report, "write_report", write)
-    start, growing = time(), GrowingReport(SweepPaths(Path("absent")))
+    start, growing = clock(), GrowingReport(SweepPaths(Path("absent")))
     for _ in range(250):
-        time.pass_(1)
+        clock.pass_(1)
         growing.after_run()
-    # The first is expected to take longer than the others do.
+    # The first is expected to take less time than the others do.
     expected = [start + FIRST_S / SHARE]
-    while expected[-1] + 2 + 2 / SHARE <= time():
+    while expected[-1] + 2 + 2 / SHARE <= clock():
         expected.append(expected[-1] + 2 + 2 / SHARE)
     assert began == expected
