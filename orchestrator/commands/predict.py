@@ -17,7 +17,7 @@ from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import simulations
 from orchestrator.prediction.target import read_learned
 from orchestrator.report import formats
-from orchestrator.report.model.labels import Workload, component_label, strategy_label
+from orchestrator.report.model.labels import Workload, partitioner_label, strategy_label
 from orchestrator.results.predictions import (
     LEAST_GAIN,
     Asked,
@@ -132,7 +132,7 @@ def refusals(predictions: Predictions) -> Iterator[str]:
 
 def label(run: RunSpec) -> str:
     """The name of a configuration: what it trains, and how."""
-    partitioner = component_label(run, "partitioner") if run.strategy.uses_partition else ""
+    partitioner = partitioner_label(run)
     parts = [strategy_label(run), f"over {run.transport}", f"with {partitioner}" if partitioner else ""]
     return f"{' '.join(filter(None, parts))}: {Workload.of(run).without_links.label}"
 

@@ -10,7 +10,6 @@ from textwrap import fill
 from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart, chart_of, in_lines, layered
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
@@ -59,7 +58,7 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
     shown.sort(key=lambda item: (not item[0].serial, sum(item[1].values())))
     names = bar_names([group for group, _ in shown])
     bars = [
-        Bar(series_name(group), name, seconds, _beside(group))
+        Bar(group.series, name, seconds, _beside(group))
         for (group, seconds), name in zip(shown, names, strict=True)
     ]
     clock = shown[0][0].first.clock
@@ -203,7 +202,7 @@ def step_of(names: Sequence[str]) -> int:
 
 def bar_names(groups: Sequence[Group]) -> list[str]:
     """Names of bars, with the partitioner if the names would otherwise be equal."""
-    short = [short_name(group) for group in groups]
+    short = [group.first.series for group in groups]
     return [
         f"{fold(name)}\n{group.partitioner_label}" if short.count(name) > 1 else fold(name)
         for name, group in zip(short, groups, strict=True)

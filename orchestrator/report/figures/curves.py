@@ -9,7 +9,7 @@ from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models
@@ -34,7 +34,7 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
     if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
         return None
     order = style.order(groups)
-    points.sort(key=lambda each: (order.index(series_name(each[0])), each[0].line, each[0].shape.ranks))
+    points.sort(key=lambda each: (order.index(each[0].series), each[0].line, each[0].shape.ranks))
     shown = [group for group, _, _ in points]
     records = [
         {**record(group, reached, percent, shown), "train_s": took, "when": seconds(took)}
@@ -67,7 +67,7 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShap
     """
     order = style.order(groups)
     shown = [group for group in groups if (group.serial or group.shape == shape) and curve(group)]
-    shown.sort(key=lambda group: (order.index(series_name(group)), group.partitioner_label))
+    shown.sort(key=lambda group: (order.index(group.series), group.partitioner_label))
     if not shown:
         return None
     records = [point for group in shown for point in _records(group, shown)]

@@ -13,7 +13,7 @@ from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, shar
 from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
@@ -90,17 +90,13 @@ def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list
     points = [(group, spread) for group in groups if (spread := quantity.over(group))]
     return sorted(
         points,
-        key=lambda point: (
-            order.index(series_name(point[0])),
-            point[0].partitioner_label,
-            point[0].shape.ranks,
-        ),
+        key=lambda point: (order.index(point[0].series), point[0].partitioner_label, point[0].shape.ranks),
     )
 
 
 def record(group: Group, spread: Spread, write: Callable[[float], str], shown: Sequence[Group]) -> Record:
     """A point. shown: all groups of the figure; names leave out the first partitioner, which most share."""
-    series = series_name(group)
+    series = group.series
     usual = next((other.partitioner_label for other in shown if other.partitioner_label), "")
     name = series if group.partitioner_label in ("", usual) else f"{series}, {group.partitioner_label}"
     return {
@@ -145,7 +141,7 @@ def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Seq
 def _serial(points: Sequence[Point], y: Axis) -> list[alt.Chart]:
     """A line at the serial run's value, to compare all others with."""
     at = [
-        {"series": series_name(group), "mean": spread.mean, "last": False}
+        {"series": group.series, "mean": spread.mean, "last": False}
         for group, spread in points
         if group.serial
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -9,12 +10,13 @@ from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.report.model.labels import (
+    NOT_COMPARED,
     ClusterShape,
     Rate,
     Workload,
-    component_label,
     faults_label,
     link_label,
+    partitioner_label,
     strategy_label,
 )
 from orchestrator.results.limits import shares_cores, speedup_limit
@@ -128,6 +130,40 @@ class Row:
         """The fields of the spec that define the computation, without defaults."""
         return self.run.canonical()
 
+    def configuration(self, *without: str) -> str:
+        """What it shares with the runs that differ only in their seed, as text: fields and location.
+
+        without: fields in which they may differ, too. `strategy.init` is a parameter of a component.
+        """
+        fields = {name: value for name, value in self.canonical.items() if name not in NOT_COMPARED}
+        for name in without:
+            field, _, parameter = name.partition(".")
+            if not parameter:
+                fields.pop(field, None)
+            elif parameter in fields.get(field, ()):
+                fields[field] = {key: value for key, value in fields[field].items() if key != parameter}
+        return json.dumps([fields, self.location], sort_keys=True)
+
+    @property
+    def name(self) -> str:
+        """`all_reduce over mpi`; serial has no transport."""
+        return self._named(" over ")
+
+    @property
+    def series(self) -> str:
+        """`all_reduce · mpi`, as figures and tables name it."""
+        return self._named(" · ")
+
+    def _named(self, over: str) -> str:
+        alone = self.strategy == SERIAL
+        return self.strategy_label if alone else f"{self.strategy_label}{over}{self.transport}"
+
+    @property
+    def conditions(self) -> list[str]:
+        """Its links, location, faults and attacks, without those that it has not."""
+        found = (self.link_label, self.location, self.faults_label, self.run.byzantine_label)
+        return [*filter(None, found)]
+
     @cached_property
     def shape(self) -> ClusterShape:
         return ClusterShape.of(self.run)
@@ -172,7 +208,7 @@ class Row:
     @cached_property
     def partitioner_label(self) -> str:
         """Empty if every node trains on the whole training set."""
-        return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
+        return partitioner_label(self.run)
 
     @cached_property
     def faults_label(self) -> str:

@@ -12,7 +12,7 @@ from orchestrator.report.formats import ABSENT, JOIN, count, percent, points, se
 from orchestrator.report.metrics.clock import wall_by_cluster
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
+from orchestrator.report.model.rows import Baseline, Clock, Row
 from orchestrator.report.quantities import (
     ACCURACY,
     BUBBLE,
@@ -174,11 +174,6 @@ def _on_wall_clock(groups: Sequence[Group]) -> bool:
     return any(group.first.clock == "wall" for group in groups)
 
 
-def run_label(row: Row) -> str:
-    """`all_reduce · mpi`; serial has no transport."""
-    return row.strategy_label if row.strategy == SERIAL else f"{row.strategy_label} · {row.transport}"
-
-
 def _seeds(group: Group) -> Cell:
     ok, planned = len(group.ok_rows), len(group.rows)
     written = str(ok) if ok == planned else f"{ok} of {planned}"
@@ -270,7 +265,7 @@ IDENTITY: tuple[Column[Group], ...] = (
     Column(
         "strategy",
         "Strategy",
-        lambda group: Cell(run_label(group.first), group.partitioner_label),
+        lambda group: Cell(group.first.series, group.partitioner_label),
         number=False,
     ),
     Column("nodes", "Nodes", lambda group: Cell(group.shape.short, group.shape.slower, group.shape.ranks)),

@@ -16,7 +16,7 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import COVERAGE, OVERLAP
-from orchestrator.report.render.columns import RUNS, Column, filled, first_columns, run_label
+from orchestrator.report.render.columns import RUNS, Column, filled, first_columns
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
 from orchestrator.results.records import EpochPoint, RankResult
@@ -116,17 +116,10 @@ def _short(value: Any) -> Any:
 def _line(
     row: Row, comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]
 ) -> RunLine:
-    detail = [
-        row.partitioner_label,
-        row.link_label,
-        row.location,
-        row.faults_label,
-        row.run.byzantine_label,
-    ]
     filters = filters_of([row])
     return RunLine(
         _section(row, comparison, filters),
-        " · ".join(filter(None, detail)),
+        " · ".join(filter(None, [row.partitioner_label, *row.conditions])),
         Line([column.cell(row) for column in columns] if row.ok else [], filters, not row.ok),
         [notes.index(note) + 1 for note in _notes(row)],
     )
@@ -146,7 +139,7 @@ def _section(row: Row, comparison: Comparison, filters: dict[str, str]) -> RunSe
     phases = list(dict.fromkeys(phase for rank in ranks for phase in rank.seconds))
     return RunSection(
         key=row.key,
-        name=run_label(row),
+        name=row.series,
         nodes=row.shape.short,
         seed=str(row.seed),
         status=STATES[row.status],

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock, Row
-from orchestrator.report.render.columns import Cell, Column, filled, first_columns, run_label
+from orchestrator.report.render.columns import Cell, Column, filled, first_columns
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def filters_of(rows: Sequence[Row]) -> dict[str, str]:
     """The values by which filters find runs of one configuration. status: those of all runs."""
     first = rows[0]
     values = {
-        "series": run_label(first),
+        "series": first.series,
         "nodes": first.shape.short,
         "transport": first.transport,
         "partitioner": first.partitioner_label,

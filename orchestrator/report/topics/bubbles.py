@@ -10,7 +10,7 @@ from orchestrator.report.figures.chart import Chart, chart_of, layered
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import Style, series_name, short_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
@@ -72,7 +72,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     shown = sorted(known, key=_formula)
     if len(shown) < 2:
         return None
-    names = [fold(f"{short_name(group)}, {group.shape.label}") for group in shown]
+    names = [fold(f"{group.first.series}, {group.shape.label}") for group in shown]
     records = [_bubble(group, name) for group, name in zip(shown, names, strict=True)]
     axis = alt.Axis(
         title=f"share of {view.clock} time that stages wait", format=".0%", tickCount=5, grid=True
@@ -108,7 +108,7 @@ def _bubble(group: Group, name: str) -> dict[str, Any]:
     if measured is None:
         raise ValueError(f"{name}: no bubble was measured")
     return {
-        "series": series_name(group),
+        "series": group.series,
         "name": name,
         "measured": measured.mean,
         "low": measured.low,

@@ -13,7 +13,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import Lines
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
@@ -176,7 +176,7 @@ def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
 def _drawn(points: list[Point], style: Style, shape: ClusterShape) -> Chart:
     shown = [group for group, _, _ in points]
     order = style.order(shown)
-    points = sorted(points, key=lambda point: (order.index(series_name(point[0])), point[1]))
+    points = sorted(points, key=lambda point: (order.index(point[0].series), point[1]))
     sizes = sorted({size for _, size, _ in points})
     values = [value for _, _, spread in points for value in (spread.low, spread.high)]
     title = f"Exchange per step against model size, {shape.label}"

@@ -11,7 +11,6 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
@@ -173,7 +172,7 @@ def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
 def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
     spread = TRAIN_S.over(group)
     return {
-        "series": series_name(group),
+        "series": group.series,
         "link": link,
         "written": seconds(TRAIN_S.mean_of(group)),
         "range": spread.range_of_seeds(seconds) if spread else "",

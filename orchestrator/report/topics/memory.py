@@ -12,7 +12,6 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
@@ -106,7 +105,7 @@ def memory_per_rank(view: WorkloadView) -> Chart | None:
         shown.insert(0, (view.serial, whole))
     names = bar_names([group for group, _ in shown])
     bars = [
-        Bar(series_name(group), name, kinds, size(sum(kinds.values())))
+        Bar(group.series, name, kinds, size(sum(kinds.values())))
         for (group, kinds), name in zip(shown, names, strict=True)
     ]
     scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])

@@ -11,7 +11,6 @@ from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.findings.compared import Compared
@@ -55,12 +54,12 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         text = (
-            f"At {view.shape.label}, {_name(worst.left)} reached {percent(worst.values[1])} with "
+            f"At {view.shape.label}, {worst.left.name} reached {percent(worst.values[1])} with "
             f"{reference} and {percent(worst.values[0])} with {label}: {worst.written}"
         )
         data: dict[str, Any] = {
             "partitioner": label,
-            "strategy": _name(worst.left),
+            "strategy": worst.left.name,
             "loss": worst.values[1] - worst.values[0],
             "best": None,
         }
@@ -69,10 +68,10 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if better:
             best = max(better, key=lambda each: each.values[0])
             compared.append(best)
-            data["best"] = _name(best.left)
+            data["best"] = best.left.name
             text += (
-                f". With {label}, {_name(best.left)} reached {percent(best.values[0])}, "
-                f"{best.written} from {_name(worst.left)}"
+                f". With {label}, {best.left.name} reached {percent(best.values[0])}, "
+                f"{best.written} from {worst.left.name}"
             )
         data["compared"] = compared_data(compared)
         groups = [group for each in compared for group in (each.left, each.right)]
@@ -89,7 +88,7 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             continue
         mine, theirs = [each.left for each in found], [each.right for each in found]
         parts = [
-            f"{_name(each.left)} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
+            f"{each.left.name} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
             for each in found
         ]
         yield Finding(
@@ -100,10 +99,10 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             {
                 "partitioner": label,
                 "reference": reference,
-                "accuracy": {_name(each.left): each.values for each in found},
+                "accuracy": {each.left.name: each.values for each in found},
                 "coverage": _mean_coverage(mine),
                 "overlap": _mean_overlap(mine),
-                "train_s": {_name(each.left): times for each in found if (times := _measured(each))},
+                "train_s": {each.left.name: times for each in found if (times := _measured(each))},
                 "compared": compared_data(found),
             },
         )
@@ -125,10 +124,6 @@ def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, 
         if (one.partitioner_label, other.partitioner_label) == (reference, label)
         and one.line[:2] == other.line[:2]
     ]
-
-
-def _name(group: Group) -> str:
-    return f"{group.strategy_label} over {group.transport}"
 
 
 def _mean_coverage(groups: Sequence[Group]) -> float | None:
@@ -163,7 +158,7 @@ def _held(groups: Sequence[Group]) -> str:
 
 def _times(found: Sequence[Compared]) -> str:
     """What unequal parts cost in time, as a sentence; empty if parts are of about equal size."""
-    measured = {_name(each.left): times for each in found if (times := _measured(each))}
+    measured = {each.left.name: times for each in found if (times := _measured(each))}
     if not measured or not _sizes([each.left for each in found]):
         return ""
     parts = [f"{name} {seconds(one)} and {seconds(other)}" for name, (one, other) in measured.items()]
@@ -193,7 +188,7 @@ def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
     A strategy per row; with many partitioners, a partitioner per row.
     """
     cells: Cells = {
-        (series_name(group), group.partitioner_label): spread
+        (group.series, group.partitioner_label): spread
         for group in view.candidates
         if group.partitioner_label and (spread := group.accuracy)
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lines import Scaling, lines_over_nodes
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, first_few, percent, seconds
@@ -144,7 +144,7 @@ def _notes(shown: Sequence[Group]) -> list[str]:
         reached, seeds = seeds_at_target(group)
         if reached < seeds:
             at = f"{group.shape.label} ({reached} of {seeds} seeds)" if reached else group.shape.label
-            missed.setdefault(series_name(group), []).append(at)
+            missed.setdefault(group.series, []).append(at)
     if not missed:
         return []
     notes = [f"{series}: {first_few(shapes)}" for series, shapes in missed.items()]

@@ -91,15 +91,9 @@ class Wording:
 
         The partitioner that `ranked` states for all is left out.
         """
-        if group.serial:
-            return "serial"
         same = {other.transport for other in self._groups if other.strategy_label == group.strategy_label}
-        name = self._view.name(group)
-        if len(same) < 2:
-            name = name.replace(f" over {group.transport}", "", 1)
-        if self._view.of_ranked:
-            name = name.replace(f" with {self._view.partitioners[0]}", "", 1)
-        return f"{name} on {group.shape.label}"
+        stated = bool(self._view.of_ranked) and group.partitioner_label == self._view.partitioners[0]
+        return self._view.name_on(group, len(same) > 1, not stated)
 
     @property
     def _links(self) -> str:
