@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import BYTES, RATIO, SECONDS, Quantity, named
 from orchestrator.report.quantities.times import exchange_s
@@ -13,6 +14,12 @@ NEVER_STALE = "gradients are never stale"
 def _bytes_per_step(row: Row) -> float | None:
     sent = row.result.bytes_sent_per_rank
     return sent / row.steps if sent and row.steps and row.run.strategy.exchanges_in_steps else None
+
+
+def _most_stale(group: Group, span: str) -> str:
+    """The maximum of any seed, since a bound applies to it."""
+    largest = group.over(lambda row: row.result.staleness_max)
+    return f"max {largest.high:,.0f}" if largest else ""
 
 
 def _exchange_s_per_step(row: Row) -> float | None:
@@ -50,6 +57,7 @@ COMMUNICATION = named(
         "Staleness",
         "updates by other ranks between a rank's pull and its push, mean over gradients",
         NEVER_STALE,
+        detail=_most_stale,
     ),
     staleness_max=Quantity(
         RATIO,

@@ -5,12 +5,13 @@ Bytes, seconds per step, and shares 0 … 1. What was not recorded, as in older 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.formats import percent
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import Baseline, Row, quotient
 from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
 from orchestrator.report.quantities.times import NOT_RECORDED
 from orchestrator.results.records import RankResult
@@ -123,6 +124,19 @@ def _activations_of_serial(row: Row) -> float | None:
     return quotient(row.activation_bytes, row.baseline.activation_bytes) if row.baseline else None
 
 
+def _of_serial(read: Metric, of: Callable[[Baseline], float | None]) -> Callable[[Group, str], str]:
+    """The share of the serial run's value, for the small print of a table."""
+
+    def share(row: Row) -> float | None:
+        return quotient(read(row), of(row.baseline)) if row.baseline else None
+
+    def detail(group: Group, span: str) -> str:
+        of_serial = group.over(share)
+        return percent(of_serial.mean) if of_serial and not group.serial else ""
+
+    return detail
+
+
 def _largest(values: Iterable[float | None]) -> float | None:
     """The largest of the known values of a run's ranks; None without any."""
     return max((value for value in values if value is not None), default=None)
@@ -133,7 +147,11 @@ ACTIVATIONS_OF_SERIAL = Quantity(SHARE, _activations_of_serial, "Activations, of
 
 MODEL_PARTITIONS = named(
     parameters_per_rank_max=Quantity(
-        COUNT, _parameters, "Parameters (of serial)", "parameters of the part that a rank holds; maximum"
+        COUNT,
+        _parameters,
+        "Parameters (of serial)",
+        "parameters of the part that a rank holds; maximum",
+        detail=_of_serial(_parameters, lambda serial: serial.parameters),
     ),
     state_bytes_per_rank_max=Quantity(
         BYTES,
@@ -141,6 +159,7 @@ MODEL_PARTITIONS = named(
         "Weights, gradient, optimizer state (of serial)",
         "weights, gradient and optimizer state of a rank; maximum",
         NOT_RECORDED,
+        detail=_of_serial(lambda row: row.state_bytes, lambda serial: serial.state_bytes),
     ),
     dropped_choices=Quantity(
         SHARE,

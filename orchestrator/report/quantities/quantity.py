@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log
 from statistics import fmean
@@ -56,6 +56,10 @@ class Quantity:
         interval: the 95 % interval of a configuration alone; None if it has none.
         timed: whether it is read from a clock, whose error no interval contains.
         of_failed: whether runs that are not ok have it, too. Others of their numbers compare with nothing.
+        detail: what tables show beside the mean of a configuration, from the range over its seeds.
+        only: the runs for which tables show it.
+        missing: what tables show of a run that has no value.
+        shown_for: whether the table of these runs shows it.
         name: its column in results.csv, and its name in findings.json.
     """
 
@@ -71,6 +75,10 @@ class Quantity:
     interval: Callable[[Group], Bounds | None] = lambda group: None
     timed: bool = False
     of_failed: bool = False
+    detail: Callable[[Group, str], str] = lambda group, span: span
+    only: Callable[[Row], bool] = lambda row: True
+    missing: Callable[[Row], str] = lambda row: formats.ABSENT
+    shown_for: Callable[[Sequence[Row]], bool] = lambda rows: True
     name: str = ""
 
     def of(self, row: Row) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.model.rows import SERIAL, Row, quotient
 from orchestrator.report.quantities.quantity import NUMBER, RATIO, SECONDS, SHARE, Quantity, Unit, named
 from orchestrator.report.statistics.intervals import ratio_interval
+from orchestrator.results.limits import counted
 
 NO_SPEEDUP = "there is none, for the reason in `no_speedup_reason` of results.csv"
 NO_SERIAL_RUN = "the workload has no serial run"
@@ -17,8 +19,34 @@ ON_GPUS = "ranks are on GPUs"
 
 def _phase(phase: str, meaning: str, title: str = "", empty: str = "") -> Quantity:
     return Quantity(
-        SECONDS, lambda row: row.seconds.get(phase), title, f"{meaning}, mean over ranks", empty
+        SECONDS,
+        lambda row: row.seconds.get(phase),
+        title,
+        f"{meaning}, mean over ranks",
+        empty,
+        # Phases that have a title are those of an exchange.
+        only=lambda row: row.shape.ranks > 1,
     )
+
+
+def wall_by_cluster(row: Row) -> float | None:
+    """Wall time / cluster time; None without either."""
+    if row.cluster is None or row.is_virtual:
+        return None
+    return quotient(row.wall.train_s, row.cluster.train_s)
+
+
+def _why_they_differ(group: Group, span: str) -> str:
+    """Why wall and cluster time of a configuration may differ."""
+    wall = group.first.wall
+    ranks, cores = wall.shape.ranks, wall.result.cores
+    if wall.link_not_enforced:
+        return "without the requested links"
+    if wall.shares_cores:
+        return f"{ranks} ranks on {counted(cores, 'core')}"
+    if ranks == 1 or all(has_cores(row.wall.result) for row in group.ok_rows):
+        return "a core for each rank"
+    return "other load or a quota in some runs"
 
 
 def _interval_of_time(group: Group) -> tuple[float, float] | None:
@@ -50,7 +78,14 @@ TIMES = named(
         SECONDS, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
     ),
     cluster_s=Quantity(
-        SECONDS, lambda row: row.cluster.train_s if row.cluster else None, "Cluster time", ratio=True
+        SECONDS,
+        lambda row: row.cluster.train_s if row.cluster else None,
+        "Cluster time",
+        "as `train_s`, in cluster time",
+        ratio=True,
+    ),
+    wall_by_cluster=Quantity(
+        RATIO, wall_by_cluster, "Wall / cluster time", ratio=True, detail=_why_they_differ
     ),
     step_s=Quantity(
         SECONDS,
@@ -83,6 +118,8 @@ TIMES = named(
         "serial CPU time / CPU time on the critical path",
         NO_SERIAL_RUN,
         ratio=True,
+        # Where cluster time is the headline, it replaces this estimate by CPU time.
+        only=lambda row: row.clock == "wall",
     ),
     work_cpu_s=Quantity(
         SECONDS,
@@ -103,6 +140,7 @@ TIMES = named(
         "`cpu_s_per_sample` / that of the serial run",
         NO_SERIAL_RUN,
         ratio=True,
+        only=lambda row: row.strategy != SERIAL,
     ),
     steps=Quantity(NUMBER, lambda row: row.steps, meaning="optimizer steps of the rank that took most"),
     samples_per_s=Quantity(

@@ -9,25 +9,20 @@ from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
-from orchestrator.report.render.csv_columns import (
-    CLOCK,
-    CLUSTER_COLUMNS,
-    EPOCH_COLUMNS,
-    RESULT_COLUMNS,
-    WALL_COLUMNS,
-    CsvColumn,
-    Value,
-    epochs_of,
-)
-from orchestrator.report.render.summary_columns import summary_columns
+from orchestrator.report.render.columns import columns_of_runs, summary_columns
+from orchestrator.report.render.epochs import EPOCH_COLUMNS, epochs_of
+from orchestrator.report.render.tables import Column, Value
 from orchestrator.report.topics import asked_by
 from orchestrator.results.csv_text import csv_text
 
 T = TypeVar("T")
 Lines = tuple[Sequence[str], Iterator[dict[str, Value]]]
 
+RESULT_COLUMNS = columns_of_runs("results.csv")
+# Times are on the wall clock, whichever clock is the report's, until `clock`.
+CLOCK = [column.key for column in RESULT_COLUMNS].index("clock")
 # The files with their columns: the data dictionary.
-DICTIONARY: dict[str, Sequence[CsvColumn[Any]]] = {
+DICTIONARY: dict[str, Sequence[Column[Any]]] = {
     "summary.csv": summary_columns(),
     "results.csv": RESULT_COLUMNS,
     "epochs.csv": EPOCH_COLUMNS,
@@ -88,19 +83,19 @@ def columns_csv() -> str:
 def dictionary() -> list[dict[str, Value]]:
     """An entry for each column of each file."""
     return [
-        dict(zip(ENTRY, (file, column.name, column.unit, column.meaning, column.empty), strict=True))
+        dict(zip(ENTRY, (file, column.key, column.unit, column.meaning, column.empty), strict=True))
         for file, columns in DICTIONARY.items()
         for column in columns
     ]
 
 
 def _result_line(row: Row) -> dict[str, Value]:
-    return _line(WALL_COLUMNS, row.wall) | _line([CLOCK, *CLUSTER_COLUMNS], row)
+    return _line(RESULT_COLUMNS[:CLOCK], row.wall) | _line(RESULT_COLUMNS[CLOCK:], row)
 
 
-def _line(columns: Sequence[CsvColumn[T]], item: T) -> dict[str, Value]:
-    return {column.name: column.value(item) for column in columns}
+def _line(columns: Sequence[Column[T]], item: T) -> dict[str, Value]:
+    return {column.key: column.value(item) for column in columns}
 
 
-def _names(columns: Sequence[CsvColumn[Any]]) -> list[str]:
-    return [column.name for column in columns]
+def _names(columns: Sequence[Column[Any]]) -> list[str]:
+    return [column.key for column in columns]

@@ -13,12 +13,11 @@ from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.render.chapters import FirstOfKind
-from orchestrator.report.render.columns import Cell
 from orchestrator.report.render.legend import Entry
 from orchestrator.report.render.page import Page
 from orchestrator.report.render.questions import Figure, Part, Question
 from orchestrator.report.render.summary import HOW_TO_OPEN, STATES
-from orchestrator.report.render.tables import AT_FIRST, Head, Table
+from orchestrator.report.render.tables import AT_FIRST, Cell, Head, Table
 from orchestrator.report.render.workloads import WorkloadNames
 from orchestrator.report.verdict import Evidence, Option, Verdict
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +16,9 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import COVERAGE, OVERLAP
-from orchestrator.report.render.columns import RUNS, Column, filled, first_columns
+from orchestrator.report.render.columns import columns_of_runs
 from orchestrator.report.render.summary import STATES
-from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
+from orchestrator.report.render.tables import AT_FIRST, Head, Line, table_of
 from orchestrator.results.records import EpochPoint, RankResult
 from trainer.spec.run_spec import RunSpec
 
@@ -43,7 +43,7 @@ class RunSection:
     seed: str
     status: str
     cause: str
-    filters: dict[str, str]
+    filters: Mapping[str, str]
     clock: str
     command: str
     epochs: list[list[str]]
@@ -79,14 +79,20 @@ class Runs:
 
 def runs(comparison: Comparison) -> Runs:
     """The runs in the order of the sweep, with pending ones."""
-    columns = filled(RUNS, comparison.rows)
-    first = first_columns(columns, AT_FIRST - BESIDE)
+    table = table_of(
+        "Runs",
+        columns_of_runs("runs"),
+        comparison.rows,
+        lambda row: [row],
+        lambda row: not row.ok,
+        most=AT_FIRST - BESIDE,
+    )
     notes = list(dict.fromkeys(note for row in comparison.rows for note in _notes(row)))
-    rows = {row.key: row for row in comparison.rows}
+    rows = {row.key: (row, line) for row, line in zip(comparison.rows, table.lines, strict=True)}
     return Runs(
-        [Head(column.title, column.number, column.key in first) for column in columns],
+        table.heads,
         [
-            _line(rows[key], comparison, columns, notes) if key in rows else _pending(key, comparison)
+            _line(*rows[key], comparison, notes) if key in rows else _pending(key, comparison)
             for key in comparison.record.keys
         ],
         notes,
@@ -113,14 +119,11 @@ def _short(value: Any) -> Any:
     return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
 
 
-def _line(
-    row: Row, comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]
-) -> RunLine:
-    filters = filters_of([row])
+def _line(row: Row, line: Line, comparison: Comparison, notes: Sequence[str]) -> RunLine:
     return RunLine(
-        _section(row, comparison, filters),
+        _section(row, comparison, line.filters),
         " · ".join(filter(None, [row.partitioner_label, *row.conditions])),
-        Line([column.cell(row) for column in columns] if row.ok else [], filters, not row.ok),
+        line if row.ok else replace(line, cells=[]),
         [notes.index(note) + 1 for note in _notes(row)],
     )
 
@@ -134,7 +137,7 @@ def _pending(key: str, comparison: Comparison) -> RunLine:
     return RunLine(section, "", Line([], section.filters), [])
 
 
-def _section(row: Row, comparison: Comparison, filters: dict[str, str]) -> RunSection:
+def _section(row: Row, comparison: Comparison, filters: Mapping[str, str]) -> RunSection:
     ranks = row.result.ranks
     phases = list(dict.fromkeys(phase for rank in ranks for phase in rank.seconds))
     return RunSection(

@@ -27,8 +27,7 @@ from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
-from orchestrator.report.render import columns
-from orchestrator.report.render.csv_columns import CsvColumn
+from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
     columns_csv,
@@ -38,6 +37,7 @@ from orchestrator.report.render.csv_tables import (
 )
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
+from orchestrator.report.render.tables import Column
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
@@ -359,14 +359,14 @@ def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(fi
     header = next(csv.reader(StringIO(text)))
     assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
     assert len(set(header)) == len(header)
-    described: Sequence[CsvColumn[Any]] = DICTIONARY[file]
+    described: Sequence[Column[Any]] = DICTIONARY[file]
     for column in described:
         assert column.meaning
         assert "|" not in column.meaning
         for ending, unit in UNITS_IN_NAMES.items():
-            if column.name.endswith(ending) and not column.name.endswith(("per_s", "warm_up_epochs")):
+            if column.key.endswith(ending) and not column.key.endswith(("per_s", "warm_up_epochs")):
                 assert column.unit == unit
-    always = [each.name for each in described if not each.empty and not each.name.startswith("cluster_")]
+    always = [each.key for each in described if not each.empty and not each.key.startswith("cluster_")]
     for line in lines(text):
         if line.get("status", line.get("state", "ok")) == "ok":
             assert not [name for name in always if line[name] == ""]
@@ -416,7 +416,7 @@ def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
     if nodes == 4:  # the only number of nodes at which findings compare with serial
         interval = finding_of(comparison, "fastest").data["speedup_interval"]
         assert interval == pytest.approx((low, high))
-    shown = cells(columns.with_speedup_intervals(speedup_intervals(comparison, claims)), [group])
+    shown = cells(columns_of_groups("groups", speedup_intervals(comparison, claims)), [group])
     assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
     options = {(each.name, each.shape[0]): each.speedup for each in verdicts_of(comparison)[0].options}
     assert f"({low:.2f}–{high:.2f})" in options["all_reduce over mpi", str(nodes)]

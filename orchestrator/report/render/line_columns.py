@@ -1,0 +1,121 @@
+"""The columns of published results and of what faults cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short
+from orchestrator.report.metrics.published import PublishedLine
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import (
+    ACCURACY,
+    BUBBLE,
+    COVERAGE,
+    ELAPSED_S,
+    REPEATED_STEPS,
+    ROUNDS_TO_TARGET,
+    SAMPLES_LOST,
+    STALENESS,
+    WALL_S,
+)
+from orchestrator.report.quantities.learning import last_epoch
+from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
+from orchestrator.report.quantities.quantity import COUNT, Quantity
+from orchestrator.report.render.columns import NODES, STRATEGY, over_seeds
+from orchestrator.report.render.tables import Cell, Column
+from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.topics.faults import FaultCost
+
+
+def _published(name: str, title: str, write: Callable[[float], str]) -> Column[PublishedLine]:
+    """A published number."""
+
+    def cell(line: PublishedLine) -> Cell:
+        derived = "derived" if name in line.published.derived else ""
+        return replace(Cell.of(getattr(line.published, name), write, derived), value=None)
+
+    return Column(f"{name}_published", f"{title}, published", cell)
+
+
+def _both(name: str, title: str, quantity: Quantity) -> tuple[Column[PublishedLine], Column[PublishedLine]]:
+    """A published number, and our measurement of it."""
+    column = over_seeds(quantity)
+
+    def cell(line: PublishedLine) -> Cell:
+        if getattr(line.published, name) is None:
+            return Cell(ABSENT)
+        return column.cell(line.measured) if line.measured else Cell("not run")
+
+    measured = Column(f"{name}_measured", f"{title}, measured", cell)
+    return _published(name, title, quantity.write), measured
+
+
+def _ratio(key: str, title: str, of: Callable[[PublishedLine], float | None]) -> Column[PublishedLine]:
+    return Column(key, title, lambda line: Cell(ratio(of(line))))
+
+
+def _accuracy_difference(line: PublishedLine) -> Cell:
+    measured = line.mean(ACCURACY.of)
+    if line.published.accuracy is None or measured is None or line.overridden:
+        return Cell(ABSENT)
+    return Cell(points(measured - line.published.accuracy))
+
+
+def _accuracy_change(line: PublishedLine) -> Cell:
+    return Cell(points(None if line.published.accuracy_change is None else line.accuracy_change))
+
+
+def _steps_per_epoch(row: Row) -> float | None:
+    epochs = last_epoch(row)
+    return row.steps / epochs if row.steps and epochs else None
+
+
+PUBLISHED: tuple[Column[PublishedLine], ...] = (
+    Column("block", "Block", lambda line: Cell(line.block), number=False),
+    Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
+    *_both("time_s", "Time", WALL_S),
+    _ratio("speedup_published", "Speedup, published", lambda line: line.published_speedup),
+    _ratio("speedup_measured", "Speedup, measured", lambda line: line.measured_speedup),
+    _ratio("cpu_time_speedup", "CPU-time speedup", lambda line: line.cpu_time_speedup),
+    *_both("accuracy", "Accuracy", ACCURACY),
+    Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
+    _published("accuracy_change", "Accuracy − one node", points),
+    Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
+    *_both("rounds_to_target", ROUNDS_TO_TARGET.title, ROUNDS_TO_TARGET),
+    *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
+    *_both("coverage", "Coverage", COVERAGE),
+    *_both("staleness", "Staleness", STALENESS),
+    *_both("bubble", BUBBLE.title, BUBBLE),
+    *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
+)
+
+
+def _on_loss(cost: FaultCost) -> Cell:
+    run = cost.group.first.run
+    return Cell(count(run.restarts, "restart") if run.restarts else run.on_loss)
+
+
+def _spread(
+    key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
+) -> Column[FaultCost]:
+    return Column(key, title, lambda cost: Cell.over(of(cost), write))
+
+
+FAULTS: tuple[Column[FaultCost], ...] = (
+    *(column.of(lambda cost: cost.group) for column in (STRATEGY, NODES)),
+    Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
+    Column("on_loss", "On loss", _on_loss, number=False),
+    Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
+    _spread("time_without", "Time without", lambda cost: cost.without_faults(ELAPSED_S.of), seconds),
+    _spread("time_with", "Time with", lambda cost: cost.with_faults(ELAPSED_S.of), seconds),
+    _spread("extra_time", "Extra time", lambda cost: cost.difference(ELAPSED_S.of), seconds),
+    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(REPEATED_STEPS.of), short),
+    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(SAMPLES_LOST.of), short),
+    _spread("accuracy_without", "Accuracy without", lambda cost: cost.without_faults(ACCURACY.of), percent),
+    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(ACCURACY.of), percent),
+    _spread(
+        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(ACCURACY.of), points
+    ),
+    Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
+)
