@@ -18,7 +18,7 @@ from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
 from orchestrator.report.quantities import CPU_TIME_SPEEDUP, SPEEDUP
-from orchestrator.report.quantities.quantity import SECONDS, SHARE, Quantity
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
@@ -75,7 +75,9 @@ def lines_over_nodes(
         style=style,
         x=x,
         y=y,
-        tooltip=tooltip(scaling.title_on(clock), ("nodes", x.title), scaling.quantity.unit is SECONDS),
+        tooltip=tooltip(
+            scaling.title_on(clock), ("nodes", x.title), scaling.quantity.write is formats.seconds
+        ),
         behind=[*(mark for mark, _ in explained), *_serial(points, y)],
         remarks=[text for _, text in explained],
         log_axis="y",
@@ -129,7 +131,7 @@ def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> l
 
 def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
     title = scaling.axis.format(clock=clock)
-    if scaling.quantity.unit is SHARE:
+    if scaling.quantity.write is formats.percent:
         ranges = [(spread.low, spread.high) for _, spread in points]
         return share_axis([spread.mean for _, spread in points], "mean", title, ranges)
     values = [value for _, spread in points for value in (spread.low, spread.high)]

@@ -8,11 +8,8 @@ from statistics import fmean
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import NUMBER, POINTS, SHARE, Quantity, Unit, named
-from orchestrator.report.quantities.times import NO_SERIAL_RUN
+from orchestrator.report.quantities.quantity import Quantity, named
 from orchestrator.report.statistics.intervals import accuracy_interval
-
-NO_FINAL_AVERAGE = "the strategy does not average at the end"
 
 
 def _minus(left: float | None, right: float | None) -> float | None:
@@ -48,55 +45,28 @@ def _bits_per_token(row: Row) -> float | None:
 
 ACCURACIES = named(
     accuracy=Quantity(
-        SHARE,
+        formats.percent,
         lambda row: row.accuracy,
         "Test accuracy",
-        "test accuracy of the final weights",
         lower_is_better=False,
         resolution=_one_image,
         within=_within_accuracies,
         interval=_interval,
     ),
     accuracy_difference=Quantity(
-        Unit(POINTS.name, lambda value: formats.points(value).partition(formats.JOIN)[0]),
+        lambda value: formats.points(value).partition(formats.JOIN)[0],
         lambda row: _minus(row.accuracy, row.baseline.accuracy) if row.baseline else None,
         "Accuracy − serial, points",
-        "accuracy − accuracy of the serial run",
-        NO_SERIAL_RUN,
     ),
     test_loss=Quantity(
-        NUMBER,
-        lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
-        meaning="loss of the final weights on the test split",
+        formats.short, lambda row: row.result.ranks[0].test_loss if row.result.ranks else None
     ),
-    bits_per_token=Quantity(
-        NUMBER,
-        _bits_per_token,
-        "Bits per token",
-        "loss of the final weights on the test split / ln 2; a token is a byte or a character of a text",
-        "the dataset has no tokens",
-    ),
-    local_accuracy_min=Quantity(
-        SHARE,
-        lambda row: min(row.local_accuracies, default=None),
-        meaning="of the nodes' models before the final average: the lowest",
-        empty=NO_FINAL_AVERAGE,
-    ),
-    local_accuracy_mean=Quantity(
-        SHARE,
-        _mean_of_local,
-        "Accuracy of local models",
-        "as `local_accuracy_min`, the mean",
-        NO_FINAL_AVERAGE,
-    ),
-    local_accuracy_max=Quantity(
-        SHARE,
-        lambda row: max(row.local_accuracies, default=None),
-        meaning="as `local_accuracy_min`, the highest",
-        empty=NO_FINAL_AVERAGE,
-    ),
+    bits_per_token=Quantity(formats.short, _bits_per_token, "Bits per token"),
+    local_accuracy_min=Quantity(formats.percent, lambda row: min(row.local_accuracies, default=None)),
+    local_accuracy_mean=Quantity(formats.percent, _mean_of_local, "Accuracy of local models"),
+    local_accuracy_max=Quantity(formats.percent, lambda row: max(row.local_accuracies, default=None)),
     averaging_gain=Quantity(
-        POINTS,
+        formats.points,
         lambda row: _minus(row.accuracy, _mean_of_local(row)),
         lower_is_better=False,
         resolution=_one_image,

@@ -7,17 +7,15 @@ from math import ceil
 
 from scipy.special import bdtrc
 
+from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import COUNT, NUMBER, SECONDS, Quantity, Unit, named
-from orchestrator.report.quantities.times import NOT_RECORDED
+from orchestrator.report.quantities.quantity import Quantity, named
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import EpochPoint
 
 CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
-
-
 NOT_REACHED = "not reached"
 
 
@@ -128,42 +126,29 @@ def _stopped_early(rows: Sequence[Row]) -> bool:
 
 LEARNING = named(
     rounds_to_target=Quantity(
-        COUNT,
+        formats.whole,
         _rounds_to_target,
         "Rounds to target accuracy",
-        "rounds of a strategy with participation until the epoch that reached the target",
-        "the target was not reached",
         ratio=True,
         detail=_seeds_that_reached,
         missing=_not_reached,
     ),
     time_to_target_s=Quantity(
-        SECONDS,
+        formats.seconds,
         _time_to_target_s,
         "Time to target accuracy",
-        "time to the end of the first of the epochs that reached the target",
-        "the target was not reached",
         ratio=True,
         timed=True,
         detail=_seeds_that_reached,
         missing=_not_reached,
     ),
-    lr_first_epoch=Quantity(
-        NUMBER,
-        lambda row: next(iter(learning_rates(row)), None),
-        meaning="the learning rate of the first epoch, as used",
-        empty=NOT_RECORDED,
-    ),
+    lr_first_epoch=Quantity(formats.short, lambda row: next(iter(learning_rates(row)), None)),
     lr_last_epoch=Quantity(
-        Unit("", "{:g}".format),
+        ("{:g}".format),
         lambda row: next(reversed(learning_rates(row)), None),
         "Learning rate",
-        "the learning rate of the last epoch, as used",
-        NOT_RECORDED,
         detail=_from_first,
         shown_for=_rates_differ,
     ),
-    epochs_trained=Quantity(
-        NUMBER, last_epoch, "Epochs", "number of epochs that the run trained for", shown_for=_stopped_early
-    ),
+    epochs_trained=Quantity(formats.short, last_epoch, "Epochs", shown_for=_stopped_early),
 )

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, mbit, seconds
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import SECONDS, Quantity, Unit, named
+from orchestrator.report.quantities.quantity import Quantity, named
 from orchestrator.report.statistics.spread import Spread
 from trainer.spec.link import Path
 
-MEASURED = "measured before training, median over the links"
 OWN_LINKS = "this machine's own links"  # of a run that requests none
 
 
-def _measured(unit: Unit, field: str, title: str, requested: Callable[[Row], str]) -> Quantity:
+def _measured(
+    write: Callable[[float], str], field: str, title: str, requested: Callable[[Row], str]
+) -> Quantity:
     def read(row: Row) -> float | None:
         return median(getattr(link, field) for link in row.result.links) if row.result.links else None
 
     return Quantity(
-        unit,
+        write,
         read,
         title,
-        MEASURED,
-        "no link was measured",
         of_failed=True,
         detail=lambda group, span: requested(group.ok_rows[0]),
         shown_for=lambda rows: any(row.workload.link for row in rows),
@@ -44,10 +44,8 @@ def _requested_bandwidth(row: Row) -> str:
 
 
 LINKS = named(
-    link_latency_s=_measured(SECONDS, "latency_s", "Link latency, measured", _requested_latency),
-    link_bytes_per_s=_measured(
-        Unit("B/s", mbit), "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth
-    ),
+    link_latency_s=_measured(formats.seconds, "latency_s", "Link latency, measured", _requested_latency),
+    link_bytes_per_s=_measured(mbit, "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth),
 )
 
 

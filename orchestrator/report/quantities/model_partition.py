@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from orchestrator.report import formats
 from orchestrator.report.formats import percent
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Baseline, Row, quotient
-from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
-from orchestrator.report.quantities.times import NOT_RECORDED
+from orchestrator.report.quantities.quantity import Quantity, named
 from orchestrator.results.records import RankResult
 
-NO_STAGES = "the model is not split into stages"
 BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
 NOTABLY_LESS = 0.95  # of what other ranks hold; a smaller difference is bookkeeping
 
@@ -143,68 +142,34 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 # Of published figures.
-ACTIVATIONS_OF_SERIAL = Quantity(SHARE, _activations_of_serial, "Activations, of serial")
+ACTIVATIONS_OF_SERIAL = Quantity(formats.percent, _activations_of_serial, "Activations, of serial")
 
 MODEL_PARTITIONS = named(
     parameters_per_rank_max=Quantity(
-        COUNT,
+        formats.whole,
         _parameters,
         "Parameters (of serial)",
-        "parameters of the part that a rank holds; maximum",
         detail=_of_serial(_parameters, lambda serial: serial.parameters),
     ),
     state_bytes_per_rank_max=Quantity(
-        BYTES,
+        formats.size,
         lambda row: row.state_bytes,
         "Weights, gradient, optimizer state (of serial)",
-        "weights, gradient and optimizer state of a rank; maximum",
-        NOT_RECORDED,
         detail=_of_serial(lambda row: row.state_bytes, lambda serial: serial.state_bytes),
     ),
-    dropped_choices=Quantity(
-        SHARE,
-        lambda row: row.result.dropped_share,
-        "Dropped choices",
-        "share of the tokens' choices of experts that were dropped in training, over all layers",
-        "the model has no experts",
-    ),
-    activation_bytes_per_rank_max=Quantity(
-        BYTES,
-        lambda row: row.activation_bytes,
-        "Activations",
-        "activations stored for the backward pass in the first step; maximum over ranks",
-        NOT_RECORDED,
-    ),
+    dropped_choices=Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices"),
+    activation_bytes_per_rank_max=Quantity(formats.size, lambda row: row.activation_bytes, "Activations"),
     peak_memory_mib=Quantity(
-        MIB,
+        formats.memory,
         lambda row: _largest(rank.peak_memory_mb for rank in row.result.ranks),
         "Peak memory",
-        "the largest peak of a rank",
-        "the system has no /proc",
     ),
-    load_balance=Quantity(
-        SHARE,
-        _load_balance,
-        "Load balance",
-        "mean / maximum over ranks of busy time: 1 if all have equally much to do",
-        "there is one rank",
-    ),
-    bubble_share=Quantity(
-        SHARE, _bubble, "Bubble", "share of time that stages wait, mean over stages", NO_STAGES
-    ),
+    load_balance=Quantity(formats.percent, _load_balance, "Load balance"),
+    bubble_share=Quantity(formats.percent, _bubble, "Bubble"),
     bubble_share_formula=Quantity(
-        SHARE,
-        lambda row: row.run.strategy.bubble(row.run.world_size),
-        "Bubble by formula",
-        "(S − 1)/(K + S − 1) for S ranks of a pipeline; K is M for M micro-batches, v·M with v interleaved "
-        "chunks, and 3·M with zero_bubble",
-        NO_STAGES,
+        formats.percent, lambda row: row.run.strategy.bubble(row.run.world_size), "Bubble by formula"
     ),
     split_point_bytes_per_step_max=Quantity(
-        BYTES,
-        _split_point_bytes_per_step,
-        "Split-point traffic per step",
-        "payload over the busiest split point",
-        f"{NO_STAGES}, or ranks hold several",
+        formats.size, _split_point_bytes_per_step, "Split-point traffic per step"
     ),
 )

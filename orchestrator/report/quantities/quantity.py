@@ -20,34 +20,13 @@ MOST_LOG = 700.0  # of a float
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A unit of numbers.
-
-    name: its name in columns.csv; empty for counts and ratios. write: formats a number.
-    """
-
-    name: str
-    write: Callable[[float], str]
-
-
-NUMBER = Unit("", formats.short)
-COUNT = Unit("", formats.whole)
-RATIO = Unit("", formats.ratio)
-SHARE = Unit("0 … 1", formats.percent)
-POINTS = Unit("−1 … 1", formats.points)
-SECONDS = Unit("s", formats.seconds)
-BYTES = Unit("B", formats.size)
-MIB = Unit("MiB", formats.memory)
-
-
-@dataclass(frozen=True)
 class Quantity:
     """A number that a run has: one entry for the CSV files, the tables, the figures and the findings.
 
     Attributes:
+        write: formats a value.
         read: its value in an ok run.
         title: the title of its column in tables.
-        meaning, empty: its texts in columns.csv: what it is, and which runs have no value.
         ratio: whether values compare by their ratio and average geometrically, as times do; otherwise by
             their difference.
         lower_is_better: whether less is better, as for a time.
@@ -63,11 +42,9 @@ class Quantity:
         name: its column in results.csv, and its name in findings.json.
     """
 
-    unit: Unit
+    write: Callable[[float], str]
     read: Metric
     title: str = ""
-    meaning: str = ""
-    empty: str = ""
     ratio: bool = False
     lower_is_better: bool = True
     resolution: Callable[[Row], float] = lambda row: 0.0
@@ -88,21 +65,6 @@ class Quantity:
     def over(self, group: Group) -> Spread | None:
         """Its values over the group's ok runs; None if they have none."""
         return group.over(self.of, self.ratio)
-
-    @property
-    def write(self) -> Callable[[float], str]:
-        """Formats a value."""
-        return self.unit.write
-
-    @property
-    def in_cluster_time(self) -> Quantity:
-        """The same in cluster time, as a further column of results.csv: `cluster_s`, of `train_s`."""
-
-        def read(row: Row) -> float | None:
-            return self.of(row.cluster) if row.cluster else None
-
-        name = f"cluster_{self.name.removeprefix('train_')}"
-        return replace(self, name=name, read=read, meaning=f"as `{self.name}`, in cluster time")
 
     def sample(self, group: Group) -> Sample:
         """The values of the group's ok runs by seed, on the scale of the comparison."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short
+from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, whole
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import (
@@ -21,7 +21,7 @@ from orchestrator.report.quantities import (
 )
 from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
-from orchestrator.report.quantities.quantity import COUNT, Quantity
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.render.columns import NODES, STRATEGY, over_seeds
 from orchestrator.report.render.tables import Cell, Column
 from orchestrator.report.statistics.spread import Spread
@@ -83,7 +83,7 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
     *_both("rounds_to_target", ROUNDS_TO_TARGET.title, ROUNDS_TO_TARGET),
-    *_both("steps_per_epoch", "Steps per epoch", Quantity(COUNT, _steps_per_epoch)),
+    *_both("steps_per_epoch", "Steps per epoch", Quantity(whole, _steps_per_epoch)),
     *_both("coverage", "Coverage", COVERAGE),
     *_both("staleness", "Staleness", STALENESS),
     *_both("bubble", BUBBLE.title, BUBBLE),

@@ -16,7 +16,6 @@ from orchestrator.report.statistics.spread import Spread
 
 S = TypeVar("S")
 T = TypeVar("T")
-Value = str | int | float | bool | None
 
 AT_FIRST = 6  # columns of a table
 
@@ -51,48 +50,21 @@ def range_beside(spread: Spread, write: Callable[[float], str]) -> str:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table, of a CSV file, or of both.
+    """A column of a table.
 
-    Attributes:
-        key: stable identifier; the name of the column in CSV files.
-        title, cell: what tables show.
-        number: whether a table aligns it to the right.
-        shown_for: whether a table of these items shows it. A column without any value is never shown.
-        value: what a CSV file holds.
-        meaning: what that is, for columns.csv.
-        unit: that of its numbers; empty for text, counts, and values without a unit.
-        empty: the lines for which it has no value, beside those for which nothing is known at all.
+    key: stable identifier within its table. number: whether it is right-aligned. shown_for: whether to show
+    it for these items; a column without any value is never shown.
     """
 
     key: str
-    title: str = ""
-    cell: Callable[[T], Cell] = lambda item: Cell(ABSENT)
+    title: str
+    cell: Callable[[T], Cell]
     number: bool = True
     shown_for: Callable[[Sequence[T]], bool] = bool
-    value: Callable[[T], Value] = lambda item: None
-    meaning: str = ""
-    unit: str = ""
-    empty: str = ""
 
     def of(self, part: Callable[[S], T]) -> Column[S]:
         """The same column of items that have such a part."""
-        return Column(
-            self.key,
-            self.title,
-            lambda item: self.cell(part(item)),
-            self.number,
-            value=lambda item: self.value(part(item)),
-            meaning=self.meaning,
-            unit=self.unit,
-            empty=self.empty,
-        )
-
-
-def csv_column(
-    key: str, value: Callable[[T], Value], meaning: str, empty: str = "", unit: str = ""
-) -> Column[T]:
-    """A column that no table shows."""
-    return Column(key, value=value, meaning=meaning, unit=unit, empty=empty)
+        return Column(self.key, self.title, lambda item: self.cell(part(item)), self.number)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from orchestrator.report.quantities.model_partition import (
     memory_by_kind,
     memory_bytes,
 )
-from orchestrator.report.quantities.quantity import BYTES, Quantity
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
@@ -133,7 +133,7 @@ TOPIC = Topic(
             "and torch are not included.",
             lambda subject: memory_per_rank(subject.view),
             shows=("least_memory",),
-            otherwise=measured(Quantity(BYTES, memory_bytes, "Memory of the fullest rank")),
+            otherwise=measured(Quantity(size, memory_bytes, "Memory of the fullest rank")),
             partitioners="first",
             links_matter=False,
         ),

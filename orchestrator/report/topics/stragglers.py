@@ -16,11 +16,11 @@ from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.formats import count, percent, seconds
+from orchestrator.report.formats import count, percent, points, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import TRAIN_S
-from orchestrator.report.quantities.quantity import POINTS, Quantity
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.topics.topic import Topic
 
@@ -88,7 +88,7 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
         if (shares := wait_shares(row)) is not None and shares.any()
     }
     return Quantity(
-        POINTS, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
+        points, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
     )
 
 

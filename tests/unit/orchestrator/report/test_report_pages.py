@@ -7,7 +7,6 @@ import csv
 import json
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -37,7 +36,6 @@ from orchestrator.report.render.csv_tables import (
 )
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
-from orchestrator.report.render.tables import Column
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.topics import asked_by, find
 from orchestrator.results.store import SweepPaths, write_atomic
@@ -359,14 +357,17 @@ def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(fi
     header = next(csv.reader(StringIO(text)))
     assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
     assert len(set(header)) == len(header)
-    described: Sequence[Column[Any]] = DICTIONARY[file]
-    for column in described:
+    for column in DICTIONARY[file]:
         assert column.meaning
         assert "|" not in column.meaning
         for ending, unit in UNITS_IN_NAMES.items():
-            if column.key.endswith(ending) and not column.key.endswith(("per_s", "warm_up_epochs")):
+            if column.column.endswith(ending) and not column.column.endswith(("per_s", "warm_up_epochs")):
                 assert column.unit == unit
-    always = [each.key for each in described if not each.empty and not each.key.startswith("cluster_")]
+    always = [
+        each.column
+        for each in DICTIONARY[file]
+        if not each.empty and not each.column.startswith("cluster_")
+    ]
     for line in lines(text):
         if line.get("status", line.get("state", "ok")) == "ok":
             assert not [name for name in always if line[name] == ""]
