@@ -14,7 +14,7 @@ from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.quantities import EXCHANGE_SHARE, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
 
 # In the order in which bars stack them, which is also that of the legend.
@@ -78,8 +78,8 @@ def _found(bars: Sequence[Bar]) -> list[str]:
 
 def _beside(group: Group) -> str:
     """`0.486 s, 35%`: the training time, as everywhere in the report, and the share of exchanges."""
-    share = None if group.serial else EXCHANGE_SHARE.over(group)
-    time = TRAIN_S.over(group)
+    share = None if group.serial else Q.exchange_share.over(group)
+    time = Q.train_s.over(group)
     return ", ".join(
         filter(None, [formats.seconds(time.mean) if time else "", f"{share.mean:.0%}" if share else ""])
     )

@@ -15,7 +15,7 @@ from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 
 LEAST_CONFIGURATIONS = 2  # on several nodes
 MOST_NAMED = 24  # lines that one plot over the whole page has names for
@@ -29,7 +29,7 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
     points = [
         (group, group.accuracy, took.mean)
         for group in groups
-        if group.accuracy and group.first.times_compare and (took := TRAIN_S.over(group))
+        if group.accuracy and group.first.times_compare and (took := Q.train_s.over(group))
     ]
     if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
         return None
@@ -100,7 +100,7 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
         (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
         for point in points
     ]
-    final, train_s = group.accuracy, TRAIN_S.over(group)
+    final, train_s = group.accuracy, Q.train_s.over(group)
     if local and final and train_s:
         at = max(train_s.mean, points[-1].train_s)
         drawn.append((at, final, f"{seconds(at)}, average of the local models"))

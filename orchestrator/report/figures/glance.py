@@ -14,7 +14,7 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
@@ -46,9 +46,9 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     accuracies = [spread.mean for spread in spreads]
     ranges = [(spread.low, spread.high) for spread in spreads]
     columns = [
-        _Column(ACCURACY, share_axis(accuracies, "mean", "test accuracy", ranges)),
-        _amounts(shown, TRAIN_S, f"{view.clock} time, s"),
-        _amounts(shown, BYTES_SENT_PER_RANK, "sent per rank", "~s"),
+        _Column(Q.accuracy, share_axis(accuracies, "mean", "test accuracy", ranges)),
+        _amounts(shown, Q.train_s, f"{view.clock} time, s"),
+        _amounts(shown, Q.bytes_sent_per_rank, "sent per rank", "~s"),
     ]
     panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""

@@ -17,7 +17,7 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
-from orchestrator.report.quantities import CPU_TIME_SPEEDUP, SPEEDUP
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
@@ -45,7 +45,7 @@ class Scaling:
     @property
     def has_ideal(self) -> bool:
         """Whether it is at best the number of ranks."""
-        return self.quantity in (SPEEDUP, CPU_TIME_SPEEDUP)
+        return self.quantity in (Q.speedup, Q.cpu_time_speedup)
 
 
 def lines_over_nodes(

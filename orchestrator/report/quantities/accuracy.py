@@ -8,7 +8,7 @@ from statistics import fmean
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.intervals import accuracy_interval
 
 
@@ -43,8 +43,10 @@ def _bits_per_token(row: Row) -> float | None:
     return loss / log(2) if loss is not None and row.run.dataset.target_shape else None
 
 
-ACCURACIES = named(
-    accuracy=Quantity(
+class Accuracies:
+    """Accuracies and losses."""
+
+    accuracy = Quantity(
         formats.percent,
         lambda row: row.accuracy,
         "Test accuracy",
@@ -52,24 +54,23 @@ ACCURACIES = named(
         resolution=_one_image,
         within=_within_accuracies,
         interval=_interval,
-    ),
-    accuracy_difference=Quantity(
+    )
+    accuracy_difference = Quantity(
         lambda value: formats.points(value).partition(formats.JOIN)[0],
         lambda row: _minus(row.accuracy, row.baseline.accuracy) if row.baseline else None,
         "Accuracy − serial, points",
-    ),
-    test_loss=Quantity(
+    )
+    test_loss = Quantity(
         formats.short, lambda row: row.result.ranks[0].test_loss if row.result.ranks else None
-    ),
-    bits_per_token=Quantity(formats.short, _bits_per_token, "Bits per token"),
-    local_accuracy_min=Quantity(formats.percent, lambda row: min(row.local_accuracies, default=None)),
-    local_accuracy_mean=Quantity(formats.percent, _mean_of_local, "Accuracy of local models"),
-    local_accuracy_max=Quantity(formats.percent, lambda row: max(row.local_accuracies, default=None)),
-    averaging_gain=Quantity(
+    )
+    bits_per_token = Quantity(formats.short, _bits_per_token, "Bits per token")
+    local_accuracy_min = Quantity(formats.percent, lambda row: min(row.local_accuracies, default=None))
+    local_accuracy_mean = Quantity(formats.percent, _mean_of_local, "Accuracy of local models")
+    local_accuracy_max = Quantity(formats.percent, lambda row: max(row.local_accuracies, default=None))
+    averaging_gain = Quantity(
         formats.points,
         lambda row: _minus(row.accuracy, _mean_of_local(row)),
         lower_is_better=False,
         resolution=_one_image,
         within=lambda reference: (-1, 1),
-    ),
-)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.times import exchange_s
 
 
@@ -26,19 +26,22 @@ def _exchange_s_per_step(row: Row) -> float | None:
     return exchange_s(row) / row.steps
 
 
-COMMUNICATION = named(
-    bytes_sent_per_rank=Quantity(formats.size, lambda row: row.result.bytes_sent_per_rank, "Sent per rank"),
-    bytes_sent_per_rank_per_step=Quantity(formats.size, _bytes_per_step, "Sent per rank and step"),
-    exchange_s_per_step=Quantity(
+class Communication:
+    """Bytes, exchanges and staleness."""
+
+    bytes_sent_per_rank = Quantity(
+        formats.size, lambda row: row.result.bytes_sent_per_rank, "Sent per rank"
+    )
+    bytes_sent_per_rank_per_step = Quantity(formats.size, _bytes_per_step, "Sent per rank and step")
+    exchange_s_per_step = Quantity(
         formats.seconds, _exchange_s_per_step, "Exchange per step", ratio=True, timed=True
-    ),
-    staleness_mean=Quantity(
+    )
+    staleness_mean = Quantity(
         formats.ratio, lambda row: row.result.staleness, "Staleness", detail=_most_stale
-    ),
-    staleness_max=Quantity(formats.ratio, lambda row: row.result.staleness_max),
-    consensus_distance=Quantity(
+    )
+    staleness_max = Quantity(formats.ratio, lambda row: row.result.staleness_max)
+    consensus_distance = Quantity(
         formats.ratio,
         lambda row: row.result.epochs[-1].consensus_distance if row.result.epochs else None,
         "Consensus distance",
-    ),
-)
+    )

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from orchestrator.report import formats
 from orchestrator.report.model.rows import Row, quotient
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.limits import memory_limit_mb
 from trainer.core.cgroup import NodeUsage
 
@@ -44,9 +44,6 @@ def _usage(
     return Quantity(write, read, title)
 
 
-SENT = _usage(formats.size, fmean, "sent_bytes", "Network sent")
-
-
 def _payload(row: Row) -> float | None:
     """The mean of the bytes that ranks counted as sent to other containers.
 
@@ -56,19 +53,22 @@ def _payload(row: Row) -> float | None:
     return row.result.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None
 
 
-CONTAINERS = named(
-    containers=Quantity(formats.short, lambda row: len(containers(row)) or None),
-    container_payload_bytes_mean=Quantity(
+class ContainerUsage:
+    """What containers used."""
+
+    containers = Quantity(formats.short, lambda row: len(containers(row)) or None)
+    container_payload_bytes_mean = Quantity(
         formats.size, lambda row: _payload(row) if containers(row) else None, "Payload sent"
-    ),
-    container_sent_bytes_mean=SENT,
-    container_sent_by_payload=Quantity(
-        formats.ratio, lambda row: quotient(SENT.of(row), _payload(row)), "Network / payload"
-    ),
-    container_cpu_s_mean=_usage(formats.seconds, fmean, "cpu_s", "CPU time"),
-    container_throttled_s_max=_usage(formats.seconds, max, "throttled_s", "Throttled"),
-    container_memory_peak_mib_max=_usage(formats.memory, max, "memory_peak_mb", "Peak memory (of limit)"),
-    container_memory_limit_mib=Quantity(
+    )
+    container_sent_bytes_mean = _usage(formats.size, fmean, "sent_bytes", "Network sent")
+    container_sent_by_payload = Quantity(
+        formats.ratio,
+        lambda row: quotient(ContainerUsage.container_sent_bytes_mean.of(row), _payload(row)),
+        "Network / payload",
+    )
+    container_cpu_s_mean = _usage(formats.seconds, fmean, "cpu_s", "CPU time")
+    container_throttled_s_max = _usage(formats.seconds, max, "throttled_s", "Throttled")
+    container_memory_peak_mib_max = _usage(formats.memory, max, "memory_peak_mb", "Peak memory (of limit)")
+    container_memory_limit_mib = Quantity(
         formats.memory, lambda row: memory_limit_mb(row.run) if containers(row) else None
-    ),
-)
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from orchestrator.report import formats
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 
-FAULTS = named(
-    faults_injected=Quantity(formats.short, lambda row: len(row.result.faults), of_failed=True),
-    restarted=Quantity(formats.short, lambda row: row.result.restarted, of_failed=True),
-    repeated_steps=Quantity(formats.short, lambda row: row.result.repeated_steps, "Steps repeated"),
-    samples_lost=Quantity(formats.short, lambda row: row.result.samples_lost, "Samples lost"),
-)
+
+class FaultCosts:
+    """Faults, and what they cost beside time."""
+
+    faults_injected = Quantity(formats.short, lambda row: len(row.result.faults), of_failed=True)
+    restarted = Quantity(formats.short, lambda row: row.result.restarted, of_failed=True)
+    repeated_steps = Quantity(formats.short, lambda row: row.result.repeated_steps, "Steps repeated")
+    samples_lost = Quantity(formats.short, lambda row: row.result.samples_lost, "Samples lost")

@@ -11,7 +11,7 @@ from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import EpochPoint
 
@@ -124,16 +124,18 @@ def _stopped_early(rows: Sequence[Row]) -> bool:
     return any(last_epoch(row) not in (None, row.run.epochs) for row in rows)
 
 
-LEARNING = named(
-    rounds_to_target=Quantity(
+class Learning:
+    """Epochs, rates and the way to the target."""
+
+    rounds_to_target = Quantity(
         formats.whole,
         _rounds_to_target,
         "Rounds to target accuracy",
         ratio=True,
         detail=_seeds_that_reached,
         missing=_not_reached,
-    ),
-    time_to_target_s=Quantity(
+    )
+    time_to_target_s = Quantity(
         formats.seconds,
         _time_to_target_s,
         "Time to target accuracy",
@@ -141,14 +143,13 @@ LEARNING = named(
         timed=True,
         detail=_seeds_that_reached,
         missing=_not_reached,
-    ),
-    lr_first_epoch=Quantity(formats.short, lambda row: next(iter(learning_rates(row)), None)),
-    lr_last_epoch=Quantity(
+    )
+    lr_first_epoch = Quantity(formats.short, lambda row: next(iter(learning_rates(row)), None))
+    lr_last_epoch = Quantity(
         ("{:g}".format),
         lambda row: next(reversed(learning_rates(row)), None),
         "Learning rate",
         detail=_from_first,
         shown_for=_rates_differ,
-    ),
-    epochs_trained=Quantity(formats.short, last_epoch, "Epochs", shown_for=_stopped_early),
-)
+    )
+    epochs_trained = Quantity(formats.short, last_epoch, "Epochs", shown_for=_stopped_early)

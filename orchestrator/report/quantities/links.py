@@ -8,7 +8,7 @@ from statistics import median
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, mbit, seconds
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from trainer.spec.link import Path
 
@@ -43,16 +43,17 @@ def _requested_bandwidth(row: Row) -> str:
     )
 
 
-LINKS = named(
-    link_latency_s=_measured(formats.seconds, "latency_s", "Link latency, measured", _requested_latency),
-    link_bytes_per_s=_measured(mbit, "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth),
-)
+class Links:
+    """Measured links."""
+
+    link_latency_s = _measured(formats.seconds, "latency_s", "Link latency, measured", _requested_latency)
+    link_bytes_per_s = _measured(mbit, "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth)
 
 
 def measured(rows: Sequence[Row]) -> str:
     """`9.52 Mbit/s, 1.10 ms`: medians over runs; empty if none has measured."""
-    latencies = [value for row in rows if (value := LINKS["link_latency_s"].of(row)) is not None]
-    rates = [value for row in rows if (value := LINKS["link_bytes_per_s"].of(row)) is not None]
+    latencies = [value for row in rows if (value := Links.link_latency_s.of(row)) is not None]
+    rates = [value for row in rows if (value := Links.link_bytes_per_s.of(row)) is not None]
     return f"{mbit(median(rates))}, {seconds(median(latencies))}" if latencies and rates else ""
 
 

@@ -13,7 +13,7 @@ from orchestrator.report import formats
 from orchestrator.report.formats import percent
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Baseline, Row, quotient
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RankResult
 
 BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
@@ -144,32 +144,34 @@ def _largest(values: Iterable[float | None]) -> float | None:
 # Of published figures.
 ACTIVATIONS_OF_SERIAL = Quantity(formats.percent, _activations_of_serial, "Activations, of serial")
 
-MODEL_PARTITIONS = named(
-    parameters_per_rank_max=Quantity(
+
+class ModelPartitions:
+    """What a rank holds, and how stages wait."""
+
+    parameters_per_rank_max = Quantity(
         formats.whole,
         _parameters,
         "Parameters (of serial)",
         detail=_of_serial(_parameters, lambda serial: serial.parameters),
-    ),
-    state_bytes_per_rank_max=Quantity(
+    )
+    state_bytes_per_rank_max = Quantity(
         formats.size,
         lambda row: row.state_bytes,
         "Weights, gradient, optimizer state (of serial)",
         detail=_of_serial(lambda row: row.state_bytes, lambda serial: serial.state_bytes),
-    ),
-    dropped_choices=Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices"),
-    activation_bytes_per_rank_max=Quantity(formats.size, lambda row: row.activation_bytes, "Activations"),
-    peak_memory_mib=Quantity(
+    )
+    dropped_choices = Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices")
+    activation_bytes_per_rank_max = Quantity(formats.size, lambda row: row.activation_bytes, "Activations")
+    peak_memory_mib = Quantity(
         formats.memory,
         lambda row: _largest(rank.peak_memory_mb for rank in row.result.ranks),
         "Peak memory",
-    ),
-    load_balance=Quantity(formats.percent, _load_balance, "Load balance"),
-    bubble_share=Quantity(formats.percent, _bubble, "Bubble"),
-    bubble_share_formula=Quantity(
+    )
+    load_balance = Quantity(formats.percent, _load_balance, "Load balance")
+    bubble_share = Quantity(formats.percent, _bubble, "Bubble")
+    bubble_share_formula = Quantity(
         formats.percent, lambda row: row.run.strategy.bubble(row.run.world_size), "Bubble by formula"
-    ),
-    split_point_bytes_per_step_max=Quantity(
+    )
+    split_point_bytes_per_step_max = Quantity(
         formats.size, _split_point_bytes_per_step, "Split-point traffic per step"
-    ),
-)
+    )

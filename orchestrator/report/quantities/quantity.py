@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
 
@@ -58,6 +58,10 @@ class Quantity:
     shown_for: Callable[[Sequence[Row]], bool] = lambda rows: True
     name: str = ""
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the attribute to which it is assigned."""
+        object.__setattr__(self, "name", name)
+
     def of(self, row: Row) -> float | None:
         """Its value in a run; None if the run has none."""
         return self.read(row) if row.ok or self.of_failed else None
@@ -103,8 +107,3 @@ class Quantity:
         if abs(value) > log(MOST_WRITTEN):
             return f"over {MOST_WRITTEN}" if value > 0 else f"under 1/{MOST_WRITTEN}"
         return formats.ratio(exp(value))
-
-
-def named(**entries: Quantity) -> dict[str, Quantity]:
-    """Quantities by name, each with its name."""
-    return {name: replace(entry, name=name) for name, entry in entries.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ def _of_straggler(write: Callable[[float], str], field: str) -> Quantity:
     return Quantity(write, read)
 
 
-STRAGGLERS = named(
-    straggler_rank=_of_straggler(formats.short, "rank"),
-    straggler_share_of_time=_of_straggler(formats.percent, "share_of_time"),
-    straggler_share_of_waiting=_of_straggler(formats.percent, "share_of_waiting"),
-)
+class Stragglers:
+    """Fields of a run's `Straggler`."""
+
+    straggler_rank = _of_straggler(formats.short, "rank")
+    straggler_share_of_time = _of_straggler(formats.percent, "share_of_time")
+    straggler_share_of_waiting = _of_straggler(formats.percent, "share_of_waiting")

@@ -6,7 +6,7 @@ from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Row, quotient
-from orchestrator.report.quantities.quantity import Quantity, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.results.limits import counted
 
@@ -53,69 +53,70 @@ def _exchange_share(row: Row) -> float | None:
     return exchange_s(row) / training if training else None
 
 
-TIMES = named(
-    train_s=Quantity(
+class Times:
+    """Times, and what compares them."""
+
+    train_s = Quantity(
         formats.seconds,
         lambda row: row.train_s,
         "Training time",
         ratio=True,
         interval=_interval_of_time,
         timed=True,
-    ),
-    wall_s=Quantity(
+    )
+    wall_s = Quantity(
         formats.seconds, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
-    ),
-    cluster_s=Quantity(
+    )
+    cluster_s = Quantity(
         formats.seconds,
         lambda row: row.cluster.train_s if row.cluster else None,
         "Cluster time",
         ratio=True,
-    ),
-    wall_by_cluster=Quantity(
+    )
+    wall_by_cluster = Quantity(
         formats.ratio, wall_by_cluster, "Wall / cluster time", ratio=True, detail=_why_they_differ
-    ),
-    step_s=Quantity(
+    )
+    step_s = Quantity(
         formats.seconds,
         lambda row: row.train_s / row.steps if row.train_s and row.steps else None,
         "Time per step",
         ratio=True,
         timed=True,
-    ),
-    speedup=Quantity(formats.ratio, lambda row: row.speedup, "Speedup", ratio=True),
-    efficiency=Quantity(
+    )
+    speedup = Quantity(formats.ratio, lambda row: row.speedup, "Speedup", ratio=True)
+    efficiency = Quantity(
         formats.percent, lambda row: row.speedup and row.speedup / row.shape.ranks, "Efficiency", ratio=True
-    ),
-    cpu_time_speedup=Quantity(
+    )
+    cpu_time_speedup = Quantity(
         formats.ratio,
         lambda row: quotient(row.baseline.work_cpu_s, row.result.path_cpu_s) if row.baseline else None,
         "CPU-time speedup",
         ratio=True,
         only=lambda row: row.clock == "wall",
-    ),
-    work_cpu_s=Quantity(formats.seconds, lambda row: row.work_cpu_s),
-    cpu_s_per_sample=Quantity(formats.seconds, lambda row: row.cpu_per_sample),
-    cpu_s_per_sample_of_serial=Quantity(
+    )
+    work_cpu_s = Quantity(formats.seconds, lambda row: row.work_cpu_s)
+    cpu_s_per_sample = Quantity(formats.seconds, lambda row: row.cpu_per_sample)
+    cpu_s_per_sample_of_serial = Quantity(
         formats.ratio,
         lambda row: quotient(row.cpu_per_sample, row.baseline.cpu_per_sample) if row.baseline else None,
         "CPU time per sample (of serial)",
         ratio=True,
         only=lambda row: row.strategy != SERIAL,
-    ),
-    steps=Quantity(formats.short, lambda row: row.steps),
-    samples_per_s=Quantity(
+    )
+    steps = Quantity(formats.short, lambda row: row.steps)
+    samples_per_s = Quantity(
         formats.ratio, lambda row: row.result.samples_per_s if row.timed else None, "Samples/s"
-    ),
-    data_s=_phase("data"),
-    compute_s=_phase("compute"),
-    communicate_s=_phase("communicate", "Communication"),
-    wait_s=_phase("wait", "Waiting"),
-    cpu_contention_s=_phase("cpu_contention"),
-    other_s=_phase("other"),
-    evaluate_s=_phase("evaluate"),
-    checkpoint_s=_phase("checkpoint"),
-    exchange_share=Quantity(formats.percent, _exchange_share, "Exchange share"),
-    startup_s=Quantity(formats.seconds, lambda row: row.result.startup_s, "Start-up"),
-    teardown_s=Quantity(formats.seconds, lambda row: row.result.teardown_s, "Teardown"),
-    run_wall_s=Quantity(formats.seconds, lambda row: row.result.wall_s, of_failed=True),
-    elapsed_s=Quantity(formats.seconds, lambda row: row.result.elapsed_s, ratio=True, timed=True),
-)
+    )
+    data_s = _phase("data")
+    compute_s = _phase("compute")
+    communicate_s = _phase("communicate", "Communication")
+    wait_s = _phase("wait", "Waiting")
+    cpu_contention_s = _phase("cpu_contention")
+    other_s = _phase("other")
+    evaluate_s = _phase("evaluate")
+    checkpoint_s = _phase("checkpoint")
+    exchange_share = Quantity(formats.percent, _exchange_share, "Exchange share")
+    startup_s = Quantity(formats.seconds, lambda row: row.result.startup_s, "Start-up")
+    teardown_s = Quantity(formats.seconds, lambda row: row.result.teardown_s, "Teardown")
+    run_wall_s = Quantity(formats.seconds, lambda row: row.result.wall_s, of_failed=True)
+    elapsed_s = Quantity(formats.seconds, lambda row: row.result.elapsed_s, ratio=True, timed=True)

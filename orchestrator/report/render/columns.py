@@ -6,7 +6,7 @@ from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import ACCURACY, LOCAL_ACCURACY, QUANTITIES, SPEEDUP
+from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.render.csv_values import IntervalOf
 from orchestrator.report.render.order import ORDER
@@ -18,7 +18,7 @@ from orchestrator.results.limits import memory_limit_mb
 def columns_of_runs(table: str) -> list[Column[Row]]:
     """The columns of a table of runs."""
     special = {
-        "local_accuracy_mean": Column("local_accuracy_mean", LOCAL_ACCURACY.title, _local_accuracy),
+        "local_accuracy_mean": Column("local_accuracy_mean", Q.local_accuracy_mean.title, _local_accuracy),
         "replicas_equal": Column("replicas_equal", "Replicas equal", _replicas_equal, number=False),
     }
     return [special.get(name) or _of_run(QUANTITIES[name]) for name in ORDER[table]]
@@ -49,8 +49,8 @@ def _replicas_equal(row: Row) -> Cell:
 def columns_of_groups(table: str, speedup_interval: IntervalOf = lambda group: None) -> list[Column[Group]]:
     """The columns of a table of configurations. speedup_interval: finds that of a configuration."""
     special = {
-        "accuracy_interval": _interval(ACCURACY, ACCURACY.interval),
-        "speedup_interval": _interval(SPEEDUP, speedup_interval),
+        "accuracy_interval": _interval(Q.accuracy, Q.accuracy.interval),
+        "speedup_interval": _interval(Q.speedup, speedup_interval),
         **{column.key: column for column in _OF_GROUPS},
     }
     return [special.get(name) or over_seeds(QUANTITIES[name]) for name in ORDER[table]]

@@ -9,14 +9,7 @@ from statistics import fmean
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import (
-    ACCURACY,
-    BYTES_SENT_PER_RANK,
-    PEAK_MEMORY_MIB,
-    QUANTITIES,
-    SPEEDUP,
-    TRAIN_S,
-)
+from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.results.limits import written
@@ -86,14 +79,14 @@ def of_group(speedup_interval: IntervalOf) -> dict[str, OfGroup]:
         "ranks": lambda group: group.shape.ranks,
         "seeds": lambda group: len(group.ok_rows),
         "clock": lambda group: group.first.clock,
-        "bytes_sent_per_rank": _mean(BYTES_SENT_PER_RANK),
-        "peak_memory_mib": lambda group: spread.high if (spread := PEAK_MEMORY_MIB.over(group)) else None,
+        "bytes_sent_per_rank": _mean(Q.bytes_sent_per_rank),
+        "peak_memory_mib": lambda group: spread.high if (spread := Q.peak_memory_mib.over(group)) else None,
         "state": _state,
     }
     for name, quantity, interval in (
-        ("accuracy", ACCURACY, ACCURACY.interval),
-        ("time_s", TRAIN_S, TRAIN_S.interval),
-        ("speedup", SPEEDUP, speedup_interval),
+        ("accuracy", Q.accuracy, Q.accuracy.interval),
+        ("time_s", Q.train_s, Q.train_s.interval),
+        ("speedup", Q.speedup, speedup_interval),
     ):
         values |= {
             name: _mean(quantity),

@@ -8,17 +8,7 @@ from dataclasses import replace
 from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, whole
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import (
-    ACCURACY,
-    BUBBLE,
-    COVERAGE,
-    ELAPSED_S,
-    REPEATED_STEPS,
-    ROUNDS_TO_TARGET,
-    SAMPLES_LOST,
-    STALENESS,
-    WALL_S,
-)
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
@@ -56,7 +46,7 @@ def _ratio(key: str, title: str, of: Callable[[PublishedLine], float | None]) ->
 
 
 def _accuracy_difference(line: PublishedLine) -> Cell:
-    measured = line.mean(ACCURACY.of)
+    measured = line.mean(Q.accuracy.of)
     if line.published.accuracy is None or measured is None or line.overridden:
         return Cell(ABSENT)
     return Cell(points(measured - line.published.accuracy))
@@ -74,19 +64,19 @@ def _steps_per_epoch(row: Row) -> float | None:
 PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("block", "Block", lambda line: Cell(line.block), number=False),
     Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
-    *_both("time_s", "Time", WALL_S),
+    *_both("time_s", "Time", Q.wall_s),
     _ratio("speedup_published", "Speedup, published", lambda line: line.published_speedup),
     _ratio("speedup_measured", "Speedup, measured", lambda line: line.measured_speedup),
     _ratio("cpu_time_speedup", "CPU-time speedup", lambda line: line.cpu_time_speedup),
-    *_both("accuracy", "Accuracy", ACCURACY),
+    *_both("accuracy", "Accuracy", Q.accuracy),
     Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
     _published("accuracy_change", "Accuracy − one node", points),
     Column("accuracy_change_measured", "Accuracy − one node, measured", _accuracy_change),
-    *_both("rounds_to_target", ROUNDS_TO_TARGET.title, ROUNDS_TO_TARGET),
+    *_both("rounds_to_target", Q.rounds_to_target.title, Q.rounds_to_target),
     *_both("steps_per_epoch", "Steps per epoch", Quantity(whole, _steps_per_epoch)),
-    *_both("coverage", "Coverage", COVERAGE),
-    *_both("staleness", "Staleness", STALENESS),
-    *_both("bubble", BUBBLE.title, BUBBLE),
+    *_both("coverage", "Coverage", Q.coverage),
+    *_both("staleness", "Staleness", Q.staleness_mean),
+    *_both("bubble", Q.bubble_share.title, Q.bubble_share),
     *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
 )
 
@@ -107,15 +97,17 @@ FAULTS: tuple[Column[FaultCost], ...] = (
     Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
-    _spread("time_without", "Time without", lambda cost: cost.without_faults(ELAPSED_S.of), seconds),
-    _spread("time_with", "Time with", lambda cost: cost.with_faults(ELAPSED_S.of), seconds),
-    _spread("extra_time", "Extra time", lambda cost: cost.difference(ELAPSED_S.of), seconds),
-    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(REPEATED_STEPS.of), short),
-    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(SAMPLES_LOST.of), short),
-    _spread("accuracy_without", "Accuracy without", lambda cost: cost.without_faults(ACCURACY.of), percent),
-    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(ACCURACY.of), percent),
+    _spread("time_without", "Time without", lambda cost: cost.without_faults(Q.elapsed_s.of), seconds),
+    _spread("time_with", "Time with", lambda cost: cost.with_faults(Q.elapsed_s.of), seconds),
+    _spread("extra_time", "Extra time", lambda cost: cost.difference(Q.elapsed_s.of), seconds),
+    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(Q.repeated_steps.of), short),
+    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(Q.samples_lost.of), short),
     _spread(
-        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(ACCURACY.of), points
+        "accuracy_without", "Accuracy without", lambda cost: cost.without_faults(Q.accuracy.of), percent
+    ),
+    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(Q.accuracy.of), percent),
+    _spread(
+        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(Q.accuracy.of), points
     ),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )

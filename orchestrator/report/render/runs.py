@@ -15,7 +15,7 @@ from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
-from orchestrator.report.quantities import COVERAGE, OVERLAP
+from orchestrator.report.quantities import Q
 from orchestrator.report.render.columns import columns_of_runs
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, Head, Line, table_of
@@ -189,7 +189,7 @@ def _certificate(row: Row) -> str:
     if row.verified is None or not row.node_samples:
         return ""
     low, high = (formats.whole(limit(row.node_samples)) for limit in (min, max))
-    coverage, overlap = formats.percent(COVERAGE.of(row)), formats.percent(OVERLAP.of(row))
+    coverage, overlap = formats.percent(Q.coverage.of(row)), formats.percent(Q.overlap.of(row))
     samples = low if low == high else f"{low}–{high}"
     verified = "Verified" if row.verified else "Not verified"
     data = f" Training data {formats.listed(row.data)}." if row.data else ""

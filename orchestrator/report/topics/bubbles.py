@@ -18,7 +18,7 @@ from orchestrator.report.formats import listed, percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
-from orchestrator.report.quantities import BUBBLE, BUBBLE_FORMULA
+from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Topic
 
 
@@ -28,9 +28,9 @@ def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         (formula, measured, group)
         for group in view.candidates
         if group.first.times_compare
-        and (formula := BUBBLE_FORMULA.over(group))
+        and (formula := Q.bubble_share_formula.over(group))
         and formula.mean > 0
-        and (measured := BUBBLE.over(group))
+        and (measured := Q.bubble_share.over(group))
     ]
     if not known:
         return
@@ -68,7 +68,7 @@ def _reason(groups: list[Group]) -> str:
 
 def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     """The measured bubble and the formula for each pipeline of every size; None for a single one."""
-    known = [group for group in one_per_split(view.groups) if BUBBLE.over(group)]
+    known = [group for group in one_per_split(view.groups) if Q.bubble_share.over(group)]
     shown = sorted(known, key=_formula)
     if len(shown) < 2:
         return None
@@ -104,7 +104,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
 
 
 def _bubble(group: Group, name: str) -> dict[str, Any]:
-    measured = BUBBLE.over(group)
+    measured = Q.bubble_share.over(group)
     if measured is None:
         raise ValueError(f"{name}: no bubble was measured")
     return {
@@ -119,7 +119,7 @@ def _bubble(group: Group, name: str) -> dict[str, Any]:
 
 
 def _formula(group: Group) -> float:
-    formula = BUBBLE_FORMULA.over(group)
+    formula = Q.bubble_share_formula.over(group)
     return formula.mean if formula else 0.0
 
 
@@ -134,7 +134,7 @@ TOPIC = Topic(
             "share cores wait longer.",
             lambda subject: bubbles(subject.view, subject.style),
             shows=("bubble",),
-            otherwise=measured(BUBBLE),
+            otherwise=measured(Q.bubble_share),
         ),
     ),
 )

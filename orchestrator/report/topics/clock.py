@@ -25,7 +25,7 @@ from orchestrator.report.metrics.clock import (
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import CPU_TIME_SPEEDUP
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import counted
@@ -253,7 +253,7 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     by_cpu_time = [
         (spread.mean, group)
         for group in sharing
-        if group.shape == most and (spread := CPU_TIME_SPEEDUP.over(group))
+        if group.shape == most and (spread := Q.cpu_time_speedup.over(group))
     ]
     if by_cpu_time:
         reached, best = max(by_cpu_time, key=lambda item: item[0])

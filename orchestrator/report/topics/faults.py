@@ -13,7 +13,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import SURVIVAL
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import ACCURACY, ELAPSED_S, REPEATED_STEPS, SAMPLES_LOST
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
@@ -96,8 +96,8 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Time, steps, samples and accuracy that faults cost a configuration."""
     costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
     pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    times = {id(each.left): each for each in claims.asked_by_sweep(ELAPSED_S, pairs)}
-    accuracies = {id(each.left): each for each in claims.asked_by_sweep(ACCURACY, pairs)}
+    times = {id(each.left): each for each in claims.asked_by_sweep(Q.elapsed_s, pairs)}
+    accuracies = {id(each.left): each for each in claims.asked_by_sweep(Q.accuracy, pairs)}
     for cost in costs:
         if time := times.get(id(cost.group)):
             yield _finding(cost, time, accuracies.get(id(cost.group)))
@@ -105,8 +105,8 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Finding:
     group = cost.group
-    repeated = cost.with_faults(REPEATED_STEPS.of)
-    lost = cost.with_faults(SAMPLES_LOST.of)
+    repeated = cost.with_faults(Q.repeated_steps.of)
+    lost = cost.with_faults(Q.samples_lost.of)
     name = f"{group.name} on {group.shape.label}"
     parts = [f"time {_both(time, seconds)}{time.aside}"]
     if accuracy:

@@ -18,7 +18,7 @@ from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import STEP_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import (
     NOTABLY_LESS,
     is_partitioned,
@@ -71,8 +71,8 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         for group in [*others[:1], view.serial]
         if group and group.first.times_compare and _steps(group) == _steps(best)
     ]
-    pairs = [(best, group) for group in compared if STEP_S.sample(best) and STEP_S.sample(group)]
-    if steps := claims.pairs(STEP_S, pairs if best.first.times_compare else []):
+    pairs = [(best, group) for group in compared if Q.step_s.sample(best) and Q.step_s.sample(group)]
+    if steps := claims.pairs(Q.step_s, pairs if best.first.times_compare else []):
         parts = [
             f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}"
             for each in steps
@@ -88,7 +88,7 @@ def _steps(group: Group) -> Spread | None:
 
 
 def _step(group: Group) -> float:
-    return STEP_S.mean_of(group) if STEP_S.sample(group) else float("inf")
+    return Q.step_s.mean_of(group) if Q.step_s.sample(group) else float("inf")
 
 
 def memory_per_rank(view: WorkloadView) -> Chart | None:

@@ -17,7 +17,7 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import listed, percent, points, seconds, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, COVERAGE, JS_MEAN, OVERLAP, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import SKEWED_BITS
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
@@ -41,12 +41,12 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         label: [
             group
             for group in view.candidates
-            if group.partitioner_label == label and ACCURACY.sample(group)
+            if group.partitioner_label == label and Q.accuracy.sample(group)
         ]
         for label in others
     }
     # Compared whatever was lost, since what is compared may not depend on what is decided.
-    among = claims.pairs(ACCURACY, [pair for groups in same.values() for pair in combinations(groups, 2)])
+    among = claims.pairs(Q.accuracy, [pair for groups in same.values() for pair in combinations(groups, 2)])
     for label in others:
         losing = [each for each in lost if each.left.partitioner_label == label and each.verdict == "less"]
         ranking = Ranking(same[label], [each for each in among if each.left.partitioner_label == label])
@@ -112,7 +112,7 @@ def _against_reference(view: WorkloadView, claims: Claims) -> list[Compared]:
     """Every partitioner with every strategy, compared with the reference partitioner: one family."""
     reference, *others = view.partitioners or [""]
     pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
-    return claims.pairs(ACCURACY, pairs)
+    return claims.pairs(Q.accuracy, pairs)
 
 
 def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:
@@ -127,12 +127,12 @@ def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, 
 
 
 def _mean_coverage(groups: Sequence[Group]) -> float | None:
-    coverage = Spread.of(COVERAGE.of(row) for group in groups for row in group.ok_rows)
+    coverage = Spread.of(Q.coverage.of(row) for group in groups for row in group.ok_rows)
     return coverage.mean if coverage else None
 
 
 def _mean_overlap(groups: Sequence[Group]) -> float | None:
-    overlap = Spread.of(OVERLAP.of(row) for group in groups for row in group.ok_rows)
+    overlap = Spread.of(Q.overlap.of(row) for group in groups for row in group.ok_rows)
     return overlap.mean if overlap else None
 
 
@@ -146,7 +146,7 @@ def _held(groups: Sequence[Group]) -> str:
     """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     groups = [group for group in groups if group.first.run.strategy.rounds is None] or groups
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
-    skew = Spread.of(JS_MEAN.of(row) for group in groups for row in group.ok_rows)
+    skew = Spread.of(Q.js_divergence_mean_bits.of(row) for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None:
         return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
@@ -167,9 +167,9 @@ def _times(found: Sequence[Compared]) -> str:
 
 def _measured(pair: Compared) -> tuple[float, float] | None:
     """The times of two groups that were compared in accuracy, in seconds; None if they do not compare."""
-    if not (TRAIN_S.sample(pair.left) and TRAIN_S.sample(pair.right)):
+    if not (Q.train_s.sample(pair.left) and Q.train_s.sample(pair.right)):
         return None
-    return TRAIN_S.mean_of(pair.left), TRAIN_S.mean_of(pair.right)
+    return Q.train_s.mean_of(pair.left), Q.train_s.mean_of(pair.right)
 
 
 def _sizes(groups: Sequence[Group]) -> list[str]:

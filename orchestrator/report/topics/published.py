@@ -21,7 +21,7 @@ from orchestrator.report.metrics.published import (
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import as_written, parameters
-from orchestrator.report.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import seeds_at_target, target_reached
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.topic import Topic
@@ -38,9 +38,9 @@ _MEASURED: dict[Measure, tuple[str, str]] = {
     "time_to_target_s": ("took", " to the target accuracy"),
 }
 MEASURES: dict[Measure, Quantity] = {
-    "accuracy": ACCURACY,
-    "train_s": TRAIN_S,
-    "time_to_target_s": TIME_TO_TARGET_S,
+    "accuracy": Q.accuracy,
+    "train_s": Q.train_s,
+    "time_to_target_s": Q.time_to_target_s,
 }
 
 

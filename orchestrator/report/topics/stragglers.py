@@ -19,7 +19,7 @@ from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, percent, points, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.topics.topic import Topic
@@ -107,7 +107,7 @@ def slow_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
             for group in view.reference_candidates
             if (other := equal.get(group.first.configuration("node_speed"))) and _same_waiting(group, other)
         ]
-        for compared in claims.pairs(TRAIN_S, pairs):
+        for compared in claims.pairs(Q.train_s, pairs):
             group = compared.left
             yield Finding(
                 "slow_node",

@@ -19,7 +19,7 @@ from orchestrator.report.formats import count, seconds
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.topics.topic import Topic
 from trainer.spec.registries import REGISTRIES
@@ -116,7 +116,7 @@ def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]
             f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
-        for times in claims.pairs(TRAIN_S, [(pair.textbook, pair.library)]):
+        for times in claims.pairs(Q.train_s, [(pair.textbook, pair.library)]):
             text += (
                 f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
                 f"{times.written}."

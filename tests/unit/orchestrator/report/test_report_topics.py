@@ -14,8 +14,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
-from orchestrator.report.quantities import ELAPSED_S
-from orchestrator.report.quantities.containers import CONTAINERS
+from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.line_columns import FAULTS
@@ -121,7 +120,7 @@ def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
     faulty = [disturbed(10.0 + 2 * seed, seed=seed, **KEPT) for seed in (0, 1, 2, 7)]
     comparison = a_comparison(a_run(), *plain, *faulty)
     (cost,) = fault_costs(comparison)
-    extra = cost.difference(ELAPSED_S.of)
+    extra = cost.difference(Q.elapsed_s.of)
     assert extra is not None
     assert (cost.missing, extra.low, extra.high, extra.mean) == (None, 2.0, 4.0, 3.0)
     # Their wall times, which lack lost work, are not compared with those of other runs.
@@ -305,7 +304,8 @@ def test_counters_of_containers_are_known_if_each_node_has_them(
     strategy: str, usage: list[NodeUsage], numbers: tuple[float | None, ...]
 ) -> None:
     (row,) = a_comparison(contained(strategy, *usage, nodes=2)).rows
-    assert [value(row, name) for name in CONTAINERS] == [*numbers]
+    names = [name for name in QUANTITIES if name.startswith("container")]
+    assert [value(row, name) for name in names] == [*numbers]
 
 
 def test_a_location_is_named_only_if_there_are_several() -> None:
