@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
@@ -22,14 +22,23 @@ from orchestrator.report.topics.faults import FaultCost
 
 @dataclass(frozen=True)
 class Chapter:
-    """The tables of one workload; None for those without lines."""
+    """The tables of one workload. others: those of OTHERS that have lines."""
 
     heading: str
     conditions: str
     results: Table
-    partitioned: Table | None
-    certified: Table | None
-    contained: Table | None
+    others: Mapping[str, Table]
+
+
+# The tables beside that of results, by name: their titles, and which of the ok configurations they show.
+OTHERS: dict[str, tuple[str, Callable[[Sequence[Group]], Sequence[Group]]]] = {
+    "memory": ("Model and memory per rank", lambda ok: ok if is_partitioned(ok) else []),
+    "certificates": (
+        "Certificates",
+        lambda ok: [group for group in ok if any(row.node_samples for row in group.ok_rows)],
+    ),
+    "containers": ("Containers", lambda ok: [group for group in ok if any(map(containers, group.ok_rows))]),
+}
 
 
 class FirstOfKind:
@@ -69,26 +78,13 @@ def _chapter(
     before: Sequence[Column[Group]] = (),
 ) -> Chapter:
     """columns: of the results. before: columns that come first in every table."""
-    ok = [group for group in groups if group.ok]
-
-    def table(title: str, name: str, of: Sequence[Group]) -> Table | None:
-        shown = [*before, *columns_of_groups(name)]
-        return table_of_groups(f"{title}, {label}", shown, of) if of else None
-
-    return Chapter(
-        heading=label,
-        conditions=conditions,
-        results=table_of_groups(f"Results, {label}", [*before, *columns], groups),
-        partitioned=table("Model and memory per rank", "memory", ok if is_partitioned(groups) else []),
-        certified=table(
-            "Certificates",
-            "certificates",
-            [group for group in ok if any(row.node_samples for row in group.ok_rows)],
-        ),
-        contained=table(
-            "Containers", "containers", [group for group in ok if any(map(containers, group.ok_rows))]
-        ),
-    )
+    others = {
+        name: table_of_groups(f"{title}, {label}", [*before, *columns_of_groups(name)], shown)
+        for name, (title, shown_of) in OTHERS.items()
+        if (shown := shown_of([group for group in groups if group.ok]))
+    }
+    results = table_of_groups(f"Results, {label}", [*before, *columns], groups)
+    return Chapter(label, conditions, results, others)
 
 
 def fault_table(costs: Sequence[FaultCost]) -> Table:

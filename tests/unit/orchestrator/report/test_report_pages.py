@@ -191,7 +191,7 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
     (why,) = comparison.unusable.values()
     assert why.startswith(f"{SERIAL.key}/result.json is ")
     (csv,) = [line for line in csv_lines(comparison) if line["key"] == SERIAL.key]
-    (shown,) = [line.run for line in runs(comparison).lines if line.run.key == SERIAL.key]
+    (shown,) = [run for run in runs(comparison).runs if run.key == SERIAL.key]
     assert (csv["status"], shown.status) == ("unusable", STATES["unusable"])
     assert csv["cause"] == shown.cause == why
     assert STATES["unusable"] in one_line(comparison)
