@@ -90,13 +90,13 @@ def result_lines(comparison: Comparison) -> Lines:
 def summary_lines(comparison: Comparison, claims: Claims | None = None) -> Lines:
     """The columns and lines of summary.csv. claims: the decided comparisons, if they are known already."""
     values = of_group(speedup_intervals(comparison, claims or asked_by(comparison).decided()))
-    return SUMMARY, (_line(values, group) for group in comparison.groups)
+    return SUMMARY, (_line(SUMMARY, values, group) for group in comparison.groups)
 
 
 def epoch_lines(comparison: Comparison) -> Lines:
     """The columns and lines of epochs.csv."""
     epochs = (epoch for row in comparison.rows for epoch in epochs_of(row.wall))
-    return EPOCHS, (_line(OF_EPOCH, epoch) for epoch in epochs)
+    return EPOCHS, (_line(EPOCHS, OF_EPOCH, epoch) for epoch in epochs)
 
 
 def _results(comparison: Comparison) -> Iterator[dict[str, Value]]:
@@ -110,8 +110,8 @@ def _results(comparison: Comparison) -> Iterator[dict[str, Value]]:
 
 
 def _result_line(row: Row) -> dict[str, Value]:
-    return {name: OF_RUN[name](row.wall if at < CLOCK else row) for at, name in enumerate(RESULTS)}
+    return _line(RESULTS[:CLOCK], OF_RUN, row.wall) | _line(RESULTS[CLOCK:], OF_RUN, row)
 
 
-def _line(values: Mapping[str, Callable[[T], Value]], item: T) -> dict[str, Value]:
-    return {name: of(item) for name, of in values.items()}
+def _line(names: Sequence[str], values: Mapping[str, Callable[[T], Value]], item: T) -> dict[str, Value]:
+    return {name: values[name](item) for name in names}

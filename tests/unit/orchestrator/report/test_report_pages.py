@@ -26,14 +26,17 @@ from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
+from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
+    RESULTS,
     columns_csv,
     epochs_csv,
     results_csv,
     summary_csv,
 )
+from orchestrator.report.render.order import ORDER
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
@@ -371,6 +374,11 @@ def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(fi
     for line in lines(text):
         if line.get("status", line.get("state", "ok")) == "ok":
             assert not [name for name in always if line[name] == ""]
+
+
+def test_a_table_or_a_file_has_every_quantity() -> None:
+    somewhere = {*RESULTS, *(name for names in ORDER.values() for name in names)}
+    assert [name for name in QUANTITIES if name not in somewhere] == ["averaging_gain"]  # in findings
 
 
 def test_summary_has_a_line_per_configuration() -> None:
