@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
@@ -69,6 +69,10 @@ class Quantity:
     def over(self, group: Group) -> Spread | None:
         """Its values over the group's ok runs; None if they have none."""
         return group.over(self.of, self.ratio)
+
+    def means(self, groups: Iterable[Group], name: Callable[[Group], str]) -> dict[str, float]:
+        """The means of the groups that have values, by their name."""
+        return {name(group): spread.mean for group in groups if (spread := self.over(group))}
 
     def sample(self, group: Group) -> Sample:
         """The values of the group's ok runs by seed, on the scale of the comparison."""

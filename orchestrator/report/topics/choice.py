@@ -55,11 +55,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "undecided": [view.name(group) for group in unknown],
             "accuracy": {view.name(group): Q.accuracy.mean_of(group) for group in groups},
             "train_s": {view.name(group): Q.train_s.mean_of(group) for group in groups},
-            "bytes_sent": {
-                view.name(group): sent.mean
-                for group in groups
-                if (sent := Q.bytes_sent_per_rank.over(group))
-            },
+            "bytes_sent": Q.bytes_sent_per_rank.means(groups, view.name),
             "compared": compared_data([*times.comparisons, *accuracies.comparisons]),
         },
     )

@@ -57,11 +57,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             {
                 "strategy": first.strategy_label,
                 "train_s": {group.transport: Q.train_s.mean_of(group) for group in groups},
-                "communicate_s": {
-                    group.transport: spent.mean
-                    for group in groups
-                    if (spent := Q.communicate_s.over(group))
-                },
+                "communicate_s": Q.communicate_s.means(groups, lambda group: group.transport),
                 "compared": compared_data(ranking.comparisons),
             },
         )
@@ -90,11 +86,7 @@ def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             evidence([ours, ddp]),
             {
                 "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
-                "exchange_share": {
-                    name: share.mean
-                    for name, group in pair.items()
-                    if (share := Q.exchange_share.over(group))
-                },
+                "exchange_share": Q.exchange_share.means(pair.values(), lambda group: group.strategy_label),
                 "compared": compared_data([compared]),
             },
         )
@@ -129,11 +121,7 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "exchange_s_per_step": {
                     group.strategy: Q.exchange_s_per_step.mean_of(group) for group in [first, *others]
                 },
-                "bytes_per_step": {
-                    group.strategy: sent.mean
-                    for group in ways
-                    if (sent := Q.bytes_sent_per_rank_per_step.over(group))
-                },
+                "bytes_per_step": Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
                 "compared": compared_data(ranking.comparisons),
             },
         )
