@@ -348,8 +348,8 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
     table = table_of("", columns, items)
     return [
         {
-            key: " | ".join(filter(None, [cell.text, cell.detail])).replace(formats.JOIN, " ")
-            for key, cell in zip(table.keys, line.cells, strict=True)
+            head.key: " | ".join(filter(None, [cell.text, cell.detail])).replace(formats.JOIN, " ")
+            for head, cell in zip(table.heads, line.cells, strict=True)
         }
         for line in table.lines
     ]

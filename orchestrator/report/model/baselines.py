@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import median
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.run import ClusterTime, NoClusterTime
@@ -141,7 +141,7 @@ def _timed(group: Group) -> bool:
 
 
 def _untimed(baseline: Baseline | None) -> Baseline | None:
-    return replace(baseline, train_s=None, work_cpu_s=None) if baseline else None
+    return replace(baseline, timed=False) if baseline else None
 
 
 def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
@@ -156,23 +156,8 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
     same_seed = [other for other in serial if other.seed == row.seed]
     chosen = same_seed or serial
     same_epochs = all(other.result.last_epoch == row.result.last_epoch for other in chosen)
-    return Baseline(
-        train_s=_mean([other.train_s for other in chosen]) if same_epochs else None,
-        work_cpu_s=_mean([other.work_cpu_s for other in chosen]) if same_epochs else None,
-        accuracy=_mean([other.accuracy for other in chosen]),
-        same_seed=bool(same_seed),
-        keys=tuple(other.key for other in chosen),
-        parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
-        state_bytes=_mean([other.state_bytes for other in chosen]),
-        activation_bytes=_mean([other.activation_bytes for other in chosen]),
-        cpu_per_sample=_mean([other.cpu_per_sample for other in chosen]),
-    )
+    return Baseline(tuple(chosen), bool(same_seed), same_epochs)
 
 
 def _checkpoints(row: Row) -> tuple[int | None, int | None]:
     return row.run.checkpoint_epochs, row.run.checkpoint_steps
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
@@ -37,23 +39,32 @@ NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are
 
 @dataclass(frozen=True)
 class Baseline:
-    """The serial run of the same workload: the one with the same seed, or the mean over other seeds.
+    """The serial run of the same workload: the one with the same seed, or those of other seeds.
 
-    train_s, work_cpu_s: seconds; None if a seed of it trained for another number of epochs, because it
-    reached its target. accuracy: 0 … 1. keys: the runs it comes from. state_bytes: weights, gradient and
-    optimizer state of the one rank. activation_bytes: what it stores for the backward pass. cpu_per_sample:
-    CPU seconds.
+    timed: whether times compare. They do not if a seed of it trained for another number of epochs, because
+    it reached its target.
     """
 
-    train_s: float | None
-    work_cpu_s: float | None
-    accuracy: float | None
+    rows: tuple[Row, ...]
     same_seed: bool
-    keys: tuple[str, ...]
-    parameters: int | None = None
-    state_bytes: float | None = None
-    activation_bytes: float | None = None
-    cpu_per_sample: float | None = None
+    timed: bool
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(row.key for row in self.rows)
+
+    @cached_property
+    def train_s(self) -> float | None:
+        return self.mean(lambda row: row.train_s) if self.timed else None
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        return self.mean(lambda row: row.work_cpu_s) if self.timed else None
+
+    def mean(self, of: Callable[[Row], float | None]) -> float | None:
+        """The mean of what is known of its runs."""
+        known = [value for row in self.rows if (value := of(row)) is not None]
+        return fmean(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -342,6 +353,10 @@ class Row:
         if not self.baseline:
             return NO_SERIAL
         return None if self.baseline.train_s else OTHER_EPOCHS
+
+    def of_serial(self, of: Callable[[Row], float | None]) -> float | None:
+        """The ratio of a number to that of the serial run; None without either."""
+        return quotient(of(self), self.baseline.mean(of)) if self.baseline else None
 
     @property
     def speedup(self) -> float | None:

@@ -16,6 +16,10 @@ def _minus(left: float | None, right: float | None) -> float | None:
     return None if left is None or right is None else left - right
 
 
+def _accuracy(row: Row) -> float | None:
+    return row.accuracy
+
+
 def _one_image(row: Row) -> float:
     images = row.test_samples
     return 1 / images if images else 0.0
@@ -48,7 +52,7 @@ class Accuracies:
 
     accuracy = Quantity(
         formats.percent,
-        lambda row: row.accuracy,
+        _accuracy,
         "Test accuracy",
         lower_is_better=False,
         resolution=_one_image,
@@ -57,7 +61,7 @@ class Accuracies:
     )
     accuracy_difference = Quantity(
         lambda value: formats.points(value).partition(formats.JOIN)[0],
-        lambda row: _minus(row.accuracy, row.baseline.accuracy) if row.baseline else None,
+        lambda row: _minus(row.accuracy, row.baseline.mean(_accuracy)) if row.baseline else None,
         "Accuracy − serial, points",
     )
     test_loss = Quantity(

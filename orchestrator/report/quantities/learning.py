@@ -146,7 +146,7 @@ class Learning:
     )
     lr_first_epoch = Quantity(formats.short, lambda row: next(iter(learning_rates(row)), None))
     lr_last_epoch = Quantity(
-        ("{:g}".format),
+        "{:g}".format,
         lambda row: next(reversed(learning_rates(row)), None),
         "Learning rate",
         detail=_from_first,

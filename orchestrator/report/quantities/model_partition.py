@@ -12,7 +12,7 @@ from statistics import fmean
 from orchestrator.report import formats
 from orchestrator.report.formats import percent
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.rows import Baseline, Row, quotient
+from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RankResult
 
@@ -119,19 +119,12 @@ def _load_balance(row: Row) -> float | None:
     return fmean(busy) / max(busy) if any(busy) else None
 
 
-def _activations_of_serial(row: Row) -> float | None:
-    return quotient(row.activation_bytes, row.baseline.activation_bytes) if row.baseline else None
-
-
-def _of_serial(read: Metric, of: Callable[[Baseline], float | None]) -> Callable[[Group, str], str]:
+def _of_serial(read: Metric) -> Callable[[Group, str], str]:
     """The share of the serial run's value, for the small print of a table."""
 
-    def share(row: Row) -> float | None:
-        return quotient(read(row), of(row.baseline)) if row.baseline else None
-
     def detail(group: Group, span: str) -> str:
-        of_serial = group.over(share)
-        return percent(of_serial.mean) if of_serial and not group.serial else ""
+        share = group.over(lambda row: row.of_serial(read))
+        return percent(share.mean) if share and not group.serial else ""
 
     return detail
 
@@ -142,23 +135,22 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 # Of published figures.
-ACTIVATIONS_OF_SERIAL = Quantity(formats.percent, _activations_of_serial, "Activations, of serial")
+ACTIVATIONS_OF_SERIAL = Quantity(
+    formats.percent, lambda row: row.of_serial(lambda each: each.activation_bytes), "Activations, of serial"
+)
 
 
 class ModelPartitions:
     """What a rank holds, and how stages wait."""
 
     parameters_per_rank_max = Quantity(
-        formats.whole,
-        _parameters,
-        "Parameters (of serial)",
-        detail=_of_serial(_parameters, lambda serial: serial.parameters),
+        formats.whole, _parameters, "Parameters (of serial)", detail=_of_serial(_parameters)
     )
     state_bytes_per_rank_max = Quantity(
         formats.size,
         lambda row: row.state_bytes,
         "Weights, gradient, optimizer state (of serial)",
-        detail=_of_serial(lambda row: row.state_bytes, lambda serial: serial.state_bytes),
+        detail=_of_serial(lambda row: row.state_bytes),
     )
     dropped_choices = Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices")
     activation_bytes_per_rank_max = Quantity(formats.size, lambda row: row.activation_bytes, "Activations")

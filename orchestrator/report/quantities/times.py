@@ -98,7 +98,7 @@ class Times:
     cpu_s_per_sample = Quantity(formats.seconds, lambda row: row.cpu_per_sample)
     cpu_s_per_sample_of_serial = Quantity(
         formats.ratio,
-        lambda row: quotient(row.cpu_per_sample, row.baseline.cpu_per_sample) if row.baseline else None,
+        lambda row: row.of_serial(lambda each: each.cpu_per_sample),
         "CPU time per sample (of serial)",
         ratio=True,
         only=lambda row: row.strategy != SERIAL,

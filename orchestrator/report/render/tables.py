@@ -69,11 +69,12 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a column. first: whether the page shows the column at first."""
+    """The head of a column. first: whether the page shows the column at first. key: that of the column."""
 
     title: str
     number: bool
     first: bool
+    key: str = ""
 
     @property
     def classes(self) -> Markup:
@@ -93,12 +94,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. caption: what it is, for its caption and for screen readers. keys: those of its columns."""
+    """A table. caption: what it is, for its caption and for screen readers."""
 
     caption: str
     heads: list[Head]
     lines: list[Line]
-    keys: list[str]
 
     @property
     def folds(self) -> bool:
@@ -132,12 +132,11 @@ def table_of(
     by_line = zip(*(found for _, found in shown), strict=True) if shown else [()] * len(items)
     return Table(
         caption,
-        [Head(column.title, column.number, column.key in first) for column, _ in shown],
+        [Head(column.title, column.number, column.key in first, column.key) for column, _ in shown],
         [
             Line(line, filters_of(rows_of(item)), failed(item))
             for item, line in zip(items, by_line, strict=True)
         ],
-        [column.key for column, _ in shown],
     )
 
 
