@@ -12,17 +12,17 @@ from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
 from orchestrator.report.model.locations import location_names
-from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
+from orchestrator.report.model.rows import SERIAL, Baseline, Row
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 
 
 def rows_of(
-    results: Sequence[tuple[str, RunResult, RunSpec]],
+    results: Sequence[tuple[str, RunResult]],
     clusters: Mapping[str, ClusterTime | NoClusterTime],
     elsewhere: bool = False,
 ) -> list[Row]:
-    """One row per (key, result, spec), in the same order, each with its baseline.
+    """One row per (key, result), in the same order, each with its baseline.
 
     Rows of a workload whose nodes are virtual, share cores or wait for them, or whose links were requested
     and not enforced, are on the cluster clock, if their runs have cluster times. So are those of the same
@@ -33,15 +33,12 @@ def rows_of(
         elsewhere: whether these are times on another cluster, on which all runs are compared. Wall times
             say nothing about it.
     """
-    walls = _rows_on("wall", results)
+    plain = _plain(results)
+    walls = _with_baselines(plain)
     if elsewhere:
         walls = [replace(wall, timed=False) for wall in walls]
     known = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
-    replayed = [
-        (key, on_cluster(result, known[key]) if key in known else result, run)
-        for key, result, run in results
-    ]
-    twins = _rows_on("cluster", replayed, known)
+    twins = _with_baselines([_in_cluster_time(row, known.get(row.key)) for row in plain])
     by_cluster_time = (
         {wall.workload.without_links for wall in walls}
         if elsewhere
@@ -72,35 +69,31 @@ def waits_for_cores(group: Group) -> bool:
     return median(row.without_core for row in group.ok_rows) > MAX_CONTENTION
 
 
-def _rows_on(
-    clock: Clock,
-    results: Sequence[tuple[str, RunResult, RunSpec]],
-    clusters: Mapping[str, ClusterTime] | None = None,
-) -> list[Row]:
-    """Rows whose times are all on one clock. clusters: the runs that have a time on it; None: all."""
-    locations = location_names([result for _, result, _ in results])
-    runs = [run for _, _, run in results]
+def _plain(results: Sequence[tuple[str, RunResult]]) -> list[Row]:
+    """Rows on the wall clock without baselines."""
+    locations = location_names([result for _, result in results])
+    runs = [result.run for _, result in results]
     rates = workload_rates(runs)
     schedules = [
         " ".join(filter(None, [schedule, "" if rate.lr == run.lr else f"lr={run.lr:g}"]))
         for run, schedule, rate in zip(runs, lr_schedule_labels(runs), rates, strict=True)
     ]
-    plain = [
-        Row(
-            key,
-            result,
-            run,
-            None,
-            location,
-            schedule,
-            rate,
-            clock,
-            timed=key in clusters if clusters is not None else not result.runtime_info.simulates_time,
-        )
-        for (key, result, run), location, schedule, rate in zip(
-            results, locations, schedules, rates, strict=True
+    return [
+        Row(key, result, run, None, location, schedule, rate, timed=not result.runtime_info.simulates_time)
+        for (key, result), run, location, schedule, rate in zip(
+            results, runs, locations, schedules, rates, strict=True
         )
     ]
+
+
+def _in_cluster_time(row: Row, time: ClusterTime | None) -> Row:
+    """The row on the cluster clock. time: None if it has none."""
+    result = on_cluster(row.result, time) if time else row.result
+    return replace(row, result=result, clock="cluster", timed=time is not None)
+
+
+def _with_baselines(plain: Sequence[Row]) -> list[Row]:
+    """The rows, all on one clock, each with its baseline."""
     serial: dict[Workload, list[Row]] = {}
     for row in plain:
         if row.ok and row.strategy == SERIAL:

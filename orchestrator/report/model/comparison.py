@@ -329,7 +329,7 @@ def compare(
     """
     done, real = {key for key, _ in results}, real or {}
     clusters = clusters or {}
-    rows = rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)
+    rows = rows_of(results, clusters, elsewhere)
     return Comparison(
         record,
         tuple(replace(row, real=real[row.key]) if row.key in real else row for row in rows),
