@@ -1,11 +1,11 @@
-"""The columns of published results and of what faults cost."""
+"""The columns of published results, of predictions and of what faults cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, whole
+from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, size, whole
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
@@ -14,8 +14,9 @@ from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.render.columns import NODES, STRATEGY, over_seeds
 from orchestrator.report.render.tables import Cell, Column
-from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
+from orchestrator.results.predictions import Prediction
 
 
 def _published(name: str, title: str, write: Callable[[float], str]) -> Column[PublishedLine]:
@@ -78,6 +79,41 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("staleness", "Staleness", Q.staleness_mean),
     *_both("bubble", Q.bubble_share.title, Q.bubble_share),
     *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
+)
+
+
+def _predicted(name: str, title: str, write: Callable[[float], str]) -> Column[Prediction]:
+    """A predicted number."""
+    return Column(name, title, lambda each: Cell.of(getattr(each, name), write))
+
+
+def _predicted_configuration(each: Prediction) -> Cell:
+    name, _, workload = each.configuration.partition(": ")
+    return Cell(name, workload)
+
+
+def _predicted_time(each: Prediction) -> Cell:
+    return Cell.of(each.seconds, seconds, f"90%: {span(each.low_s, each.high_s, seconds)}")
+
+
+def _predicted_target(each: Prediction) -> Cell:
+    if (target := each.to_target) is None:
+        return Cell(ABSENT)
+    between = span(target.low_s, target.high_s, seconds)
+    return Cell.of(target.seconds, seconds, f"90%: {between}; to {percent(target.accuracy)}")
+
+
+PREDICTED: tuple[Column[Prediction], ...] = (
+    Column("configuration", "Configuration", _predicted_configuration, number=False),
+    _predicted("nodes", "Nodes", whole),
+    Column("time", "Time", _predicted_time),
+    _predicted("speedup", "Speedup", ratio),
+    _predicted("efficiency", "Efficiency", percent),
+    _predicted("communication", "Communication", percent),
+    Column("to_target", "Time to target", _predicted_target),
+    _predicted("bytes_sent", "Sent per rank", size),
+    _predicted("state_bytes", "State per rank", size),
+    _predicted("cost", "Cost", lambda cost: f"{cost:.2g}"),
 )
 
 
