@@ -369,7 +369,7 @@ def _launchers(_: Path) -> str:
 
 def _columns(file: str) -> Callable[[Path], str]:
     """The data dictionary of one of a report's CSV files."""
-    rows = [(f"`{each.name}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
+    rows = [(f"`{each.column}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
     return lambda _: markdown_table(("column", "unit", "meaning", "empty if"), rows)
 
 

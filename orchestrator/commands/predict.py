@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +18,7 @@ from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import simulations
 from orchestrator.prediction.target import read_learned
 from orchestrator.report import formats
-from orchestrator.report.model.labels import Workload, component_label, strategy_label
+from orchestrator.report.model.labels import Workload, partitioner_label, strategy_label
 from orchestrator.results.predictions import (
     LEAST_GAIN,
     Asked,
@@ -29,6 +30,7 @@ from orchestrator.results.predictions import (
     stops_paying,
 )
 from orchestrator.results.store import SweepPaths
+from trainer.core.record import Record
 from trainer.core.whole_number import whole_number
 from trainer.spec.node_speed import MAX_NODES
 from trainer.spec.run_spec import RunSpec
@@ -132,42 +134,31 @@ def refusals(predictions: Predictions) -> Iterator[str]:
 
 def label(run: RunSpec) -> str:
     """The name of a configuration: what it trains, and how."""
-    partitioner = component_label(run, "partitioner") if run.strategy.uses_partition else ""
+    partitioner = partitioner_label(run)
     parts = [strategy_label(run), f"over {run.transport}", f"with {partitioner}" if partitioner else ""]
     return f"{' '.join(filter(None, parts))}: {Workload.of(run).without_links.label}"
 
 
 def _prediction(each: Forecast) -> Prediction:
-    return Prediction(
-        configuration=label(each.configuration.run),
-        runs=[one.key for one in each.configuration.runs],
-        nodes=each.run.nodes,
-        measured_nodes=each.measured_nodes,
-        seconds=each.seconds,
-        low_s=each.low_s,
-        high_s=each.high_s,
-        communication=each.communication,
-        speedup=each.speedup,
-        efficiency=each.efficiency,
-        bytes_sent=each.bytes_sent,
-        state_bytes=each.state_bytes,
-        cost=each.cost,
-        low_cost=each.low_cost,
-        high_cost=each.high_cost,
-        to_target=None if each.to_target is None else _target(each.to_target),
-        spec=each.run.model_dump(mode="json", exclude_defaults=True),
-    )
+    fields = _same(each, Prediction) | {
+        "configuration": label(each.configuration.run),
+        "runs": [one.key for one in each.configuration.runs],
+        "nodes": each.run.nodes,
+        "to_target": None if each.to_target is None else _target(each.to_target),
+        "spec": each.run.model_dump(mode="json", exclude_defaults=True),
+    }
+    return Prediction(**fields)
 
 
 def _target(each: TimeToTarget) -> ToTarget:
-    return ToTarget(
-        accuracy=each.learned.accuracy,
-        epochs=[*each.learned.epochs],
-        seeds=each.learned.runs,
-        seconds=each.seconds,
-        low_s=each.low_s,
-        high_s=each.high_s,
-    )
+    learned = each.learned
+    fields = {"accuracy": learned.accuracy, "epochs": [*learned.epochs], "seeds": learned.runs}
+    return ToTarget(**(_same(each, ToTarget) | fields))
+
+
+def _same(found: Forecast | TimeToTarget, record: type[Record]) -> dict[str, Any]:
+    """The fields that a record shares with what it records."""
+    return {name: getattr(found, name) for name in record.model_fields if hasattr(found, name)}
 
 
 def _refusal(each: Refused) -> RefusedPrediction:

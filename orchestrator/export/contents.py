@@ -13,9 +13,9 @@ from orchestrator import __version__
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.labels import as_written
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import STARTUP_S
-from orchestrator.report.render.csv_columns import Value
+from orchestrator.report.quantities import Q
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
+from orchestrator.report.render.csv_values import Value
 from orchestrator.results.store import SweepPaths
 from trainer.spec.run_spec import RunSpec
 
@@ -126,7 +126,7 @@ def _run(sweep: str, line: Line, row: Row | None, curves: Sequence[Line]) -> Exp
         parameters=dict(parameters_of(row.run)) if row else {},
         tags={"sweep": sweep, **({"seed": str(row.seed)} if row else {}), **words},
         metrics=_numbers(measured),
-        epochs=tuple(_epoch(started_s + (STARTUP_S.of(row) or 0.0), curve) for curve in curves)
+        epochs=tuple(_epoch(started_s + (Q.startup_s.of(row) or 0.0), curve) for curve in curves)
         if row
         else (),
     )

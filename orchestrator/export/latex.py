@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.export.base import Exported, ResultsExporter, file_name, write_text
 from orchestrator.export.contents import ExportedRun, ExportedSweep, Line
 from orchestrator.report import formats
-from orchestrator.report.render.csv_columns import Value
+from orchestrator.report.render.csv_values import Value
 
 # What LaTeX reads as a command, and what its text fonts lack. A bracket after `\\` would be an argument.
 ESCAPES = {

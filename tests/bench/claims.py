@@ -18,7 +18,7 @@ from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.quantities import ACCURACY
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import asked_by
 from orchestrator.report.verdict import verdicts
@@ -82,7 +82,7 @@ def of_differences(noise: Noise, seeds: int, effects: Effects) -> None:
     for comparison in reports(np.random.default_rng(seeds), noise, seeds, effects):
         claims = asked_by(comparison).decided()
         for strategy, (_, gain) in effects.items():
-            quantity = ACCURACY.name if gain else "train_s"
+            quantity = Q.accuracy.name if gain else "train_s"
             found[strategy] += any(is_found(each, strategy, quantity) for each in claims.all)
     for strategy, (factor, gain) in effects.items():
         what = f"{gain * 100:+.0f} points" if gain else f"{1 - factor:.0%} of time"

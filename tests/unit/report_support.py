@@ -25,9 +25,9 @@ from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import html, markdown
-from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.report.render.page import page_of as content_of
+from orchestrator.report.render.tables import Column, table_of
 from orchestrator.report.renderer import Drawings, Renderer
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Verdict, verdicts
@@ -345,13 +345,13 @@ def finding_of(comparison: Comparison, kind: str) -> Finding:
 
 def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, str]]:
     """For each item, the text and detail of every column shown, by key of the column, with plain spaces."""
+    table = table_of("", columns, items)
     return [
         {
-            column.key: " | ".join(filter(None, [cell.text, cell.detail])).replace(formats.JOIN, " ")
-            for column in filled(columns, items)
-            for cell in [column.cell(item)]
+            head.key: " | ".join(filter(None, [cell.text, cell.detail])).replace(formats.JOIN, " ")
+            for head, cell in zip(table.heads, line.cells, strict=True)
         }
-        for item in items
+        for line in table.lines
     ]
 
 

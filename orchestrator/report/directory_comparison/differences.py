@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.report.directory_comparison.matches import Match, Matches
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.compared import Compared
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 
 
@@ -30,7 +30,7 @@ def differences_of(matches: Matches) -> list[Difference]:
     found = matches.found
 
     def compared(claims: Claims) -> list[dict[int, Compared]]:
-        return [_of(found, claims, quantity) for quantity in (TRAIN_S, ACCURACY)]
+        return [_of(found, claims, quantity) for quantity in (Q.train_s, Q.accuracy)]
 
     claims = Claims(matches.errors)
     compared(claims)
@@ -52,4 +52,4 @@ def _of(matches: Sequence[Match], claims: Claims, quantity: Quantity) -> dict[in
 def _compares(match: Match, quantity: Quantity) -> bool:
     """Whether times compare: not, say, if a node was restarted."""
     groups = (match.reference, match.other)
-    return quantity is not TRAIN_S or all(row.times_compare for group in groups for row in group.ok_rows)
+    return quantity is not Q.train_s or all(row.times_compare for group in groups for row in group.ok_rows)

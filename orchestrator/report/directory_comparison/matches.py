@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +11,14 @@ from orchestrator.errors import InputError
 from orchestrator.report.formats import first_few, listed
 from orchestrator.report.metrics.estimates import clock_errors
 from orchestrator.report.model.comparison import Comparison, read_comparison
-from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.rows import Clock
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.workloads import workload_names
 from orchestrator.results.store import SweepPaths
 from trainer.core.registry import IMPORTED
+from trainer.spec.registries import REGISTRIES
 
 IDENTITIES = {"code": "code", "data": "samples"}  # of a user's component, and what their digests are of
 
@@ -114,7 +114,7 @@ def _configurations(comparison: Comparison) -> list[_Configuration]:
     found = []
     for group in comparison.groups:
         parts = [
-            group.strategy_label if group.serial else f"{group.strategy_label} over {group.transport}",
+            group.name,
             group.partitioner_label,
             group.shape.label,
             workloads.of(group.workload) if group.first.trains else "",
@@ -122,16 +122,8 @@ def _configurations(comparison: Comparison) -> list[_Configuration]:
             group.first.faults_label,
             group.first.run.byzantine_label,
         ]
-        config = config_of(group.first)
-        without = {
-            field: {key: value for key, value in form.items() if key != IMPORTED}
-            if isinstance(form, dict)
-            else form
-            for field, form in config.items()
-        }
-        exact, named = (
-            json.dumps([fields, group.first.location], sort_keys=True) for fields in (config, without)
-        )
+        exact = group.first.configuration()
+        named = group.first.configuration(*(f"{field}.{IMPORTED}" for field in REGISTRIES))
         found.append(_Configuration(", ".join(filter(None, parts)), exact, named, group))
     return found
 

@@ -10,12 +10,11 @@ from textwrap import fill
 from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart, chart_of, in_lines, layered
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.quantities import EXCHANGE_SHARE, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
 
 # In the order in which bars stack them, which is also that of the legend.
@@ -59,7 +58,7 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
     shown.sort(key=lambda item: (not item[0].serial, sum(item[1].values())))
     names = bar_names([group for group, _ in shown])
     bars = [
-        Bar(series_name(group), name, seconds, _beside(group))
+        Bar(group.series, name, seconds, _beside(group))
         for (group, seconds), name in zip(shown, names, strict=True)
     ]
     clock = shown[0][0].first.clock
@@ -79,8 +78,8 @@ def _found(bars: Sequence[Bar]) -> list[str]:
 
 def _beside(group: Group) -> str:
     """`0.486 s, 35%`: the training time, as everywhere in the report, and the share of exchanges."""
-    share = None if group.serial else EXCHANGE_SHARE.over(group)
-    time = TRAIN_S.over(group)
+    share = None if group.serial else Q.exchange_share.over(group)
+    time = Q.train_s.over(group)
     return ", ".join(
         filter(None, [formats.seconds(time.mean) if time else "", f"{share.mean:.0%}" if share else ""])
     )
@@ -203,7 +202,7 @@ def step_of(names: Sequence[str]) -> int:
 
 def bar_names(groups: Sequence[Group]) -> list[str]:
     """Names of bars, with the partitioner if the names would otherwise be equal."""
-    short = [short_name(group) for group in groups]
+    short = [group.first.series for group in groups]
     return [
         f"{fold(name)}\n{group.partitioner_label}" if short.count(name) > 1 else fold(name)
         for name, group in zip(short, groups, strict=True)

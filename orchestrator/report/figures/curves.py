@@ -9,13 +9,13 @@ from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 
 LEAST_CONFIGURATIONS = 2  # on several nodes
 MOST_NAMED = 24  # lines that one plot over the whole page has names for
@@ -29,12 +29,12 @@ def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
     points = [
         (group, group.accuracy, took.mean)
         for group in groups
-        if group.accuracy and group.first.times_compare and (took := TRAIN_S.over(group))
+        if group.accuracy and group.first.times_compare and (took := Q.train_s.over(group))
     ]
     if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
         return None
     order = style.order(groups)
-    points.sort(key=lambda each: (order.index(series_name(each[0])), each[0].line, each[0].shape.ranks))
+    points.sort(key=lambda each: (order.index(each[0].series), each[0].line, each[0].shape.ranks))
     shown = [group for group, _, _ in points]
     records = [
         {**record(group, reached, percent, shown), "train_s": took, "when": seconds(took)}
@@ -67,7 +67,7 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShap
     """
     order = style.order(groups)
     shown = [group for group in groups if (group.serial or group.shape == shape) and curve(group)]
-    shown.sort(key=lambda group: (order.index(series_name(group)), group.partitioner_label))
+    shown.sort(key=lambda group: (order.index(group.series), group.partitioner_label))
     if not shown:
         return None
     records = [point for group in shown for point in _records(group, shown)]
@@ -100,7 +100,7 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
         (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
         for point in points
     ]
-    final, train_s = group.accuracy, TRAIN_S.over(group)
+    final, train_s = group.accuracy, Q.train_s.over(group)
     if local and final and train_s:
         at = max(train_s.mean, points[-1].train_s)
         drawn.append((at, final, f"{seconds(at)}, average of the local models"))

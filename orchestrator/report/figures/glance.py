@@ -10,11 +10,11 @@ from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
 from orchestrator.report.figures.chart import PADDING, Chart, chart_of, data_of
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
@@ -46,9 +46,9 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     accuracies = [spread.mean for spread in spreads]
     ranges = [(spread.low, spread.high) for spread in spreads]
     columns = [
-        _Column(ACCURACY, share_axis(accuracies, "mean", "test accuracy", ranges)),
-        _amounts(shown, TRAIN_S, f"{view.clock} time, s"),
-        _amounts(shown, BYTES_SENT_PER_RANK, "sent per rank", "~s"),
+        _Column(Q.accuracy, share_axis(accuracies, "mean", "test accuracy", ranges)),
+        _amounts(shown, Q.train_s, f"{view.clock} time, s"),
+        _amounts(shown, Q.bytes_sent_per_rank, "sent per rank", "~s"),
     ]
     panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
@@ -85,7 +85,7 @@ def _dots(
 ) -> alt.LayerChart | alt.FacetChart:
     """A dot per group at the mean, over a pale bar from the lowest to the highest seed, with its value."""
     records = [record for group in groups if (record := _record(column, group))]
-    names = list(dict.fromkeys(series_name(group) for group in groups))
+    names = list(dict.fromkeys(group.series for group in groups))
     labels = alt.Axis(title=None, ticks=False, labelPadding=8) if first else None
     rows = alt.Y("series:N", sort=names, axis=labels)
     look = alt.Color("series:N", scale=style.colours(groups), legend=None)
@@ -141,7 +141,7 @@ def _beyond(
 
 
 def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
-    serial = [{"series": series_name(group), "mean": _accuracy(group)} for group in groups if group.serial]
+    serial = [{"series": group.series, "mean": _accuracy(group)} for group in groups if group.serial]
     rule: alt.Chart = chart_of(serial).mark_rule(color=colour("serial"), opacity=0.6, aria=False)
     return rule.encode(x=x)
 
@@ -150,7 +150,7 @@ def _record(column: _Column, group: Group) -> dict[str, Any]:
     """A group's value of a column; without one, only the sign for an absent value is written."""
     spread, write = column.quantity.over(group), column.quantity.write
     record: dict[str, Any] = {
-        "series": series_name(group),
+        "series": group.series,
         "nodes": group.shape.short,
         "accuracy": formats.percent(_accuracy(group)),
         "written": write(spread.mean) if spread else formats.ABSENT,

@@ -13,12 +13,12 @@ from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, shar
 from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
-from orchestrator.report.quantities import CPU_TIME_SPEEDUP, SPEEDUP
-from orchestrator.report.quantities.quantity import SECONDS, SHARE, Quantity
+from orchestrator.report.quantities import Q
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
@@ -45,7 +45,7 @@ class Scaling:
     @property
     def has_ideal(self) -> bool:
         """Whether it is at best the number of ranks."""
-        return self.quantity in (SPEEDUP, CPU_TIME_SPEEDUP)
+        return self.quantity in (Q.speedup, Q.cpu_time_speedup)
 
 
 def lines_over_nodes(
@@ -75,7 +75,9 @@ def lines_over_nodes(
         style=style,
         x=x,
         y=y,
-        tooltip=tooltip(scaling.title_on(clock), ("nodes", x.title), scaling.quantity.unit is SECONDS),
+        tooltip=tooltip(
+            scaling.title_on(clock), ("nodes", x.title), scaling.quantity.write is formats.seconds
+        ),
         behind=[*(mark for mark, _ in explained), *_serial(points, y)],
         remarks=[text for _, text in explained],
         log_axis="y",
@@ -90,17 +92,13 @@ def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list
     points = [(group, spread) for group in groups if (spread := quantity.over(group))]
     return sorted(
         points,
-        key=lambda point: (
-            order.index(series_name(point[0])),
-            point[0].partitioner_label,
-            point[0].shape.ranks,
-        ),
+        key=lambda point: (order.index(point[0].series), point[0].partitioner_label, point[0].shape.ranks),
     )
 
 
 def record(group: Group, spread: Spread, write: Callable[[float], str], shown: Sequence[Group]) -> Record:
     """A point. shown: all groups of the figure; names leave out the first partitioner, which most share."""
-    series = series_name(group)
+    series = group.series
     usual = next((other.partitioner_label for other in shown if other.partitioner_label), "")
     name = series if group.partitioner_label in ("", usual) else f"{series}, {group.partitioner_label}"
     return {
@@ -133,7 +131,7 @@ def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> l
 
 def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
     title = scaling.axis.format(clock=clock)
-    if scaling.quantity.unit is SHARE:
+    if scaling.quantity.write is formats.percent:
         ranges = [(spread.low, spread.high) for _, spread in points]
         return share_axis([spread.mean for _, spread in points], "mean", title, ranges)
     values = [value for _, spread in points for value in (spread.low, spread.high)]
@@ -145,7 +143,7 @@ def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Seq
 def _serial(points: Sequence[Point], y: Axis) -> list[alt.Chart]:
     """A line at the serial run's value, to compare all others with."""
     at = [
-        {"series": series_name(group), "mean": spread.mean, "last": False}
+        {"series": group.series, "mean": spread.mean, "last": False}
         for group, spread in points
         if group.serial
     ]

@@ -13,7 +13,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 
 
@@ -93,7 +93,7 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
 
 def _written(group: Group) -> str:
     """The accuracy of a group as it is written: `88.1%`."""
-    return percent(ACCURACY.mean_of(group))
+    return percent(Q.accuracy.mean_of(group))
 
 
 def fastest_and_most_accurate(
@@ -106,13 +106,13 @@ def fastest_and_most_accurate(
         known = [
             group
             for group in shown.learned(groups)
-            if ACCURACY.sample(group) and TRAIN_S.sample(group) and group.first.times_compare
+            if Q.accuracy.sample(group) and Q.train_s.sample(group) and group.first.times_compare
         ]
         if not known:
             return ""
-        ends = min(known, key=TRAIN_S.mean_of), max(known, key=ACCURACY.mean_of)
+        ends = min(known, key=Q.train_s.mean_of), max(known, key=Q.accuracy.mean_of)
         first, most = (
-            f"{shown.view.name_on(group)}, {_written(group)} after {seconds(TRAIN_S.mean_of(group))}"
+            f"{shown.view.name_on(group)}, {_written(group)} after {seconds(Q.train_s.mean_of(group))}"
             for group in ends
         )
         remark = shown.remark(groups, timed=True)

@@ -3,7 +3,7 @@
 A strategy has the same colour and mark in every report. If a report has it with several parameters or
 numbers of ranks per node, one of them has that colour, and the others have colours of their own. Over
 further transports, the colour stays and the mark differs. Records of figures have the fields `series`
-(`series_name`) and, where lines differ in it, `partitioner`.
+(`Group.series`) and, where lines differ in it, `partitioner`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Style:
         self._drawn = _colours_and_marks(drawn)
         self._partitioners = [*partitioners]
         self._order = list(
-            dict.fromkeys(map(series_name, sorted(groups, key=lambda group: not group.serial)))
+            dict.fromkeys(group.series for group in sorted(groups, key=lambda group: not group.serial))
         )
 
     def look(self, group: Group) -> Look:
@@ -64,7 +64,7 @@ class Style:
 
     def order(self, groups: Sequence[Group]) -> list[str]:
         """The series of these groups: serial, then the order of the sweep, as in every figure."""
-        names = {series_name(group) for group in groups}
+        names = {group.series for group in groups}
         return [name for name in self._order if name in names]
 
     def colours(self, groups: Sequence[Group]) -> alt.Scale:
@@ -83,7 +83,7 @@ class Style:
         return alt.Scale(domain=[*looks], range=[list(look.dash) for look in looks.values()])
 
     def _looks(self, groups: Sequence[Group]) -> dict[str, Look]:
-        looks = {series_name(group): self.look(group) for group in groups}
+        looks = {group.series: self.look(group) for group in groups}
         return {name: looks[name] for name in self.order(groups)}
 
 
@@ -142,13 +142,3 @@ def _marks(first: int) -> list[int]:
 def _free(looks: Sequence[ColourAndMark], taken: AbstractSet[ColourAndMark]) -> ColourAndMark:
     """The first that is not taken; if all are, the first."""
     return next((look for look in looks if look not in taken), looks[0])
-
-
-def short_name(group: Group) -> str:
-    """`all_reduce · mpi`: the strategy and the transport."""
-    return group.strategy_label if group.serial else f"{group.strategy_label} · {group.transport}"
-
-
-def series_name(group: Group) -> str:
-    """A line without its partitioner: `all_reduce · mpi`, `ddp · gloo · 2 ranks per node`."""
-    return " · ".join(filter(None, [short_name(group), group.shape.per_node]))

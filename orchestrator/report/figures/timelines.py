@@ -12,7 +12,6 @@ from orchestrator.report import formats
 from orchestrator.report.figures.bars import phase_scale, top_legend
 from orchestrator.report.figures.chart import FULL_WIDTH, Chart, data_of, panel_header
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.formats import JOIN, significant, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.timelines import Timeline
@@ -32,7 +31,7 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
         return None
     across = min(ACROSS, len(timelines))
     ranks = _most_ranks(timelines)
-    panels = {series_name(each.run.group): each for each in timelines}
+    panels = {each.run.group.series: each for each in timelines}
     records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
     most = max(min(len(each.window.ranks), ranks) for each in timelines)
     panel = (
@@ -90,7 +89,7 @@ def _title(timeline: Timeline, view: WorkloadView, most: int) -> list[str]:
     """`all_reduce · gloo, 4 nodes, seed 1`, and which part of the run is shown."""
     run = timeline.run
     size = run.group.shape.short if run.group.shape.per_node else run.group.shape.label
-    name = f"{series_name(run.group)}{view.partitioner(run.group)}, {size}, seed {run.row.seed}"
+    name = f"{run.group.series}{view.partitioner(run.group)}, {size}, seed {run.row.seed}"
     ranks = len(timeline.window.ranks)
     hidden = f"; the first {most} of {ranks} ranks" if ranks > most else ""
     start = f"from {significant(timeline.window.start_s, 4)}{JOIN}s"

@@ -11,7 +11,7 @@ from orchestrator.report.findings.compared import Compared, Level
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, Sampling, estimates
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.quantities import ACCURACY, AVERAGING_GAIN
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
@@ -252,4 +252,4 @@ def _tolerated(quantity: Quantity, tolerance: Tolerance) -> float:
     """The tolerated difference on the scale of the comparison."""
     if quantity.ratio:
         return log1p(tolerance.time)
-    return tolerance.accuracy if quantity in (ACCURACY, AVERAGING_GAIN) else 0.0
+    return tolerance.accuracy if quantity in (Q.accuracy, Q.averaging_gain) else 0.0

@@ -8,7 +8,7 @@ from orchestrator.report.findings.claims import Claims
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import SPEEDUP, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
 
@@ -24,16 +24,16 @@ def speedup_interval(claims: Claims, serial: Group | None, group: Group) -> Boun
     Returns:
         None without a speedup, or with too few seeds on a side.
     """
-    if serial is None or group.serial or SPEEDUP.over(group) is None:
+    if serial is None or group.serial or Q.speedup.over(group) is None:
         return None
-    if found := claims.between(TRAIN_S, serial, group):
+    if found := claims.between(Q.train_s, serial, group):
         return found.interval
     pair = [serial, group]
-    if min(len(TRAIN_S.sample(each)) for each in pair) < MIN_SEEDS:
+    if min(len(Q.train_s.sample(each)) for each in pair) < MIN_SEEDS:
         return None
-    contrast = Contrast(*estimates(TRAIN_S, pair, claims.errors))
+    contrast = Contrast(*estimates(Q.train_s, pair, claims.errors))
     half = critical_t(LEVEL, contrast.dof) * contrast.standard_error
-    return TRAIN_S.unscaled(contrast.estimate - half), TRAIN_S.unscaled(contrast.estimate + half)
+    return Q.train_s.unscaled(contrast.estimate - half), Q.train_s.unscaled(contrast.estimate + half)
 
 
 def speedup_intervals(comparison: Comparison, claims: Claims) -> Callable[[Group], Bounds | None]:

@@ -10,6 +10,7 @@ from orchestrator.replay.described import fits_cores, has_cores
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.quantities.times import wall_by_cluster
 from orchestrator.results.limits import may_have_cores
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
@@ -33,13 +34,6 @@ class ClockError:
     median: float
     worst: float
     of_configuration: float
-
-
-def wall_by_cluster(row: Row) -> float | None:
-    """Wall time / cluster time; None without either."""
-    if row.cluster is None or row.is_virtual:
-        return None
-    return quotient(row.wall.train_s, row.cluster.train_s)
 
 
 def _true_by_cluster(row: Row) -> float | None:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
 
 
@@ -61,6 +61,6 @@ def reached_sooner(group: Group, rivals: Sequence[Group]) -> tuple[Group, CurveP
         for rival in rivals
         if rival is not group and not has_local_models(rival)
         for point in curve(rival)
-        if point.accuracy.mean >= ACCURACY.mean_of(group) and point.train_s < TRAIN_S.mean_of(group)
+        if point.accuracy.mean >= Q.accuracy.mean_of(group) and point.train_s < Q.train_s.mean_of(group)
     ]
     return min(found, key=lambda item: item[1].train_s, default=None)

@@ -15,7 +15,7 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import COVERAGE_WHOLE_RUN
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import updates
 from trainer.spec.run_spec import RunSpec
 
@@ -149,7 +149,7 @@ CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "learning-rate scaling": _lr_rule,
     "warm-up": _warm_up,
     "samples per epoch": _range_of(samples_per_epoch, whole),
-    "coverage": _range_of(COVERAGE_WHOLE_RUN.of, percent),
+    "coverage": _range_of(Q.coverage_whole_run.of, percent),
     "initial weights": _initial_weights,
     "evaluated model": _evaluated_model,
     "seeds": _seeds,

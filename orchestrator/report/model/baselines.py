@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import median
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.run import ClusterTime, NoClusterTime
@@ -12,17 +12,17 @@ from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
 from orchestrator.report.model.locations import location_names
-from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
+from orchestrator.report.model.rows import SERIAL, Baseline, Row
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 
 
 def rows_of(
-    results: Sequence[tuple[str, RunResult, RunSpec]],
+    results: Sequence[tuple[str, RunResult]],
     clusters: Mapping[str, ClusterTime | NoClusterTime],
     elsewhere: bool = False,
 ) -> list[Row]:
-    """One row per (key, result, spec), in the same order, each with its baseline.
+    """One row per (key, result), in the same order, each with its baseline.
 
     Rows of a workload whose nodes are virtual, share cores or wait for them, or whose links were requested
     and not enforced, are on the cluster clock, if their runs have cluster times. So are those of the same
@@ -33,15 +33,12 @@ def rows_of(
         elsewhere: whether these are times on another cluster, on which all runs are compared. Wall times
             say nothing about it.
     """
-    walls = _rows_on("wall", results)
+    plain = _plain(results)
+    walls = _with_baselines(plain)
     if elsewhere:
         walls = [replace(wall, timed=False) for wall in walls]
     known = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
-    replayed = [
-        (key, on_cluster(result, known[key]) if key in known else result, run)
-        for key, result, run in results
-    ]
-    twins = _rows_on("cluster", replayed, known)
+    twins = _with_baselines([_in_cluster_time(row, known.get(row.key)) for row in plain])
     by_cluster_time = (
         {wall.workload.without_links for wall in walls}
         if elsewhere
@@ -72,35 +69,31 @@ def waits_for_cores(group: Group) -> bool:
     return median(row.without_core for row in group.ok_rows) > MAX_CONTENTION
 
 
-def _rows_on(
-    clock: Clock,
-    results: Sequence[tuple[str, RunResult, RunSpec]],
-    clusters: Mapping[str, ClusterTime] | None = None,
-) -> list[Row]:
-    """Rows whose times are all on one clock. clusters: the runs that have a time on it; None: all."""
-    locations = location_names([result for _, result, _ in results])
-    runs = [run for _, _, run in results]
+def _plain(results: Sequence[tuple[str, RunResult]]) -> list[Row]:
+    """Rows on the wall clock without baselines."""
+    locations = location_names([result for _, result in results])
+    runs = [result.run for _, result in results]
     rates = workload_rates(runs)
     schedules = [
         " ".join(filter(None, [schedule, "" if rate.lr == run.lr else f"lr={run.lr:g}"]))
         for run, schedule, rate in zip(runs, lr_schedule_labels(runs), rates, strict=True)
     ]
-    plain = [
-        Row(
-            key,
-            result,
-            run,
-            None,
-            location,
-            schedule,
-            rate,
-            clock,
-            timed=key in clusters if clusters is not None else not result.runtime_info.simulates_time,
-        )
-        for (key, result, run), location, schedule, rate in zip(
-            results, locations, schedules, rates, strict=True
+    return [
+        Row(key, result, run, None, location, schedule, rate, timed=not result.runtime_info.simulates_time)
+        for (key, result), run, location, schedule, rate in zip(
+            results, runs, locations, schedules, rates, strict=True
         )
     ]
+
+
+def _in_cluster_time(row: Row, time: ClusterTime | None) -> Row:
+    """The row on the cluster clock. time: None if it has none."""
+    result = on_cluster(row.result, time) if time else row.result
+    return replace(row, result=result, clock="cluster", timed=time is not None)
+
+
+def _with_baselines(plain: Sequence[Row]) -> list[Row]:
+    """The rows, all on one clock, each with its baseline."""
     serial: dict[Workload, list[Row]] = {}
     for row in plain:
         if row.ok and row.strategy == SERIAL:
@@ -141,7 +134,7 @@ def _timed(group: Group) -> bool:
 
 
 def _untimed(baseline: Baseline | None) -> Baseline | None:
-    return replace(baseline, train_s=None, work_cpu_s=None) if baseline else None
+    return replace(baseline, timed=False) if baseline else None
 
 
 def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
@@ -156,23 +149,8 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
     same_seed = [other for other in serial if other.seed == row.seed]
     chosen = same_seed or serial
     same_epochs = all(other.result.last_epoch == row.result.last_epoch for other in chosen)
-    return Baseline(
-        train_s=_mean([other.train_s for other in chosen]) if same_epochs else None,
-        work_cpu_s=_mean([other.work_cpu_s for other in chosen]) if same_epochs else None,
-        accuracy=_mean([other.accuracy for other in chosen]),
-        same_seed=bool(same_seed),
-        keys=tuple(other.key for other in chosen),
-        parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
-        state_bytes=_mean([other.state_bytes for other in chosen]),
-        activation_bytes=_mean([other.activation_bytes for other in chosen]),
-        cpu_per_sample=_mean([other.cpu_per_sample for other in chosen]),
-    )
+    return Baseline(tuple(chosen), bool(same_seed), same_epochs)
 
 
 def _checkpoints(row: Row) -> tuple[int | None, int | None]:
     return row.run.checkpoint_epochs, row.run.checkpoint_steps
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -122,15 +122,18 @@ class WorkloadView:
         shown = ("", *self.partitioners[:1])
         return [group for group in groups if group.partitioner_label in shown]
 
-    def name(self, group: Group) -> str:
-        """`all_reduce over mpi`, with the partitioner if the strategy was run with several."""
-        if group.serial:
-            return group.strategy_label
-        return f"{group.strategy_label} over {group.transport}{self.partitioner(group)}"
+    def name(self, group: Group, transport: bool = True, partitioner: bool = True) -> str:
+        """`all_reduce over mpi`, with the partitioner if the strategy was run with several.
 
-    def name_on(self, group: Group) -> str:
-        """`ddp over gloo on 2 nodes`, `serial`."""
-        return self.name(group) if group.serial else f"{self.name(group)} on {group.shape.label}"
+        transport, partitioner: whether to name it.
+        """
+        name = group.name if transport else group.strategy_label
+        return name + (self.partitioner(group) if partitioner and not group.serial else "")
+
+    def name_on(self, group: Group, transport: bool = True, partitioner: bool = True) -> str:
+        """`ddp over gloo on 2 nodes`, `serial`; see `name`."""
+        name = self.name(group, transport, partitioner)
+        return name if group.serial else f"{name} on {group.shape.label}"
 
     def partitioner(self, group: Group) -> str:
         """` with random_sampling`; empty if the strategy was not run with several partitioners."""
@@ -326,7 +329,7 @@ def compare(
     """
     done, real = {key for key, _ in results}, real or {}
     clusters = clusters or {}
-    rows = rows_of([(key, result, result.run) for key, result in results], clusters, elsewhere)
+    rows = rows_of(results, clusters, elsewhere)
     return Comparison(
         record,
         tuple(replace(row, real=real[row.key]) if row.key in real else row for row in rows),

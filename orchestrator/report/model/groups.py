@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
 from orchestrator.report.model.rows import SERIAL, Row
 from orchestrator.report.statistics.spread import Spread
 
 Metric = Callable[[Row], float | None]
-
-# Fields of a spec in which the runs of one configuration may differ.
-_NOT_IN_CONFIG = {"seed", "save_weights", "timeout_s", "trace"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,15 @@ class Group:
         return self.first.strategy_label
 
     @property
+    def name(self) -> str:
+        return self.first.name
+
+    @cached_property
+    def series(self) -> str:
+        """A line without its partitioner: `all_reduce · mpi`, `ddp · gloo · 2 ranks per node`."""
+        return " · ".join(filter(None, [self.first.series, self.shape.per_node]))
+
+    @property
     def transport(self) -> str:
         return self.first.transport
 
@@ -81,10 +85,7 @@ class Group:
 
         Initial weights and the learning rate change accuracy, but no operation of a step.
         """
-        fields = config_of(self.first)
-        config = {name: value for name, value in fields.items() if name not in ("lr", *LR_SCHEDULE_FIELDS)}
-        config["strategy"] = {name: value for name, value in config["strategy"].items() if name != "init"}
-        return json.dumps([config, self.first.location], sort_keys=True)
+        return self.first.configuration("lr", *LR_SCHEDULE_FIELDS, "strategy.init")
 
     @property
     def accuracy(self) -> Spread | None:
@@ -94,11 +95,6 @@ class Group:
     def over(self, metric: Metric, geometric: bool = False) -> Spread | None:
         """The metric over the ok seeds; None if it is absent. geometric: its mean, as for ratios."""
         return Spread.of((metric(row) for row in self.ok_rows), geometric)
-
-
-def config_of(row: Row) -> dict[str, Any]:
-    """The fields of a run's spec that all runs of its group share, without defaults."""
-    return {field: value for field, value in row.canonical.items() if field not in _NOT_IN_CONFIG}
 
 
 def same_work(one: Group, other: Group) -> bool:
@@ -118,7 +114,5 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The groups, in the order of their first rows."""
     configurations: dict[str, list[Row]] = {}
     for row in rows:
-        configurations.setdefault(json.dumps([config_of(row), row.location], sort_keys=True), []).append(
-            row
-        )
+        configurations.setdefault(row.configuration(), []).append(row)
     return [Group(tuple(same)) for same in configurations.values()]

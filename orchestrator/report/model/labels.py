@@ -19,6 +19,23 @@ LIMIT_LABELS = {
     "pids": "{} pids",
     "shm_mb": "{} MiB /dev/shm",
 }
+_COMPONENTS = ("dataset", "model", "optimizer", "augmentation", "loss")
+_AS_IN_SPEC = (
+    *("lr", "batch_size", "batch_per", "epochs", "target_accuracy", "patience"),
+    *("clip_norm", "precision", "threads"),
+)
+LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
+SURVIVAL = ("on_loss", "checkpoint_epochs", "checkpoint_steps")  # that say how a run survives faults
+NOT_COMPARED = ("seed", "save_weights", "timeout_s", "trace")  # that runs of a configuration may not share
+# What the fields of a spec are to a comparison. Each has one role.
+ROLES = {
+    "not compared": NOT_COMPARED,
+    "workload": (*_COMPONENTS, *_AS_IN_SPEC, *NODE_LIMITS, "vary", "link", "faults", "byzantine"),
+    "shape": ("nodes", "processes_per_node", "node_speed"),
+    "way to train": ("strategy", "transport", "partitioner", "accumulate", "recompute", "debug"),
+    "schedule of the learning rate": LR_SCHEDULE_FIELDS,
+    "survival of faults": (*SURVIVAL, "restarts"),
+}
 EVERYTHING = tuple(RunSpec.model_fields["vary"].default)  # that a seed can vary
 
 
@@ -60,30 +77,19 @@ class Workload:
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
+        fields: dict[str, Any] = {name: getattr(run, name) for name in _AS_IN_SPEC}
+        fields |= {name: component_label(run, name) for name in _COMPONENTS}
         return cls(
-            component_label(run, "dataset"),
-            component_label(run, "model"),
-            component_label(run, "optimizer"),
-            run.lr,
-            run.batch_size,
-            run.batch_per,
-            run.epochs,
-            run.threads,
-            tuple(getattr(run, name) for name in NODE_LIMITS),
-            run.on_gpu,
-            component_label(run, "augmentation"),
-            tuple(sorted(run.slower_nodes.values())),
-            run.target_accuracy,
-            run.patience,
-            faults_label(run),
-            location,
-            tuple(run.vary),
-            enforces_limits or all(getattr(run, name) == _default(name) for name in NODE_LIMITS),
-            link_label(run),
-            component_label(run, "loss"),
-            run.byzantine_label,
-            run.clip_norm,
-            run.precision,
+            **fields,
+            on_gpu=run.on_gpu,
+            limits=tuple(getattr(run, name) for name in NODE_LIMITS),
+            slower_speeds=tuple(sorted(run.slower_nodes.values())),
+            faults=faults_label(run),
+            location=location,
+            vary=tuple(run.vary),
+            enforced=enforces_limits or all(getattr(run, name) == _default(name) for name in NODE_LIMITS),
+            link=link_label(run),
+            byzantine=run.byzantine_label,
         )
 
     @property
@@ -93,36 +99,27 @@ class Workload:
 
     @property
     def label(self) -> str:
-        threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
-        augmentation = "" if self.augmentation == "none" else f", augmentation {self.augmentation}"
-        loss = "" if self.loss == "nll" else f", loss {self.loss}"
-        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
-        batch = "in all" if self.batch_per == "run" else "per rank"
-        clipped = "" if self.clip_norm is None else f", gradients clipped to norm {self.clip_norm:g}"
-        precision = "" if self.precision == "float32" else f", in {self.precision}"
-        warm_up = f" after {count(self.warm_up_epochs, 'epoch')} of warm-up" if self.warm_up_epochs else ""
-        return (
-            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}{warm_up}, "
-            f"batch {self.batch_size} {batch}, {epochs}{self._until}{clipped}{precision}{augmentation}"
-            f"{loss}{threads}{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}"
-            f"{self._location}{self._faults}{self._byzantine}{self._vary}"
+        """All that is not the default, as text."""
+        warm_up = self.warm_up_epochs and count(self.warm_up_epochs, "epoch")
+        return "".join(
+            [
+                f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}",
+                _unless(0, " after {} of warm-up", warm_up),
+                f", batch {self.batch_size} {'in all' if self.batch_per == 'run' else 'per rank'}",
+                f", {'1 epoch' if self.epochs == 1 else f'{self.epochs} epochs'}{self._until}",
+                _unless(None, ", gradients clipped to norm {:g}", self.clip_norm),
+                _unless("float32", ", in {}", self.precision),
+                _unless("none", ", augmentation {}", self.augmentation),
+                _unless("nll", ", loss {}", self.loss),
+                _unless(1, ", {} threads per rank", self.threads),
+                f"{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}",
+                _unless("", ", over links of {}", self.link),
+                _unless("", ", {}", self.location),
+                _unless("", ", with {}", self.faults),
+                _unless("", ", with {}", self.byzantine),
+                self._vary,
+            ]
         )
-
-    @property
-    def _links(self) -> str:
-        return f", over links of {self.link}" if self.link else ""
-
-    @property
-    def _location(self) -> str:
-        return f", {self.location}" if self.location else ""
-
-    @property
-    def _faults(self) -> str:
-        return f", with {self.faults}" if self.faults else ""
-
-    @property
-    def _byzantine(self) -> str:
-        return f", with {self.byzantine}" if self.byzantine else ""
 
     @property
     def _vary(self) -> str:
@@ -156,6 +153,11 @@ class Workload:
         ]
         enforced = "" if self.enforced else " (not enforced)"
         return f", {listed(limits)} per node{enforced}" if limits else ""
+
+
+def _unless(default: object, text: str, value: object) -> str:
+    """The text with a value; empty for the default."""
+    return "" if value == default else text.format(value)
 
 
 def _default(field: str) -> Any:
@@ -234,6 +236,11 @@ def strategy_label(run: RunSpec) -> str:
     )
 
 
+def partitioner_label(run: RunSpec) -> str:
+    """Empty if every node trains on the whole training set."""
+    return component_label(run, "partitioner") if run.strategy.uses_partition else ""
+
+
 def link_label(run: RunSpec) -> str:
     """`100 Mbit/s, 1 ms; node 2: 10 Mbit/s`: the requested links; empty without any."""
     return "; ".join(run.link.texts()) if run.link is not None and run.has_links else ""
@@ -242,9 +249,6 @@ def link_label(run: RunSpec) -> str:
 def faults_label(run: RunSpec) -> str:
     """`kill of node 2 at epoch 3`; empty without faults."""
     return listed([fault.title for fault in run.faults]) if run.faults else ""
-
-
-LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
 
 
 def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.report.model.labels import (
+    NOT_COMPARED,
     ClusterShape,
     Rate,
     Workload,
-    component_label,
     faults_label,
     link_label,
+    partitioner_label,
     strategy_label,
 )
 from orchestrator.results.limits import shares_cores, speedup_limit
@@ -35,23 +39,32 @@ NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are
 
 @dataclass(frozen=True)
 class Baseline:
-    """The serial run of the same workload: the one with the same seed, or the mean over other seeds.
+    """The serial run of the same workload: the one with the same seed, or those of other seeds.
 
-    train_s, work_cpu_s: seconds; None if a seed of it trained for another number of epochs, because it
-    reached its target. accuracy: 0 … 1. keys: the runs it comes from. state_bytes: weights, gradient and
-    optimizer state of the one rank. activation_bytes: what it stores for the backward pass. cpu_per_sample:
-    CPU seconds.
+    timed: whether times compare. They do not if a seed of it trained for another number of epochs, because
+    it reached its target.
     """
 
-    train_s: float | None
-    work_cpu_s: float | None
-    accuracy: float | None
+    rows: tuple[Row, ...]
     same_seed: bool
-    keys: tuple[str, ...]
-    parameters: int | None = None
-    state_bytes: float | None = None
-    activation_bytes: float | None = None
-    cpu_per_sample: float | None = None
+    timed: bool
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(row.key for row in self.rows)
+
+    @cached_property
+    def train_s(self) -> float | None:
+        return self.mean(lambda row: row.train_s) if self.timed else None
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        return self.mean(lambda row: row.work_cpu_s) if self.timed else None
+
+    def mean(self, of: Callable[[Row], float | None]) -> float | None:
+        """The mean of what is known of its runs."""
+        known = [value for row in self.rows if (value := of(row)) is not None]
+        return fmean(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,40 @@ class Row:
         """The fields of the spec that define the computation, without defaults."""
         return self.run.canonical()
 
+    def configuration(self, *without: str) -> str:
+        """What it shares with the runs that differ only in their seed, as text: fields and location.
+
+        without: fields in which they may differ, too. `strategy.init` is a parameter of a component.
+        """
+        fields = {name: value for name, value in self.canonical.items() if name not in NOT_COMPARED}
+        for name in without:
+            field, _, parameter = name.partition(".")
+            if not parameter:
+                fields.pop(field, None)
+            elif parameter in fields.get(field, ()):
+                fields[field] = {key: value for key, value in fields[field].items() if key != parameter}
+        return json.dumps([fields, self.location], sort_keys=True)
+
+    @property
+    def name(self) -> str:
+        """`all_reduce over mpi`; serial has no transport."""
+        return self._named(" over ")
+
+    @property
+    def series(self) -> str:
+        """`all_reduce · mpi`, as figures and tables name it."""
+        return self._named(" · ")
+
+    def _named(self, over: str) -> str:
+        alone = self.strategy == SERIAL
+        return self.strategy_label if alone else f"{self.strategy_label}{over}{self.transport}"
+
+    @property
+    def conditions(self) -> list[str]:
+        """Its links, location, faults and attacks, without those that it has not."""
+        found = (self.link_label, self.location, self.faults_label, self.run.byzantine_label)
+        return [*filter(None, found)]
+
     @cached_property
     def shape(self) -> ClusterShape:
         return ClusterShape.of(self.run)
@@ -172,7 +219,7 @@ class Row:
     @cached_property
     def partitioner_label(self) -> str:
         """Empty if every node trains on the whole training set."""
-        return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
+        return partitioner_label(self.run)
 
     @cached_property
     def faults_label(self) -> str:
@@ -306,6 +353,10 @@ class Row:
         if not self.baseline:
             return NO_SERIAL
         return None if self.baseline.train_s else OTHER_EPOCHS
+
+    def of_serial(self, of: Callable[[Row], float | None]) -> float | None:
+        """The ratio of a number to that of the serial run; None without either."""
+        return quotient(of(self), self.baseline.mean(of)) if self.baseline else None
 
     @property
     def speedup(self) -> float | None:

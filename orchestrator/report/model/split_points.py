@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import component_label
 
 
@@ -59,10 +58,7 @@ def _families(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups that differ only in `split_points`, together."""
     found: dict[str, list[Group]] = {}
     for group in groups:
-        config = config_of(group.first)
-        strategy = {name: value for name, value in config["strategy"].items() if name != "split_points"}
-        key = json.dumps([{**config, "strategy": strategy}, group.first.location], sort_keys=True)
-        found.setdefault(key, []).append(group)
+        found.setdefault(group.first.configuration("strategy.split_points"), []).append(group)
     return list(found.values())
 
 

@@ -43,7 +43,7 @@ class Timeline:
     def name(self) -> str:
         """`all_reduce over gloo, 4 nodes, seed 1`."""
         group, row = self.run.group, self.run.row
-        return f"{group.strategy_label} over {group.transport}, {group.shape.label}, seed {row.seed}"
+        return f"{group.name}, {group.shape.label}, seed {row.seed}"
 
     @property
     def link(self) -> str:

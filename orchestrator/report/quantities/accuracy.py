@@ -8,15 +8,16 @@ from statistics import fmean
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import NUMBER, POINTS, SHARE, Quantity, Unit, named
-from orchestrator.report.quantities.times import NO_SERIAL_RUN
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.intervals import accuracy_interval
-
-NO_FINAL_AVERAGE = "the strategy does not average at the end"
 
 
 def _minus(left: float | None, right: float | None) -> float | None:
     return None if left is None or right is None else left - right
+
+
+def _accuracy(row: Row) -> float | None:
+    return row.accuracy
 
 
 def _one_image(row: Row) -> float:
@@ -46,60 +47,34 @@ def _bits_per_token(row: Row) -> float | None:
     return loss / log(2) if loss is not None and row.run.dataset.target_shape else None
 
 
-ACCURACIES = named(
-    accuracy=Quantity(
-        SHARE,
-        lambda row: row.accuracy,
+class Accuracies:
+    """Accuracies and losses."""
+
+    accuracy = Quantity(
+        formats.percent,
+        _accuracy,
         "Test accuracy",
-        "test accuracy of the final weights",
         lower_is_better=False,
         resolution=_one_image,
         within=_within_accuracies,
         interval=_interval,
-    ),
-    accuracy_difference=Quantity(
-        Unit(POINTS.name, lambda value: formats.points(value).partition(formats.JOIN)[0]),
-        lambda row: _minus(row.accuracy, row.baseline.accuracy) if row.baseline else None,
+    )
+    accuracy_difference = Quantity(
+        lambda value: formats.points(value).partition(formats.JOIN)[0],
+        lambda row: _minus(row.accuracy, row.baseline.mean(_accuracy)) if row.baseline else None,
         "Accuracy − serial, points",
-        "accuracy − accuracy of the serial run",
-        NO_SERIAL_RUN,
-    ),
-    test_loss=Quantity(
-        NUMBER,
-        lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
-        meaning="loss of the final weights on the test split",
-    ),
-    bits_per_token=Quantity(
-        NUMBER,
-        _bits_per_token,
-        "Bits per token",
-        "loss of the final weights on the test split / ln 2; a token is a byte or a character of a text",
-        "the dataset has no tokens",
-    ),
-    local_accuracy_min=Quantity(
-        SHARE,
-        lambda row: min(row.local_accuracies, default=None),
-        meaning="of the nodes' models before the final average: the lowest",
-        empty=NO_FINAL_AVERAGE,
-    ),
-    local_accuracy_mean=Quantity(
-        SHARE,
-        _mean_of_local,
-        "Accuracy of local models",
-        "as `local_accuracy_min`, the mean",
-        NO_FINAL_AVERAGE,
-    ),
-    local_accuracy_max=Quantity(
-        SHARE,
-        lambda row: max(row.local_accuracies, default=None),
-        meaning="as `local_accuracy_min`, the highest",
-        empty=NO_FINAL_AVERAGE,
-    ),
-    averaging_gain=Quantity(
-        POINTS,
+    )
+    test_loss = Quantity(
+        formats.short, lambda row: row.result.ranks[0].test_loss if row.result.ranks else None
+    )
+    bits_per_token = Quantity(formats.short, _bits_per_token, "Bits per token")
+    local_accuracy_min = Quantity(formats.percent, lambda row: min(row.local_accuracies, default=None))
+    local_accuracy_mean = Quantity(formats.percent, _mean_of_local, "Accuracy of local models")
+    local_accuracy_max = Quantity(formats.percent, lambda row: max(row.local_accuracies, default=None))
+    averaging_gain = Quantity(
+        formats.points,
         lambda row: _minus(row.accuracy, _mean_of_local(row)),
         lower_is_better=False,
         resolution=_one_image,
         within=lambda reference: (-1, 1),
-    ),
-)
+    )

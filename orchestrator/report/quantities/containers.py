@@ -7,64 +7,20 @@ evaluation and protocol headers. Open MPI's launcher is not a node and is left o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import (
-    BYTES,
-    MIB,
-    NUMBER,
-    RATIO,
-    SECONDS,
-    Quantity,
-    Unit,
-    named,
-)
+from orchestrator.report import formats
+from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.limits import memory_limit_mb
 from trainer.core.cgroup import NodeUsage
 
-NO_CONTAINERS = "nodes were no containers, or one reported no usage"
 
-
-@dataclass(frozen=True)
-class Containers:
-    """Usage of the node containers of one run; None if the counter of a container is missing.
-
-    sent_bytes, cpu_s: mean over containers. throttled_s, memory_peak_mb (MiB): maximum. memory_limit_mb:
-    the limit of each container. payload_bytes: mean of the bytes that ranks counted as sent to other
-    containers; None if a container has several ranks, which also send to each other.
-    """
-
-    count: int
-    sent_bytes: float | None
-    payload_bytes: float | None
-    cpu_s: float | None
-    throttled_s: float | None
-    memory_peak_mb: float | None
-    memory_limit_mb: int
-
-    @property
-    def sent_by_payload(self) -> float | None:
-        """Bytes on the network per byte of payload; None without payload."""
-        return self.sent_bytes / self.payload_bytes if self.sent_bytes and self.payload_bytes else None
-
-
-def containers(row: Row) -> Containers | None:
-    """None if the run is not ok, had no containers, or some of them reported no usage."""
+def containers(row: Row) -> list[NodeUsage]:
+    """The usage of its node containers; empty if the run is not ok, or if one reported none."""
     nodes = [node for node in row.result.usage if node.ranks]
-    if not row.ok or len(nodes) != (1 if row.result.topology == "single" else row.run.nodes):
-        return None
-    one_rank_each = all(len(node.ranks) == 1 for node in nodes)
-    return Containers(
-        count=len(nodes),
-        sent_bytes=_over(fmean, [node.sent_bytes for node in nodes]),
-        payload_bytes=row.result.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None,
-        cpu_s=_over(fmean, [node.cpu_s for node in nodes]),
-        throttled_s=_over(max, [node.throttled_s for node in nodes]),
-        memory_peak_mb=_over(max, [node.memory_peak_mb for node in nodes]),
-        memory_limit_mb=memory_limit_mb(row.run),
-    )
+    expected = 1 if row.result.topology == "single" else row.run.nodes
+    return nodes if row.ok and len(nodes) == expected else []
 
 
 def single_container(row: Row) -> bool:
@@ -76,42 +32,43 @@ def ran_out_of_memory(usage: Sequence[NodeUsage]) -> bool:
     return any(node.out_of_memory for node in usage)
 
 
-def _over(reduce: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return reduce(known) if known and len(known) == len(values) else None
-
-
-def _usage(unit: Unit, field: str, title: str = "", meaning: str = "", empty: str = "") -> Quantity:
-    """A field of `Containers`."""
+def _usage(
+    write: Callable[[float], str], reduce: Callable[[list[float]], float], field: str, title: str
+) -> Quantity:
+    """A field of the containers' usage; none if the counter of one is missing."""
 
     def read(row: Row) -> float | None:
-        return getattr(containers(row), field, None)
+        values = [getattr(node, field) for node in containers(row)]
+        return reduce([*map(float, values)]) if values and None not in values else None
 
-    return Quantity(unit, read, title, meaning, "; ".join(filter(None, [NO_CONTAINERS, empty])))
+    return Quantity(write, read, title)
 
 
-CONTAINERS = named(
-    containers=_usage(NUMBER, "count", meaning="number of containers with nodes"),
-    container_payload_bytes_mean=_usage(BYTES, "payload_bytes", "Payload sent"),
-    container_sent_bytes_mean=_usage(
-        BYTES, "sent_bytes", "Network sent", "sent on the network interface, mean over containers"
-    ),
-    container_sent_by_payload=_usage(RATIO, "sent_by_payload", "Network / payload"),
-    container_cpu_s_mean=_usage(
-        SECONDS, "cpu_s", "CPU time", "CPU time of all processes, mean over containers"
-    ),
-    container_throttled_s_max=_usage(
-        SECONDS,
-        "throttled_s",
-        "Throttled",
-        "time in which the CPU quota stopped the container, summed over cores; maximum",
-    ),
-    container_memory_peak_mib_max=_usage(
-        MIB,
-        "memory_peak_mb",
-        "Peak memory (of limit)",
-        "peak memory with cached files; maximum",
-        "a warm container needed no more than in an earlier run",
-    ),
-    container_memory_limit_mib=_usage(MIB, "memory_limit_mb", meaning="memory limit"),
-)
+def _payload(row: Row) -> float | None:
+    """The mean of the bytes that ranks counted as sent to other containers.
+
+    None if a container has several ranks, which also send to each other.
+    """
+    one_rank_each = all(len(node.ranks) == 1 for node in containers(row))
+    return row.result.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None
+
+
+class ContainerUsage:
+    """What containers used."""
+
+    containers = Quantity(formats.short, lambda row: len(containers(row)) or None)
+    container_payload_bytes_mean = Quantity(
+        formats.size, lambda row: _payload(row) if containers(row) else None, "Payload sent"
+    )
+    container_sent_bytes_mean = _usage(formats.size, fmean, "sent_bytes", "Network sent")
+    container_sent_by_payload = Quantity(
+        formats.ratio,
+        lambda row: quotient(ContainerUsage.container_sent_bytes_mean.of(row), _payload(row)),
+        "Network / payload",
+    )
+    container_cpu_s_mean = _usage(formats.seconds, fmean, "cpu_s", "CPU time")
+    container_throttled_s_max = _usage(formats.seconds, max, "throttled_s", "Throttled")
+    container_memory_peak_mib_max = _usage(formats.memory, max, "memory_peak_mb", "Peak memory (of limit)")
+    container_memory_limit_mib = Quantity(
+        formats.memory, lambda row: memory_limit_mb(row.run) if containers(row) else None
+    )

@@ -10,17 +10,10 @@ import numpy as np
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import COUNT, SHARE, Quantity, Unit, named
+from orchestrator.report.quantities.quantity import Quantity
 from trainer.training.partition import PartitionSummary
 
 SKEWED_BITS = 0.02  # mean divergence of labels that is reported
-NO_CERTIFICATE = "the run has no certificate"
-BITS = Unit("bits", formats.bits)
-DISTANCE = Unit("0 … 2", formats.distance)
-
-
-def _certified(unit: Unit, read: Metric, title: str, meaning: str) -> Quantity:
-    return Quantity(unit, read, title, meaning, NO_CERTIFICATE)
 
 
 def _split(index: int, field: str) -> Metric:
@@ -56,72 +49,33 @@ def _distances(row: Row) -> tuple[float, ...]:
     return summary.earth_movers_distance if summary else ()
 
 
-PARTITIONS = named(
-    coverage=_certified(
-        SHARE,
-        _split(0, "coverage"),
-        "Coverage, epoch 1",
-        "share of the training set that a node used in epoch 1",
-    ),
-    overlap=_certified(
-        SHARE,
-        _split(0, "overlap"),
-        "Overlap, epoch 1",
-        "share of the training set that several nodes used in epoch 1",
-    ),
-    coverage_whole_run=_certified(
-        SHARE, _split(-1, "coverage_so_far"), "Coverage, run", "as `coverage`, in all epochs"
-    ),
-    overlap_whole_run=_certified(
-        SHARE, _split(-1, "overlap_so_far"), "Overlap, run", "as `overlap`, in all epochs"
-    ),
-    js_divergence_mean_bits=_certified(
-        BITS,
-        _over_nodes(fmean, _js_divergences),
-        "Mean JS divergence, epoch 1",
-        "Jensen–Shannon divergence of a node's labels from those of the training set, epoch 1: mean",
-    ),
-    js_divergence_max_bits=_certified(
-        BITS,
-        _over_nodes(max, _js_divergences),
-        "Max JS divergence, epoch 1",
-        "as `js_divergence_mean_bits`, the largest",
-    ),
-    js_divergence_whole_run_max_bits=_certified(
-        BITS, _js_whole_run, "Max JS divergence, run", "as `js_divergence_max_bits`, over all epochs"
-    ),
-    samples_per_rank_min=_certified(
-        COUNT,
-        _over_nodes(min, lambda row: row.node_samples),
-        "",
-        "samples of the training rank with fewest in epoch 1",
-    ),
-    samples_per_rank_max=_certified(
-        COUNT,
-        _over_nodes(max, lambda row: row.node_samples),
-        "",
-        "samples of the training rank with most in epoch 1",
-    ),
-    earth_movers_distance_mean=_certified(
-        DISTANCE,
-        _over_nodes(fmean, _distances),
-        "Mean EMD, epoch 1",
-        "of a node's labels from those of the training set, epoch 1: mean",
-    ),
-    earth_movers_distance_max=_certified(
-        DISTANCE,
-        _over_nodes(max, _distances),
-        "Max EMD, epoch 1",
-        "as `earth_movers_distance_mean`, the largest",
-    ),
-)
+class DataPartitions:
+    """Which samples the nodes trained on."""
+
+    coverage = Quantity(formats.percent, _split(0, "coverage"), "Coverage, epoch 1")
+    overlap = Quantity(formats.percent, _split(0, "overlap"), "Overlap, epoch 1")
+    coverage_whole_run = Quantity(formats.percent, _split(-1, "coverage_so_far"), "Coverage, run")
+    overlap_whole_run = Quantity(formats.percent, _split(-1, "overlap_so_far"), "Overlap, run")
+    js_divergence_mean_bits = Quantity(
+        formats.bits, _over_nodes(fmean, _js_divergences), "Mean JS divergence, epoch 1"
+    )
+    js_divergence_max_bits = Quantity(
+        formats.bits, _over_nodes(max, _js_divergences), "Max JS divergence, epoch 1"
+    )
+    js_divergence_whole_run_max_bits = Quantity(formats.bits, _js_whole_run, "Max JS divergence, run")
+    samples_per_rank_min = Quantity(formats.whole, _over_nodes(min, lambda row: row.node_samples))
+    samples_per_rank_max = Quantity(formats.whole, _over_nodes(max, lambda row: row.node_samples))
+    earth_movers_distance_mean = Quantity(
+        formats.distance, _over_nodes(fmean, _distances), "Mean EMD, epoch 1"
+    )
+    earth_movers_distance_max = Quantity(formats.distance, _over_nodes(max, _distances), "Max EMD, epoch 1")
 
 
 def partition_summary_of(row: Row) -> PartitionSummary | None:
     """The distribution of epoch 1's classes over the ranks; None without classes, result or certificate."""
     certificate = row.result.certificate if row.ok and row.has_classes else None
     parts = certificate.first_epoch() if certificate else []
-    coverage, overlap = PARTITIONS["coverage"].of(row), PARTITIONS["overlap"].of(row)
+    coverage, overlap = DataPartitions.coverage.of(row), DataPartitions.overlap.of(row)
     if not parts or coverage is None or overlap is None:
         return None
     return PartitionSummary(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 from scipy.special import bdtrc
 
+from orchestrator.report import formats
+from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import COUNT, NUMBER, SECONDS, Quantity, named
-from orchestrator.report.quantities.times import NOT_RECORDED
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import EpochPoint
 
 CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
+NOT_REACHED = "not reached"
 
 
 def learning_rates(row: Row) -> list[float]:
@@ -96,36 +98,58 @@ def _rounds_to_target(row: Row) -> float | None:
     return ceil(steps * (epochs - row.run.patience + 1) / epochs / rounds.steps)
 
 
-LEARNING = named(
-    rounds_to_target=Quantity(
-        COUNT,
+def _not_reached(row: Row) -> str:
+    return NOT_REACHED if target_reached(row) is False else ABSENT
+
+
+def _seeds_that_reached(group: Group, span: str) -> str:
+    """The range, with the number of seeds if not all of them reached the target."""
+    reached, number = seeds_at_target(group)
+    some = f"{reached} of {count(number, 'seed')}" if reached < number else ""
+    return ", ".join(filter(None, [span, some]))
+
+
+def _from_first(group: Group, span: str) -> str:
+    """The rate of the first epoch, if it is another one."""
+    rates = learning_rates(group.ok_rows[0])
+    return f"from {rates[0]:g}" if rates and rates[0] != rates[-1] else ""
+
+
+def _rates_differ(rows: Sequence[Row]) -> bool:
+    """Whether any run used another rate than the workload's `lr`."""
+    return any(rate != row.run.lr for row in rows for rate in learning_rates(row))
+
+
+def _stopped_early(rows: Sequence[Row]) -> bool:
+    return any(last_epoch(row) not in (None, row.run.epochs) for row in rows)
+
+
+class Learning:
+    """Epochs, rates and the way to the target."""
+
+    rounds_to_target = Quantity(
+        formats.whole,
         _rounds_to_target,
         "Rounds to target accuracy",
-        "rounds of a strategy with participation until the epoch that reached the target",
-        "the target was not reached",
         ratio=True,
-    ),
-    time_to_target_s=Quantity(
-        SECONDS,
+        detail=_seeds_that_reached,
+        missing=_not_reached,
+    )
+    time_to_target_s = Quantity(
+        formats.seconds,
         _time_to_target_s,
         "Time to target accuracy",
-        "time to the end of the first of the epochs that reached the target",
-        "the target was not reached",
         ratio=True,
         timed=True,
-    ),
-    lr_first_epoch=Quantity(
-        NUMBER,
-        lambda row: next(iter(learning_rates(row)), None),
-        meaning="the learning rate of the first epoch, as used",
-        empty=NOT_RECORDED,
-    ),
-    lr_last_epoch=Quantity(
-        NUMBER,
+        detail=_seeds_that_reached,
+        missing=_not_reached,
+    )
+    lr_first_epoch = Quantity(formats.short, lambda row: next(iter(learning_rates(row)), None))
+    lr_last_epoch = Quantity(
+        "{:g}".format,
         lambda row: next(reversed(learning_rates(row)), None),
         "Learning rate",
-        "the learning rate of the last epoch, as used",
-        NOT_RECORDED,
-    ),
-    epochs_trained=Quantity(NUMBER, last_epoch, "Epochs", "number of epochs that the run trained for"),
-)
+        detail=_from_first,
+        shown_for=_rates_differ,
+    )
+    epochs_trained = Quantity(formats.short, last_epoch, "Epochs", shown_for=_stopped_early)

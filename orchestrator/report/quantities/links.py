@@ -5,45 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, mbit, seconds
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import SECONDS, Quantity, Unit, named
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from trainer.spec.link import Path
 
-MEASURED = "measured before training, median over the links"
 OWN_LINKS = "this machine's own links"  # of a run that requests none
 
 
-def _measured(unit: Unit, field: str, title: str) -> Quantity:
+def _measured(
+    write: Callable[[float], str], field: str, title: str, requested: Callable[[Row], str]
+) -> Quantity:
     def read(row: Row) -> float | None:
         return median(getattr(link, field) for link in row.result.links) if row.result.links else None
 
-    return Quantity(unit, read, title, MEASURED, "no link was measured", of_failed=True)
+    return Quantity(
+        write,
+        read,
+        title,
+        of_failed=True,
+        detail=lambda group, span: requested(group.ok_rows[0]),
+        shown_for=lambda rows: any(row.workload.link for row in rows),
+    )
 
 
-LINKS = named(
-    link_latency_s=_measured(SECONDS, "latency_s", "Link latency, measured"),
-    link_bytes_per_s=_measured(Unit("B/s", mbit), "bytes_per_s", "Link bandwidth, measured"),
-)
-
-
-def requested_latency(row: Row) -> str:
+def _requested_latency(row: Row) -> str:
     """`1 ms requested`, for the measured links; empty without a request."""
     return _requested(row, lambda path: path.latency_ms / 1000, seconds)
 
 
-def requested_bandwidth(row: Row) -> str:
+def _requested_bandwidth(row: Row) -> str:
     """`10 Mbit/s requested`, for the measured links; empty without a request."""
     return _requested(
         row, lambda path: path.bandwidth_mbit and path.bandwidth_mbit * 1e6 / 8, mbit, "no limit"
     )
 
 
+class Links:
+    """Measured links."""
+
+    link_latency_s = _measured(formats.seconds, "latency_s", "Link latency, measured", _requested_latency)
+    link_bytes_per_s = _measured(mbit, "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth)
+
+
 def measured(rows: Sequence[Row]) -> str:
     """`9.52 Mbit/s, 1.10 ms`: medians over runs; empty if none has measured."""
-    latencies = [value for row in rows if (value := LINKS["link_latency_s"].of(row)) is not None]
-    rates = [value for row in rows if (value := LINKS["link_bytes_per_s"].of(row)) is not None]
+    latencies = [value for row in rows if (value := Links.link_latency_s.of(row)) is not None]
+    rates = [value for row in rows if (value := Links.link_bytes_per_s.of(row)) is not None]
     return f"{mbit(median(rates))}, {seconds(median(latencies))}" if latencies and rates else ""
 
 

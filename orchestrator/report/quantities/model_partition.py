@@ -5,17 +5,17 @@ Bytes, seconds per step, and shares 0 … 1. What was not recorded, as in older 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Row, quotient
-from orchestrator.report.quantities.quantity import BYTES, COUNT, MIB, SHARE, Quantity, named
-from orchestrator.report.quantities.times import NOT_RECORDED
+from orchestrator.report import formats
+from orchestrator.report.formats import percent
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RankResult
 
-NO_STAGES = "the model is not split into stages"
 BUSY_PHASES = ("data", "compute", "other")  # phases of the trainer's clock in which a rank works
 NOTABLY_LESS = 0.95  # of what other ranks hold; a smaller difference is bookkeeping
 
@@ -119,8 +119,14 @@ def _load_balance(row: Row) -> float | None:
     return fmean(busy) / max(busy) if any(busy) else None
 
 
-def _activations_of_serial(row: Row) -> float | None:
-    return quotient(row.activation_bytes, row.baseline.activation_bytes) if row.baseline else None
+def _of_serial(read: Metric) -> Callable[[Group, str], str]:
+    """The share of the serial run's value, for the small print of a table."""
+
+    def detail(group: Group, span: str) -> str:
+        share = group.over(lambda row: row.of_serial(read))
+        return percent(share.mean) if share and not group.serial else ""
+
+    return detail
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
@@ -129,63 +135,35 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 # Of published figures.
-ACTIVATIONS_OF_SERIAL = Quantity(SHARE, _activations_of_serial, "Activations, of serial")
+ACTIVATIONS_OF_SERIAL = Quantity(
+    formats.percent, lambda row: row.of_serial(lambda each: each.activation_bytes), "Activations, of serial"
+)
 
-MODEL_PARTITIONS = named(
-    parameters_per_rank_max=Quantity(
-        COUNT, _parameters, "Parameters (of serial)", "parameters of the part that a rank holds; maximum"
-    ),
-    state_bytes_per_rank_max=Quantity(
-        BYTES,
+
+class ModelPartitions:
+    """What a rank holds, and how stages wait."""
+
+    parameters_per_rank_max = Quantity(
+        formats.whole, _parameters, "Parameters (of serial)", detail=_of_serial(_parameters)
+    )
+    state_bytes_per_rank_max = Quantity(
+        formats.size,
         lambda row: row.state_bytes,
         "Weights, gradient, optimizer state (of serial)",
-        "weights, gradient and optimizer state of a rank; maximum",
-        NOT_RECORDED,
-    ),
-    dropped_choices=Quantity(
-        SHARE,
-        lambda row: row.result.dropped_share,
-        "Dropped choices",
-        "share of the tokens' choices of experts that were dropped in training, over all layers",
-        "the model has no experts",
-    ),
-    activation_bytes_per_rank_max=Quantity(
-        BYTES,
-        lambda row: row.activation_bytes,
-        "Activations",
-        "activations stored for the backward pass in the first step; maximum over ranks",
-        NOT_RECORDED,
-    ),
-    peak_memory_mib=Quantity(
-        MIB,
+        detail=_of_serial(lambda row: row.state_bytes),
+    )
+    dropped_choices = Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices")
+    activation_bytes_per_rank_max = Quantity(formats.size, lambda row: row.activation_bytes, "Activations")
+    peak_memory_mib = Quantity(
+        formats.memory,
         lambda row: _largest(rank.peak_memory_mb for rank in row.result.ranks),
         "Peak memory",
-        "the largest peak of a rank",
-        "the system has no /proc",
-    ),
-    load_balance=Quantity(
-        SHARE,
-        _load_balance,
-        "Load balance",
-        "mean / maximum over ranks of busy time: 1 if all have equally much to do",
-        "there is one rank",
-    ),
-    bubble_share=Quantity(
-        SHARE, _bubble, "Bubble", "share of time that stages wait, mean over stages", NO_STAGES
-    ),
-    bubble_share_formula=Quantity(
-        SHARE,
-        lambda row: row.run.strategy.bubble(row.run.world_size),
-        "Bubble by formula",
-        "(S − 1)/(K + S − 1) for S ranks of a pipeline; K is M for M micro-batches, v·M with v interleaved "
-        "chunks, and 3·M with zero_bubble",
-        NO_STAGES,
-    ),
-    split_point_bytes_per_step_max=Quantity(
-        BYTES,
-        _split_point_bytes_per_step,
-        "Split-point traffic per step",
-        "payload over the busiest split point",
-        f"{NO_STAGES}, or ranks hold several",
-    ),
-)
+    )
+    load_balance = Quantity(formats.percent, _load_balance, "Load balance")
+    bubble_share = Quantity(formats.percent, _bubble, "Bubble")
+    bubble_share_formula = Quantity(
+        formats.percent, lambda row: row.run.strategy.bubble(row.run.world_size), "Bubble by formula"
+    )
+    split_point_bytes_per_step_max = Quantity(
+        formats.size, _split_point_bytes_per_step, "Split-point traffic per step"
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
 
@@ -20,34 +20,13 @@ MOST_LOG = 700.0  # of a float
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A unit of numbers.
-
-    name: its name in columns.csv; empty for counts and ratios. write: formats a number.
-    """
-
-    name: str
-    write: Callable[[float], str]
-
-
-NUMBER = Unit("", formats.short)
-COUNT = Unit("", formats.whole)
-RATIO = Unit("", formats.ratio)
-SHARE = Unit("0 … 1", formats.percent)
-POINTS = Unit("−1 … 1", formats.points)
-SECONDS = Unit("s", formats.seconds)
-BYTES = Unit("B", formats.size)
-MIB = Unit("MiB", formats.memory)
-
-
-@dataclass(frozen=True)
 class Quantity:
     """A number that a run has: one entry for the CSV files, the tables, the figures and the findings.
 
     Attributes:
+        write: formats a value.
         read: its value in an ok run.
         title: the title of its column in tables.
-        meaning, empty: its texts in columns.csv: what it is, and which runs have no value.
         ratio: whether values compare by their ratio and average geometrically, as times do; otherwise by
             their difference.
         lower_is_better: whether less is better, as for a time.
@@ -56,14 +35,16 @@ class Quantity:
         interval: the 95 % interval of a configuration alone; None if it has none.
         timed: whether it is read from a clock, whose error no interval contains.
         of_failed: whether runs that are not ok have it, too. Others of their numbers compare with nothing.
+        detail: what tables show beside the mean of a configuration, from the range over its seeds.
+        only: the runs for which tables show it.
+        missing: what tables show of a run that has no value.
+        shown_for: whether the table of these runs shows it.
         name: its column in results.csv, and its name in findings.json.
     """
 
-    unit: Unit
+    write: Callable[[float], str]
     read: Metric
     title: str = ""
-    meaning: str = ""
-    empty: str = ""
     ratio: bool = False
     lower_is_better: bool = True
     resolution: Callable[[Row], float] = lambda row: 0.0
@@ -71,7 +52,15 @@ class Quantity:
     interval: Callable[[Group], Bounds | None] = lambda group: None
     timed: bool = False
     of_failed: bool = False
+    detail: Callable[[Group, str], str] = lambda group, span: span
+    only: Callable[[Row], bool] = lambda row: True
+    missing: Callable[[Row], str] = lambda row: formats.ABSENT
+    shown_for: Callable[[Sequence[Row]], bool] = lambda rows: True
     name: str = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the attribute to which it is assigned."""
+        object.__setattr__(self, "name", name)
 
     def of(self, row: Row) -> float | None:
         """Its value in a run; None if the run has none."""
@@ -81,20 +70,9 @@ class Quantity:
         """Its values over the group's ok runs; None if they have none."""
         return group.over(self.of, self.ratio)
 
-    @property
-    def write(self) -> Callable[[float], str]:
-        """Formats a value."""
-        return self.unit.write
-
-    @property
-    def in_cluster_time(self) -> Quantity:
-        """The same in cluster time, as a further column of results.csv: `cluster_s`, of `train_s`."""
-
-        def read(row: Row) -> float | None:
-            return self.of(row.cluster) if row.cluster else None
-
-        name = f"cluster_{self.name.removeprefix('train_')}"
-        return replace(self, name=name, read=read, meaning=f"as `{self.name}`, in cluster time")
+    def means(self, groups: Iterable[Group], name: Callable[[Group], str]) -> dict[str, float]:
+        """The means of the groups that have values, by their name."""
+        return {name(group): spread.mean for group in groups if (spread := self.over(group))}
 
     def sample(self, group: Group) -> Sample:
         """The values of the group's ok runs by seed, on the scale of the comparison."""
@@ -133,8 +111,3 @@ class Quantity:
         if abs(value) > log(MOST_WRITTEN):
             return f"over {MOST_WRITTEN}" if value > 0 else f"under 1/{MOST_WRITTEN}"
         return formats.ratio(exp(value))
-
-
-def named(**entries: Quantity) -> dict[str, Quantity]:
-    """Quantities by name, each with its name."""
-    return {name: replace(entry, name=name) for name, entry in entries.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import NUMBER, SHARE, Quantity, Unit, named
+from orchestrator.report.quantities.quantity import Quantity
 
 
 @dataclass(frozen=True)
@@ -58,21 +60,18 @@ def straggler_of(shares: np.ndarray | None) -> Straggler | None:
     return Straggler(rank, float(by_rank[rank] / (ranks - 1)), float(by_rank[rank] / by_rank.sum()), ranks)
 
 
-def _of_straggler(unit: Unit, field: str, meaning: str) -> Quantity:
+def _of_straggler(write: Callable[[float], str], field: str) -> Quantity:
     """A field of a run's `Straggler`."""
 
     def read(row: Row) -> float | None:
         return getattr(straggler_of(wait_shares(row)), field, None)
 
-    return Quantity(unit, read, meaning=meaning, empty="no rank waited, or ranks have no common clock")
+    return Quantity(write, read)
 
 
-STRAGGLERS = named(
-    straggler_rank=_of_straggler(NUMBER, "rank", "the rank that the others waited for most"),
-    straggler_share_of_time=_of_straggler(
-        SHARE, "share_of_time", "share of its time that another rank waited for `straggler_rank`, mean"
-    ),
-    straggler_share_of_waiting=_of_straggler(
-        SHARE, "share_of_waiting", "the share of `straggler_rank` in all waiting"
-    ),
-)
+class Stragglers:
+    """Fields of a run's `Straggler`."""
+
+    straggler_rank = _of_straggler(formats.short, "rank")
+    straggler_share_of_time = _of_straggler(formats.percent, "share_of_time")
+    straggler_share_of_waiting = _of_straggler(formats.percent, "share_of_waiting")

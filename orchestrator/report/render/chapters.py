@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
@@ -13,30 +13,32 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities.containers import containers
 from orchestrator.report.quantities.model_partition import is_partitioned
-from orchestrator.report.render.columns import (
-    CERTIFICATES,
-    CONTAINERS,
-    FAULTS,
-    MODEL_PARTITION,
-    Cell,
-    Column,
-    with_speedup_intervals,
-)
-from orchestrator.report.render.tables import Table, table_of, table_of_groups
+from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.line_columns import FAULTS
+from orchestrator.report.render.tables import Cell, Column, Table, table_of, table_of_groups
 from orchestrator.report.render.workloads import workload_names
 from orchestrator.report.topics.faults import FaultCost
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """The tables of one workload; None for those without lines."""
+    """The tables of one workload. others: those of OTHERS that have lines."""
 
     heading: str
     conditions: str
     results: Table
-    partitioned: Table | None
-    certified: Table | None
-    contained: Table | None
+    others: Mapping[str, Table]
+
+
+# The tables beside that of results, by name: their titles, and which of the ok configurations they show.
+OTHERS: dict[str, tuple[str, Callable[[Sequence[Group]], Sequence[Group]]]] = {
+    "memory": ("Model and memory per rank", lambda ok: ok if is_partitioned(ok) else []),
+    "certificates": (
+        "Certificates",
+        lambda ok: [group for group in ok if any(row.node_samples for row in group.ok_rows)],
+    ),
+    "containers": ("Containers", lambda ok: [group for group in ok if any(map(containers, group.ok_rows))]),
+}
 
 
 class FirstOfKind:
@@ -53,7 +55,7 @@ class FirstOfKind:
 
 def chapters_of(comparison: Comparison, claims: Claims) -> list[Chapter]:
     """The tables of each workload; one for all if each has a single configuration."""
-    columns = with_speedup_intervals(speedup_intervals(comparison, claims))
+    columns = columns_of_groups("groups", speedup_intervals(comparison, claims))
     parts = [(workload, comparison.groups_in(workload)) for workload in comparison.workloads]
     if len(parts) > 1 and all(len(groups) == 1 for _, groups in parts):
         names = workload_names(comparison.workloads)
@@ -76,31 +78,17 @@ def _chapter(
     before: Sequence[Column[Group]] = (),
 ) -> Chapter:
     """columns: of the results. before: columns that come first in every table."""
-    ok = [group for group in groups if group.ok]
-
-    def table(title: str, shown: Sequence[Column[Group]], of: Sequence[Group]) -> Table | None:
-        return table_of_groups(f"{title}, {label}", [*before, *shown], of) if of else None
-
-    return Chapter(
-        heading=label,
-        conditions=conditions,
-        results=table_of_groups(f"Results, {label}", [*before, *columns], groups),
-        partitioned=table(
-            "Model and memory per rank", MODEL_PARTITION, ok if is_partitioned(groups) else []
-        ),
-        certified=table(
-            "Certificates",
-            CERTIFICATES,
-            [group for group in ok if any(row.node_samples for row in group.ok_rows)],
-        ),
-        contained=table(
-            "Containers", CONTAINERS, [group for group in ok if any(map(containers, group.ok_rows))]
-        ),
-    )
+    others = {
+        name: table_of_groups(f"{title}, {label}", [*before, *columns_of_groups(name)], shown)
+        for name, (title, shown_of) in OTHERS.items()
+        if (shown := shown_of([group for group in groups if group.ok]))
+    }
+    results = table_of_groups(f"Results, {label}", [*before, *columns], groups)
+    return Chapter(label, conditions, results, others)
 
 
 def fault_table(costs: Sequence[FaultCost]) -> Table:
     """What faults cost, a line per configuration."""
     return table_of(
-        "What faults cost", FAULTS, costs, lambda cost: cost.group, lambda cost: bool(cost.missing)
+        "What faults cost", FAULTS, costs, lambda cost: cost.group.rows, lambda cost: bool(cost.missing)
     )

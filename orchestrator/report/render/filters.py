@@ -9,7 +9,6 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
-from orchestrator.report.render.columns import run_label
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import filters_of
 
@@ -39,7 +38,7 @@ def chips(groups: Sequence[Group]) -> list[Chip]:
     style = Style(groups)
     found: dict[str, Chip] = {}
     for group in one_per_split([group for group in groups if group.first.trains]):
-        series, look = run_label(group.first), style.look(group)
+        series, look = group.first.series, style.look(group)
         found.setdefault(series, Chip(series, look.colour, look.shape))
     return list(found.values())
 

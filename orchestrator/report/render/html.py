@@ -24,7 +24,6 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.plots import Plot
 from orchestrator.report.quantities.containers import containers, single_container
 from orchestrator.report.render.chapters import FirstOfKind
-from orchestrator.report.render.columns import run_label
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
 from orchestrator.report.render.page import Page
@@ -91,14 +90,6 @@ def _runs_of(finding: Finding) -> list[tuple[str, list[Row]]]:
     """The finding's runs, grouped by configuration."""
     rows_by_name: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [
-            run_label(row),
-            row.partitioner_label,
-            row.shape.label,
-            row.link_label,
-            row.location,
-            row.faults_label,
-            row.run.byzantine_label,
-        ]
+        parts = [row.series, row.partitioner_label, row.shape.label, *row.conditions]
         rows_by_name.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(rows_by_name.items())

@@ -13,16 +13,20 @@ from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.render.chapters import FirstOfKind
-from orchestrator.report.render.columns import Cell
 from orchestrator.report.render.legend import Entry
 from orchestrator.report.render.page import Page
 from orchestrator.report.render.questions import Figure, Part, Question
 from orchestrator.report.render.summary import HOW_TO_OPEN, STATES
-from orchestrator.report.render.tables import AT_FIRST, Head, Table
+from orchestrator.report.render.tables import AT_FIRST, Cell, Head, Table
 from orchestrator.report.render.workloads import WorkloadNames
 from orchestrator.report.verdict import Evidence, Option, Verdict
 
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
+OTHER_TABLES = {
+    "memory": "Model and memory, of the rank that holds most",
+    "certificates": "Certificates of the samples that nodes trained on",
+    "containers": "Containers, counted by the kernel",
+}
 NAMED_BY = 2  # columns that say what a line of a table is about
 # Characters that are markup, or that end a table cell.
 _ESCAPES = str.maketrans(
@@ -169,13 +173,8 @@ def _results(page: Page) -> Iterator[str]:
         yield f"### {plain(chapter.heading)}"
         yield from filter(None, [_paragraph(chapter.conditions)])
         yield from _table(chapter.results)
-        for title, table in (
-            ("Model and memory, of the rank that holds most", chapter.partitioned),
-            ("Certificates of the samples that nodes trained on", chapter.certified),
-            ("Containers, counted by the kernel", chapter.contained),
-        ):
-            if table:
-                yield _folded(title, _table(table))
+        for name, table in chapter.others.items():
+            yield _folded(OTHER_TABLES[name], _table(table))
     if page.fault_costs:
         yield "## What faults cost"
         yield from _table(page.fault_costs)

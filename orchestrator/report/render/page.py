@@ -11,8 +11,8 @@ from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot
 from orchestrator.report.render.chapters import Chapter, chapters_of, fault_table
-from orchestrator.report.render.columns import PREDICTED, PUBLISHED
 from orchestrator.report.render.legend import Entry, legend
+from orchestrator.report.render.line_columns import PREDICTED, PUBLISHED
 from orchestrator.report.render.questions import Part, Question, parts, questions
 from orchestrator.report.render.summary import disturbance, one_line, seeds_line
 from orchestrator.report.render.tables import Table, table_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -15,10 +15,10 @@ from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
-from orchestrator.report.quantities import COVERAGE, OVERLAP
-from orchestrator.report.render.columns import RUNS, Column, filled, first_columns, run_label
+from orchestrator.report.quantities import Q
+from orchestrator.report.render.columns import columns_of_runs
 from orchestrator.report.render.summary import STATES
-from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
+from orchestrator.report.render.tables import AT_FIRST, Cell, Head, Line, table_of
 from orchestrator.results.records import EpochPoint, RankResult
 from trainer.spec.run_spec import RunSpec
 
@@ -29,29 +29,33 @@ _ALSO = ("timeout_s", "restarts", "trace")
 
 
 @dataclass(frozen=True)
-class RunSection:
-    """A run. filters: see `filters_of`. Lists are empty where the run has no such numbers.
+class Run:
+    """A run: its line in the table of runs, and its section. Lists are empty where it has no such numbers.
 
-    epochs: number, seconds, loss, test loss and accuracy in percent, as plain numbers, since the page draws
-    them. phases: names; ranks: name of a line and its seconds by phase. files: title and address, relative
-    to the report.
+    detail: what its name leaves out. filters: see `filters_of`. cells: its numbers if it is ok; otherwise
+    the table has its status and cause. notes: numbers of footnotes. epochs: number, seconds, loss, test
+    loss and accuracy in percent, as plain numbers, since the page draws them. phases: names. ranks: name of
+    a line and its seconds by phase. files: title and address, relative to the report.
     """
 
     key: str
     name: str
-    nodes: str
-    seed: str
     status: str
     cause: str
-    filters: dict[str, str]
-    clock: str
-    command: str
-    epochs: list[list[str]]
-    phases: list[str]
-    ranks: list[tuple[str, list[str]]]
-    certificate: str
-    flags: list[str]
-    files: list[tuple[str, str]]
+    filters: Mapping[str, str]
+    detail: str = ""
+    nodes: str = ""
+    seed: str = ""
+    cells: Sequence[Cell] = ()
+    notes: Sequence[int] = ()
+    clock: str = ""
+    command: str = ""
+    epochs: Sequence[list[str]] = ()
+    phases: Sequence[str] = ()
+    ranks: Sequence[tuple[str, list[str]]] = ()
+    certificate: str = ""
+    flags: Sequence[str] = ()
+    files: Sequence[tuple[str, str]] = ()
 
     @property
     def ok(self) -> bool:
@@ -59,38 +63,24 @@ class RunSection:
 
 
 @dataclass(frozen=True)
-class RunLine:
-    """A line in the table of runs. line: its cells if the run is ok; otherwise a status and a cause."""
-
-    run: RunSection
-    detail: str
-    line: Line
-    notes: list[int]  # numbers of footnotes
-
-
-@dataclass(frozen=True)
 class Runs:
     """All runs. heads: those of the cells beside run, nodes and seed. notes: the footnotes."""
 
     heads: list[Head]
-    lines: list[RunLine]
+    runs: list[Run]
     notes: list[str]
 
 
 def runs(comparison: Comparison) -> Runs:
     """The runs in the order of the sweep, with pending ones."""
-    columns = filled(RUNS, comparison.rows)
-    first = first_columns(columns, AT_FIRST - BESIDE)
-    notes = list(dict.fromkeys(note for row in comparison.rows for note in _notes(row)))
-    rows = {row.key: row for row in comparison.rows}
-    return Runs(
-        [Head(column.title, column.number, column.key in first) for column in columns],
-        [
-            _line(rows[key], comparison, columns, notes) if key in rows else _pending(key, comparison)
-            for key in comparison.record.keys
-        ],
-        notes,
-    )
+    rows = comparison.rows
+    table = table_of("Runs", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - BESIDE)
+    notes = list(dict.fromkeys(note for row in rows for note in _notes(row)))
+    finished = {
+        row.key: _run(row, line, notes, comparison) for row, line in zip(rows, table.lines, strict=True)
+    }
+    found = [finished.get(key) or _pending(key, comparison) for key in comparison.record.keys]
+    return Runs(table.heads, found, notes)
 
 
 def repeat_command(run: RunSpec, runtime: str) -> str:
@@ -113,45 +103,26 @@ def _short(value: Any) -> Any:
     return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
 
 
-def _line(
-    row: Row, comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]
-) -> RunLine:
-    detail = [
-        row.partitioner_label,
-        row.link_label,
-        row.location,
-        row.faults_label,
-        row.run.byzantine_label,
-    ]
-    filters = filters_of([row])
-    return RunLine(
-        _section(row, comparison, filters),
-        " · ".join(filter(None, detail)),
-        Line([column.cell(row) for column in columns] if row.ok else [], filters, not row.ok),
-        [notes.index(note) + 1 for note in _notes(row)],
-    )
-
-
-def _pending(key: str, comparison: Comparison) -> RunLine:
+def _pending(key: str, comparison: Comparison) -> Run:
     why = comparison.unusable.get(key, "")
     status = "unusable" if why else "pending"
-    section = RunSection(
-        key, key, "", "", STATES[status], why, {"status": status}, "", "", [], [], [], "", [], []
-    )
-    return RunLine(section, "", Line([], section.filters), [])
+    return Run(key, key, STATES[status], why, {"status": status})
 
 
-def _section(row: Row, comparison: Comparison, filters: dict[str, str]) -> RunSection:
+def _run(row: Row, line: Line, notes: Sequence[str], comparison: Comparison) -> Run:
     ranks = row.result.ranks
     phases = list(dict.fromkeys(phase for rank in ranks for phase in rank.seconds))
-    return RunSection(
-        key=row.key,
-        name=run_label(row),
+    return Run(
+        row.key,
+        row.series,
+        STATES[row.status],
+        row.cause or "",
+        line.filters,
+        detail=" · ".join(filter(None, [row.partitioner_label, *row.conditions])),
         nodes=row.shape.short,
         seed=str(row.seed),
-        status=STATES[row.status],
-        cause=row.cause or "",
-        filters=filters,
+        cells=line.cells if row.ok else (),
+        notes=[notes.index(note) + 1 for note in _notes(row)],
         clock=row.clock if row.timed else "wall",
         command=repeat_command(row.run, row.result.runtime),
         epochs=[_epoch(point) for point in row.result.epochs if point.rank == row.result.epochs[0].rank],
@@ -193,7 +164,7 @@ def _certificate(row: Row) -> str:
     if row.verified is None or not row.node_samples:
         return ""
     low, high = (formats.whole(limit(row.node_samples)) for limit in (min, max))
-    coverage, overlap = formats.percent(COVERAGE.of(row)), formats.percent(OVERLAP.of(row))
+    coverage, overlap = formats.percent(Q.coverage.of(row)), formats.percent(Q.overlap.of(row))
     samples = low if low == high else f"{low}–{high}"
     verified = "Verified" if row.verified else "Not verified"
     data = f" Training data {formats.listed(row.data)}." if row.data else ""

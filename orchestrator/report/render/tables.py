@@ -1,29 +1,80 @@
-"""Tables of the page: their first columns, and the values by which filters find their lines."""
+"""Columns and tables: what a column shows of an item, and the tables of the page made from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from markupsafe import Markup
 
+from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock, Row
-from orchestrator.report.render.columns import Cell, Column, filled, first_columns, run_label
+from orchestrator.report.render.order import ORDER
+from orchestrator.report.statistics.spread import Spread
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 AT_FIRST = 6  # columns of a table
 
 
 @dataclass(frozen=True)
+class Cell:
+    """The content of a table cell.
+
+    detail: the range over seeds, or another note in small print. value: the value by which a column sorts;
+    None if it sorts by its text.
+    """
+
+    text: str
+    detail: str = ""
+    value: float | None = None
+
+    @classmethod
+    def of(cls, value: float | None, write: Callable[[float], str], detail: str = "") -> Cell:
+        """A number; an absent one as a dash."""
+        return cls(ABSENT) if value is None else cls(write(value), detail, value)
+
+    @classmethod
+    def over(cls, spread: Spread | None, write: Callable[[float], str]) -> Cell:
+        """The mean, with the range over seeds as detail."""
+        return cls(ABSENT) if spread is None else cls.of(spread.mean, write, range_beside(spread, write))
+
+
+def range_beside(spread: Spread, write: Callable[[float], str]) -> str:
+    """The range over seeds; empty if it is written like the mean."""
+    return "" if (written := spread.range(write)) == write(spread.mean) else written
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table.
+
+    key: stable identifier within its table. number: whether it is right-aligned. shown_for: whether to show
+    it for these items; a column without any value is never shown.
+    """
+
+    key: str
+    title: str
+    cell: Callable[[T], Cell]
+    number: bool = True
+    shown_for: Callable[[Sequence[T]], bool] = bool
+
+    def of(self, part: Callable[[S], T]) -> Column[S]:
+        """The same column of items that have such a part."""
+        return Column(self.key, self.title, lambda item: self.cell(part(item)), self.number)
+
+
+@dataclass(frozen=True)
 class Head:
-    """The head of a column. first: whether the page shows the column at first."""
+    """The head of a column. first: whether the page shows the column at first. key: that of the column."""
 
     title: str
     number: bool
     first: bool
+    key: str = ""
 
     @property
     def classes(self) -> Markup:
@@ -36,7 +87,7 @@ class Head:
 class Line:
     """A line of a table. filters: the line's values, by name of a filter."""
 
-    cells: list[Cell]
+    cells: Sequence[Cell]
     filters: Mapping[str, str] = field(default_factory=dict)
     failed: bool = False
 
@@ -59,28 +110,32 @@ def table_of(
     caption: str,
     columns: Sequence[Column[T]],
     items: Sequence[T],
-    group_of: Callable[[T], Group | None] = lambda _: None,
+    rows_of: Callable[[T], Sequence[Row]] = lambda _: (),
     failed: Callable[[T], bool] = lambda _: False,
     clock: Clock = "cluster",
+    most: int = AT_FIRST,
 ) -> Table:
     """The table of these items, with the columns that have a value.
 
     Args:
-        group_of: the configuration of an item, by which filters find it.
+        rows_of: the runs of an item, by which filters find it.
         clock: the clock of the speedups.
+        most: how many columns the page shows at first.
     """
-    shown = filled(columns, items)
-    first = first_columns(shown, AT_FIRST, clock)
+    cells = [[column.cell(item) for item in items] for column in columns]
+    shown = [
+        (column, found)
+        for column, found in zip(columns, cells, strict=True)
+        if any(cell.text != ABSENT for cell in found) and column.shown_for(items)
+    ]
+    first = _first([column.key for column, _ in shown], most, clock)
+    by_line = zip(*(found for _, found in shown), strict=True) if shown else [()] * len(items)
     return Table(
         caption,
-        [Head(column.title, column.number, column.key in first) for column in shown],
+        [Head(column.title, column.number, column.key in first, column.key) for column, _ in shown],
         [
-            Line(
-                [column.cell(item) for column in shown],
-                filters_of(group.rows) if (group := group_of(item)) else {},
-                failed(item),
-            )
-            for item in items
+            Line(line, filters_of(rows_of(item)), failed(item))
+            for item, line in zip(items, by_line, strict=True)
         ],
     )
 
@@ -88,14 +143,23 @@ def table_of(
 def table_of_groups(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table:
     """The table of these configurations."""
     clock = groups[0].first.clock if groups else "cluster"
-    return table_of(caption, columns, groups, lambda group: group, lambda group: not group.ok, clock)
+    return table_of(caption, columns, groups, lambda group: group.rows, lambda group: not group.ok, clock)
+
+
+def _first(keys: Sequence[str], most: int, clock: Clock) -> set[str]:
+    """The keys of at most `most` columns to show first."""
+    times = {"cluster_s": "wall_s", "wall_s": "cluster_s"} if clock == "wall" else {}
+    important = [shown for key in ORDER["first"] if (shown := times.get(key, key)) in keys]
+    return {*[*important, *(key for key in keys if key not in important)][:most]}
 
 
 def filters_of(rows: Sequence[Row]) -> dict[str, str]:
     """The values by which filters find runs of one configuration. status: those of all runs."""
+    if not rows:
+        return {}
     first = rows[0]
     values = {
-        "series": run_label(first),
+        "series": first.series,
         "nodes": first.shape.short,
         "transport": first.transport,
         "partitioner": first.partitioner_label,

@@ -17,29 +17,21 @@ from orchestrator.report.formats import count, first_few, listed, percent, point
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
-from orchestrator.report.quantities import (
-    ACCURACY,
-    AVERAGING_GAIN,
-    BYTES_SENT_PER_RANK,
-    COVERAGE,
-    LOCAL_ACCURACY,
-    OVERLAP,
-    STALENESS,
-)
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
-ACCURACIES = Scaling("accuracy", ACCURACY, "Test accuracy", "test accuracy")
+ACCURACIES = Scaling("accuracy", Q.accuracy, "Test accuracy", "test accuracy")
 STALENESSES = Scaling(
-    "staleness", STALENESS, "Staleness of gradients", "updates by others", in_overview=False
+    "staleness", Q.staleness_mean, "Staleness of gradients", "updates by others", in_overview=False
 )
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:
     """Groups by accuracy, the best first; without runs that ended at a target accuracy."""
-    known = [group for group in groups if ACCURACY.sample(group) and not _ended_early(group)]
-    return sorted(known, key=lambda group: -ACCURACY.mean_of(group))
+    known = [group for group in groups if Q.accuracy.sample(group) and not _ended_early(group)]
+    return sorted(known, key=lambda group: -Q.accuracy.mean_of(group))
 
 
 def _ended_early(group: Group) -> bool:
@@ -52,18 +44,18 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if not ranked:
         return
     first, *others = ranked
-    ranking = claims.all_pairs(ACCURACY, ranked)
-    serial = view.serial if view.serial and ACCURACY.sample(view.serial) else None
-    against = claims.with_reference(ACCURACY, serial, ranked) if serial else []
+    ranking = claims.all_pairs(Q.accuracy, ranked)
+    serial = view.serial if view.serial and Q.accuracy.sample(view.serial) else None
+    against = claims.with_reference(Q.accuracy, serial, ranked) if serial else []
     data: dict[str, Any] = {
         "best": view.name(ranking.best) if ranking.best else None,
         "worst": view.name(ranking.worst) if ranking.worst else None,
         "highest": view.name(first),
-        "accuracy": ACCURACY.mean_of(first),
+        "accuracy": Q.accuracy.mean_of(first),
         "compared": compared_data([*against, *ranking.comparisons]),
     }
     text = f"At {view.shape.label}{view.of_ranked}, {view.name(first)} reached "
-    text += percent(ACCURACY.mean_of(first))
+    text += percent(Q.accuracy.mean_of(first))
     if ranking.best is first:
         text += f", the best accuracy of {count(len(ranked), 'configuration')}"
     text += "."
@@ -75,10 +67,10 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if rest := [view.name(group) for group in even if group not in equal]:
             text += f" Which accuracy is the best is undecided between it and {first_few(rest)}."
     if ranking.worst and len(ranked) > 2:
-        text += f" The worst is {view.name(ranking.worst)}: {percent(ACCURACY.mean_of(ranking.worst))}."
+        text += f" The worst is {view.name(ranking.worst)}: {percent(Q.accuracy.mean_of(ranking.worst))}."
     if serial:
-        data["serial_accuracy"] = ACCURACY.mean_of(serial)
-        text += f" Serial reached {percent(ACCURACY.mean_of(serial))}{_from_serial(view, against)}"
+        data["serial_accuracy"] = Q.accuracy.mean_of(serial)
+        text += f" Serial reached {percent(Q.accuracy.mean_of(serial))}{_from_serial(view, against)}"
     yield Finding("best_accuracy", text, evidence([*ranked, serial]), data)
 
 
@@ -106,11 +98,11 @@ def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """A reason for lost accuracy on the same samples: the model is updated less often than serial's."""
     serial = view.serial
     ranked = _ranked(view.ranked_candidates)
-    if not serial or not ACCURACY.sample(serial):
+    if not serial or not Q.accuracy.sample(serial):
         return
     losing = [
         each.left
-        for each in claims.with_reference(ACCURACY, serial, ranked)
+        for each in claims.with_reference(Q.accuracy, serial, ranked)
         if each.verdict == "less" and _same_samples(each.left, serial) and _same_start(each.left)
     ]
     own = serial.over(updates)
@@ -138,7 +130,7 @@ def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def _same_samples(group: Group, serial: Group) -> bool:
     """Whether the runs used the whole training set as often as serial's."""
     rows = [*group.ok_rows, *serial.ok_rows]
-    whole_set = all(COVERAGE.of(row) in (None, 1.0) and not OVERLAP.of(row) for row in rows)
+    whole_set = all(Q.coverage.of(row) in (None, 1.0) and not Q.overlap.of(row) for row in rows)
     return same_epochs(rows) and whole_set
 
 
@@ -153,13 +145,15 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         group
         for group in view.line_groups
         if group in view.candidates
-        and AVERAGING_GAIN.sample(group)
+        and Q.averaging_gain.sample(group)
         and not group.first.run.aggregates_by_value  # which is no average
     ]
-    for gain in claims.with_zero(AVERAGING_GAIN, groups):
+    for gain in claims.with_zero(Q.averaging_gain, groups):
         group = gain.left
-        local = LOCAL_ACCURACY.over(group)
-        final = Spread.of(row.accuracy for row in group.ok_rows if LOCAL_ACCURACY.of(row) is not None)
+        local = Q.local_accuracy_mean.over(group)
+        final = Spread.of(
+            row.accuracy for row in group.ok_rows if Q.local_accuracy_mean.of(row) is not None
+        )
         if not local or not final:
             continue
         change = points(final.mean - local.mean)
@@ -190,7 +184,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
             continue
         pairs += [(other, default) for other in groups if other.strategy_label != default.strategy_label]
-    for compared in claims.pairs(ACCURACY, pairs):
+    for compared in claims.pairs(Q.accuracy, pairs):
         other, default = compared.left, compared.right
         mine, others = _differing_parameters(default, other)
         yield Finding(
@@ -205,7 +199,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "parameters": (mine, others),
                 "accuracy": compared.values[::-1],
                 "bytes_sent": tuple(
-                    sent.mean if (sent := BYTES_SENT_PER_RANK.over(group)) else None
+                    sent.mean if (sent := Q.bytes_sent_per_rank.over(group)) else None
                     for group in (default, other)
                 ),
                 "compared": compared_data([compared]),
@@ -215,7 +209,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 def _sent(one: Group, other: Group) -> str:
     """The bytes that each group sent, if they differ."""
-    left, right = (BYTES_SENT_PER_RANK.over(group) for group in (one, other))
+    left, right = (Q.bytes_sent_per_rank.over(group) for group in (one, other))
     if not left or not right or left.mean == right.mean:
         return ""
     return f"; a rank sent {size(left.mean)} and {size(right.mean)}"
@@ -245,7 +239,7 @@ TOPIC = Topic(
             "serial. An arrow is a value outside the axis. Colours are the same in all figures; the list "
             "of strategies below names the file of each.",
             lambda subject: strategies_at_a_glance(subject.view, subject.style),
-            otherwise=measured(ACCURACY),
+            otherwise=measured(Q.accuracy),
             links_matter=False,
         ),
         over_nodes(

@@ -8,7 +8,7 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.topics.published import MEASURES
+from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.topics.topic import Topic
 from orchestrator.sweeps.expand import matches
 
@@ -16,7 +16,7 @@ from orchestrator.sweeps.expand import matches
 def questions(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """A finding for each question whose two configurations have values that compare."""
     for question in comparison.record.questions:
-        quantity = MEASURES[question.measure]
+        quantity = QUANTITIES[question.measure]
         groups = [
             group
             for side in (question.compare, question.against)

@@ -10,7 +10,7 @@ from orchestrator.report.figures.chart import Chart, chart_of, layered
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import Style, series_name, short_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
@@ -18,7 +18,7 @@ from orchestrator.report.formats import listed, percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
-from orchestrator.report.quantities import BUBBLE, BUBBLE_FORMULA
+from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Topic
 
 
@@ -28,9 +28,9 @@ def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         (formula, measured, group)
         for group in view.candidates
         if group.first.times_compare
-        and (formula := BUBBLE_FORMULA.over(group))
+        and (formula := Q.bubble_share_formula.over(group))
         and formula.mean > 0
-        and (measured := BUBBLE.over(group))
+        and (measured := Q.bubble_share.over(group))
     ]
     if not known:
         return
@@ -68,11 +68,11 @@ def _reason(groups: list[Group]) -> str:
 
 def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     """The measured bubble and the formula for each pipeline of every size; None for a single one."""
-    known = [group for group in one_per_split(view.groups) if BUBBLE.over(group)]
+    known = [group for group in one_per_split(view.groups) if Q.bubble_share.over(group)]
     shown = sorted(known, key=_formula)
     if len(shown) < 2:
         return None
-    names = [fold(f"{short_name(group)}, {group.shape.label}") for group in shown]
+    names = [fold(f"{group.first.series}, {group.shape.label}") for group in shown]
     records = [_bubble(group, name) for group, name in zip(shown, names, strict=True)]
     axis = alt.Axis(
         title=f"share of {view.clock} time that stages wait", format=".0%", tickCount=5, grid=True
@@ -104,11 +104,11 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
 
 
 def _bubble(group: Group, name: str) -> dict[str, Any]:
-    measured = BUBBLE.over(group)
+    measured = Q.bubble_share.over(group)
     if measured is None:
         raise ValueError(f"{name}: no bubble was measured")
     return {
-        "series": series_name(group),
+        "series": group.series,
         "name": name,
         "measured": measured.mean,
         "low": measured.low,
@@ -119,7 +119,7 @@ def _bubble(group: Group, name: str) -> dict[str, Any]:
 
 
 def _formula(group: Group) -> float:
-    formula = BUBBLE_FORMULA.over(group)
+    formula = Q.bubble_share_formula.over(group)
     return formula.mean if formula else 0.0
 
 
@@ -134,7 +134,7 @@ TOPIC = Topic(
             "share cores wait longer.",
             lambda subject: bubbles(subject.view, subject.style),
             shows=("bubble",),
-            otherwise=measured(BUBBLE),
+            otherwise=measured(Q.bubble_share),
         ),
     ),
 )

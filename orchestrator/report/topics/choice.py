@@ -13,7 +13,7 @@ from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.formats import first_few, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.textbook_optimizers import optimizer_pairs
@@ -30,12 +30,12 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     groups = [
         group
         for group in timed([*view.ranked_candidates, *([view.serial] if view.serial else [])])
-        if ACCURACY.sample(group) and not any(map(target_reached, group.ok_rows))
+        if Q.accuracy.sample(group) and not any(map(target_reached, group.ok_rows))
     ]
     if len(groups) < 2 or all(group.serial for group in groups):
         return
-    accuracies = claims.among(ACCURACY, groups)
-    times = claims.among(TRAIN_S, one_per_work(groups))
+    accuracies = claims.among(Q.accuracy, groups)
+    times = claims.among(Q.train_s, one_per_work(groups))
     on, off, unknown = [], [], []
     for group in groups:
         better = _dominating(group, groups, times, accuracies)
@@ -53,11 +53,9 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "on": [view.name(group) for group in on],
             "off": [view.name(group) for group, _ in off],
             "undecided": [view.name(group) for group in unknown],
-            "accuracy": {view.name(group): ACCURACY.mean_of(group) for group in groups},
-            "train_s": {view.name(group): TRAIN_S.mean_of(group) for group in groups},
-            "bytes_sent": {
-                view.name(group): sent.mean for group in groups if (sent := BYTES_SENT_PER_RANK.over(group))
-            },
+            "accuracy": {view.name(group): Q.accuracy.mean_of(group) for group in groups},
+            "train_s": {view.name(group): Q.train_s.mean_of(group) for group in groups},
+            "bytes_sent": Q.bytes_sent_per_rank.means(groups, view.name),
             "compared": compared_data([*times.comparisons, *accuracies.comparisons]),
         },
     )
@@ -109,8 +107,8 @@ def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracie
     for other in groups:
         if other is group:
             continue
-        faster = TRAIN_S.mean_of(_timed_as(other, times)) <= TRAIN_S.mean_of(_timed_as(group, times))
-        as_accurate = ACCURACY.mean_of(other) >= ACCURACY.mean_of(group)
+        faster = Q.train_s.mean_of(_timed_as(other, times)) <= Q.train_s.mean_of(_timed_as(group, times))
+        as_accurate = Q.accuracy.mean_of(other) >= Q.accuracy.mean_of(group)
         better = _faster(other, group, times) or accuracies.better(other, group)
         if faster and as_accurate and better:
             return other
@@ -132,9 +130,9 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
     """`one_shot over mpi (94.1%, 2.31 s, 1.2 MB sent per rank) and …`: the first few."""
     names = []
     for group in groups:
-        sent = BYTES_SENT_PER_RANK.over(group)
+        sent = Q.bytes_sent_per_rank.over(group)
         amount = f", {size(sent.mean)} sent per rank" if sent and sent.mean else ""
-        reached, took = ACCURACY.mean_of(group), TRAIN_S.mean_of(group)
+        reached, took = Q.accuracy.mean_of(group), Q.train_s.mean_of(group)
         names.append(f"{view.name(group)} ({percent(reached)}, {seconds(took)}{amount})")
     return first_few(names)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
@@ -24,10 +23,9 @@ from orchestrator.report.metrics.clock import (
     shows_load,
 )
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import config_of
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import CPU_TIME_SPEEDUP
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import counted
@@ -255,7 +253,7 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     by_cpu_time = [
         (spread.mean, group)
         for group in sharing
-        if group.shape == most and (spread := CPU_TIME_SPEEDUP.over(group))
+        if group.shape == most and (spread := Q.cpu_time_speedup.over(group))
     ]
     if by_cpu_time:
         reached, best = max(by_cpu_time, key=lambda item: item[0])
@@ -316,7 +314,7 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def drift_of(view: WorkloadView) -> Drift | None:
     """How the times of a workload changed during the sweep; None if that cannot be seen."""
     return time_drift(
-        [(row.result.started_at, _configuration(row), row.train_s or 0.0) for row in _with_times(view)]
+        [(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in _with_times(view)]
     )
 
 
@@ -324,10 +322,6 @@ def _with_times(view: WorkloadView) -> list[Row]:
     return [
         row for group in view.groups if group.first.times_compare for row in group.ok_rows if row.train_s
     ]
-
-
-def _configuration(row: Row) -> str:
-    return json.dumps([config_of(row), row.location], sort_keys=True)
 
 
 def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from orchestrator.report.metrics.fairness import (
 )
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import BYTES_SENT_PER_RANK
+from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.limits import written
 
@@ -111,7 +111,7 @@ def sent_beyond_count(comparison: Comparison, claims: Claims) -> Iterator[Findin
     """Configurations whose transport is known to send more bytes than are counted."""
     for group in comparison.groups:
         factor = group.first.run.strategy.sent_per_counted
-        counted = BYTES_SENT_PER_RANK.over(group)
+        counted = Q.bytes_sent_per_rank.over(group)
         if factor > 1 and counted and counted.mean:
             transport, sent = group.first.run.transport, factor * counted.mean
             yield Finding(

@@ -13,7 +13,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import Lines
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
@@ -22,14 +22,7 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
-from orchestrator.report.quantities import (
-    BYTES_PER_STEP,
-    COMMUNICATE_S,
-    EXCHANGE_S_PER_STEP,
-    EXCHANGE_SHARE,
-    TRAIN_S,
-    WAIT_S,
-)
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.speed import exchange_share, timed
@@ -49,44 +42,42 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if len({group.transport for group in groups}) < 2:
             continue
         first, *others = groups
-        ranking = claims.among(TRAIN_S, groups)
+        ranking = claims.among(Q.train_s, groups)
         parts = [
-            f"{seconds(TRAIN_S.mean_of(group))} over {group.transport}{_communication(group)}, "
+            f"{seconds(Q.train_s.mean_of(group))} over {group.transport}{_communication(group)}, "
             f"{ranking.between(group, first).written}"
             for group in others
         ]
         yield Finding(
             "transports",
             f"{view.times_at}, {first.strategy_label}{view.partitioner(first)} took "
-            f"{seconds(TRAIN_S.mean_of(first))} over {first.transport}{_communication(first)}; "
+            f"{seconds(Q.train_s.mean_of(first))} over {first.transport}{_communication(first)}; "
             f"{'; '.join(parts)}.",
             evidence(groups),
             {
                 "strategy": first.strategy_label,
-                "train_s": {group.transport: TRAIN_S.mean_of(group) for group in groups},
-                "communicate_s": {
-                    group.transport: spent.mean for group in groups if (spent := COMMUNICATE_S.over(group))
-                },
+                "train_s": {group.transport: Q.train_s.mean_of(group) for group in groups},
+                "communicate_s": Q.communicate_s.means(groups, lambda group: group.transport),
                 "compared": compared_data(ranking.comparisons),
             },
         )
 
 
 def _communication(group: Group) -> str:
-    spent = COMMUNICATE_S.over(group)
+    spent = Q.communicate_s.over(group)
     return f" with {seconds(spent.mean)} of communication" if spent else ""
 
 
 def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
-    by_line = {group.line: group for group in view.candidates if TRAIN_S.sample(group)}
+    by_line = {group.line: group for group in view.candidates if Q.train_s.sample(group)}
     for one, other in combinations(by_line.values(), 2):
         # By label: a parameter, such as a compression, changes the mathematics.
         pair = {group.strategy_label: group for group in (one, other)}
         if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
             continue
         ours, ddp = pair["all_reduce"], pair["ddp"]
-        (compared,) = claims.pairs(TRAIN_S, [(ddp, ours)])
+        (compared,) = claims.pairs(Q.train_s, [(ddp, ours)])
         yield Finding(
             "all_reduce_and_ddp",
             f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
@@ -95,11 +86,7 @@ def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             evidence([ours, ddp]),
             {
                 "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
-                "exchange_share": {
-                    name: share.mean
-                    for name, group in pair.items()
-                    if (share := EXCHANGE_SHARE.over(group))
-                },
+                "exchange_share": Q.exchange_share.means(pair.values(), lambda group: group.strategy_label),
                 "compared": compared_data([compared]),
             },
         )
@@ -110,15 +97,15 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     same: dict[tuple[str, str, int], list[Group]] = {}
     for group in view.candidates:
         # By label: a parameter may change the mean.
-        if EXCHANGE_S_PER_STEP.sample(group) and group.strategy_label in MEAN_GRADIENT:
+        if Q.exchange_s_per_step.sample(group) and group.strategy_label in MEAN_GRADIENT:
             same.setdefault(group.line[1:], []).append(group)
     for ways in same.values():
         if len(ways) < 2 or {group.strategy for group in ways} <= {"all_reduce", "ddp"}:
             continue  # see all_reduce_and_ddp
-        first, *others = sorted(ways, key=EXCHANGE_S_PER_STEP.mean_of)
-        ranking = claims.among(EXCHANGE_S_PER_STEP, ways)
+        first, *others = sorted(ways, key=Q.exchange_s_per_step.mean_of)
+        ranking = claims.among(Q.exchange_s_per_step, ways)
         parts = [
-            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
+            f"{seconds(Q.exchange_s_per_step.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
             f"{ranking.between(group, first).written}"
             for group in others
         ]
@@ -126,24 +113,22 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "mean_gradient",
             f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
             f"{view.partitioner(first)}, waiting included, takes "
-            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in {first.strategy_label}"
+            f"{seconds(Q.exchange_s_per_step.mean_of(first))} per step in {first.strategy_label}"
             f"{_sent(first)}; {'; '.join(parts)}.",
             evidence(ways),
             {
                 "transport": first.transport,
                 "exchange_s_per_step": {
-                    group.strategy: EXCHANGE_S_PER_STEP.mean_of(group) for group in [first, *others]
+                    group.strategy: Q.exchange_s_per_step.mean_of(group) for group in [first, *others]
                 },
-                "bytes_per_step": {
-                    group.strategy: sent.mean for group in ways if (sent := BYTES_PER_STEP.over(group))
-                },
+                "bytes_per_step": Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
                 "compared": compared_data(ranking.comparisons),
             },
         )
 
 
 def _sent(group: Group) -> str:
-    sent = BYTES_PER_STEP.over(group)
+    sent = Q.bytes_sent_per_rank_per_step.over(group)
     return f" ({size(sent.mean)} sent per rank)" if sent else ""
 
 
@@ -165,7 +150,7 @@ def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
         view = comparison.view(workload)
         size = model_size(view.groups)
         for group in view.line_groups:
-            spread = EXCHANGE_S_PER_STEP.over(group)
+            spread = Q.exchange_s_per_step.over(group)
             if size and spread and spread.low > 0 and group.shape == shape:
                 points.append((group, size, spread))
     if len({size for _, size, _ in points}) < 2:
@@ -176,7 +161,7 @@ def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
 def _drawn(points: list[Point], style: Style, shape: ClusterShape) -> Chart:
     shown = [group for group, _, _ in points]
     order = style.order(shown)
-    points = sorted(points, key=lambda point: (order.index(series_name(point[0])), point[1]))
+    points = sorted(points, key=lambda point: (order.index(point[0].series), point[1]))
     sizes = sorted({size for _, size, _ in points})
     values = [value for _, _, spread in points for value in (spread.low, spread.high)]
     title = f"Exchange per step against model size, {shape.label}"
@@ -222,7 +207,7 @@ TOPIC = Topic(
             "All models of the sweep that are otherwise trained alike. Seconds of communication and "
             "waiting per step of the rank that took most steps, mean over ranks.",
             _once,
-            otherwise=measured(EXCHANGE_S_PER_STEP),
+            otherwise=measured(Q.exchange_s_per_step),
         ),
         FigureKind(
             "phases",
@@ -230,7 +215,7 @@ TOPIC = Topic(
             "Every second of training belongs to one phase. Evaluation is not included. A serial bar more "
             "than three times as long as all others is left out.",
             lambda subject: time_by_phase(subject.view.line_groups, subject.view.shape),
-            otherwise=measured(EXCHANGE_SHARE),
+            otherwise=measured(Q.exchange_share),
             partitioners="few",
         ),
         FigureKind(
@@ -242,7 +227,7 @@ TOPIC = Topic(
             "none. A line that stops early is that of a rank that had ended. Serial runs exchange nothing "
             "and are not shown.",
             lambda subject: small_timelines(subject.view, _timelines(subject)),
-            otherwise=measured(WAIT_S),
+            otherwise=measured(Q.wait_s),
             note=_without_timeline,
             timelines=_timelines,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,14 +10,13 @@ from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, Metric, config_of
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.labels import SURVIVAL
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import ACCURACY, ELAPSED_S, REPEATED_STEPS, SAMPLES_LOST
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
-# Fields that say how a run survives faults: they may differ between the two.
-SURVIVAL = ("on_loss", "checkpoint_epochs", "checkpoint_steps")
 NO_COUNTERPART = "no run without faults to compare with"
 NO_COMMON_SEED = "no seed finished both with and without faults"
 
@@ -81,9 +79,7 @@ def fault_costs(comparison: Comparison) -> list[FaultCost]:
 
 def _key(group: Group) -> str:
     """The configuration and location of a group, without its faults and how it survives them."""
-    left_out = ("faults", *SURVIVAL)
-    fields = {name: value for name, value in config_of(group.first).items() if name not in left_out}
-    return json.dumps([fields, group.first.location], sort_keys=True)
+    return group.first.configuration("faults", *SURVIVAL)
 
 
 def _most_similar(group: Group, others: Sequence[Group]) -> Group | None:
@@ -100,8 +96,8 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Time, steps, samples and accuracy that faults cost a configuration."""
     costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
     pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    times = {id(each.left): each for each in claims.asked_by_sweep(ELAPSED_S, pairs)}
-    accuracies = {id(each.left): each for each in claims.asked_by_sweep(ACCURACY, pairs)}
+    times = {id(each.left): each for each in claims.asked_by_sweep(Q.elapsed_s, pairs)}
+    accuracies = {id(each.left): each for each in claims.asked_by_sweep(Q.accuracy, pairs)}
     for cost in costs:
         if time := times.get(id(cost.group)):
             yield _finding(cost, time, accuracies.get(id(cost.group)))
@@ -109,9 +105,9 @@ def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Finding:
     group = cost.group
-    repeated = cost.with_faults(REPEATED_STEPS.of)
-    lost = cost.with_faults(SAMPLES_LOST.of)
-    name = f"{group.strategy_label} over {group.transport} on {group.shape.label}"
+    repeated = cost.with_faults(Q.repeated_steps.of)
+    lost = cost.with_faults(Q.samples_lost.of)
+    name = f"{group.name} on {group.shape.label}"
     parts = [f"time {_both(time, seconds)}{time.aside}"]
     if accuracy:
         parts.append(f"accuracy {_both(accuracy, percent)}{accuracy.aside}")

@@ -11,14 +11,13 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
 from orchestrator.report.topics.speed import time_and_accuracy, timed
 from orchestrator.report.topics.topic import Topic
@@ -82,14 +81,14 @@ def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
     groups = timed(one_per_work(view.ranked_candidates))
     if len(groups) < 2:
         return None
-    ranking = claims.all_pairs(TRAIN_S, groups)
+    ranking = claims.all_pairs(Q.train_s, groups)
     first, second = groups[:2]
     compared = ranking.between(second, first)
     over = "Over" if view.clock == "wall" else "In cluster time, over"
     text = f"{over} {_link(view, evidence(groups))}, {view.name(first)} took {time_and_accuracy(first)}"
     if ranking.best is first:
         text += f", the fastest of {count(len(groups), 'configuration')}"
-    text += f"; {view.name(second)} took {seconds(TRAIN_S.mean_of(second))}{compared.aside}."
+    text += f"; {view.name(second)} took {seconds(Q.train_s.mean_of(second))}{compared.aside}."
     even = [view.name(group) for group in ranking.may_be_best if group is not first]
     if ranking.best is not first and even:
         text += f" Which is the fastest is undecided between {view.name(first)} and {first_few(even)}."
@@ -98,7 +97,7 @@ def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
         "link": view.workload.link,
         "fastest": view.name(first) if ranking.best is first else None,
         "order": [view.name(group) for group in groups],
-        "train_s": [TRAIN_S.mean_of(group) for group in groups],
+        "train_s": [Q.train_s.mean_of(group) for group in groups],
         "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
         "compared": compared_data(ranking.of(first)),
     }
@@ -161,21 +160,21 @@ def time_by_link(views: Sequence[WorkloadView]) -> Chart | None:
 
 def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
     """The cells of one link; none if no distributed strategy has a time."""
-    timed = [group for group in view.ranked_candidates if TRAIN_S.sample(group)]
-    serial = [view.serial] if view.serial and TRAIN_S.sample(view.serial) else []
+    timed = [group for group in view.ranked_candidates if Q.train_s.sample(group)]
+    serial = [view.serial] if view.serial and Q.train_s.sample(view.serial) else []
     if not timed:
         return
-    fastest = min(map(TRAIN_S.mean_of, timed))
+    fastest = min(map(Q.train_s.mean_of, timed))
     for group in [*serial, *timed]:
-        yield _record(group, view.workload.link or OWN_LINKS, TRAIN_S.mean_of(group) / fastest)
+        yield _record(group, view.workload.link or OWN_LINKS, Q.train_s.mean_of(group) / fastest)
 
 
 def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
-    spread = TRAIN_S.over(group)
+    spread = Q.train_s.over(group)
     return {
-        "series": series_name(group),
+        "series": group.series,
         "link": link,
-        "written": seconds(TRAIN_S.mean_of(group)),
+        "written": seconds(Q.train_s.mean_of(group)),
         "range": spread.range_of_seeds(seconds) if spread else "",
         "slower": f"{ratio(slower)} times",
         "accuracy": percent(group.accuracy.mean if group.accuracy else None),

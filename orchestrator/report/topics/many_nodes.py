@@ -14,7 +14,7 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import listed, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.topics.speed import by_line, timed_serial
 from orchestrator.report.topics.topic import Topic
 
@@ -95,8 +95,8 @@ def _spans_many(groups: Sequence[Group]) -> bool:
 def _compare(groups: Sequence[Group], reference: Group, claims: Claims) -> _Line | None:
     """The comparisons of a line; None if one has too few seeds or no accuracy."""
     others = [(group, reference) for group in groups if group is not reference]
-    steps = claims.pairs(TRAIN_S, [(more, fewer) for fewer, more in pairwise(groups)])
-    line = _Line(groups, steps, claims.pairs(TRAIN_S, others), claims.pairs(ACCURACY, others))
+    steps = claims.pairs(Q.train_s, [(more, fewer) for fewer, more in pairwise(groups)])
+    line = _Line(groups, steps, claims.pairs(Q.train_s, others), claims.pairs(Q.accuracy, others))
     complete = len(line.times) == len(line.accuracies) == len(others)
     return line if complete and all(each.verdict != "too_few_seeds" for each in line.compared) else None
 
@@ -112,8 +112,8 @@ def _by_count(view: WorkloadView, ends: Sequence[tuple[_Line, Group | None]]) ->
 
 def _at_end(view: WorkloadView, line: _Line, end: Group, against: str) -> str:
     """`all_reduce over mpi on 64 nodes: 0.28 s, 0.02 times as long as serial, …; accuracy 53.6%, …`"""
-    text = f"{view.name_on(end)}: {seconds(TRAIN_S.mean_of(end))}"
-    accuracy = percent(ACCURACY.mean_of(end))
+    text = f"{view.name_on(end)}: {seconds(Q.train_s.mean_of(end))}"
+    accuracy = percent(Q.accuracy.mean_of(end))
     if not any(each.left is end for each in line.times):  # it is the reference
         return f"{text}, {accuracy}."
     time, loss = line.against(end)

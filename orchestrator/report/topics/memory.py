@@ -12,21 +12,20 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import STEP_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import (
     NOTABLY_LESS,
     is_partitioned,
     memory_by_kind,
     memory_bytes,
 )
-from orchestrator.report.quantities.quantity import BYTES, Quantity
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
 
@@ -72,8 +71,8 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         for group in [*others[:1], view.serial]
         if group and group.first.times_compare and _steps(group) == _steps(best)
     ]
-    pairs = [(best, group) for group in compared if STEP_S.sample(best) and STEP_S.sample(group)]
-    if steps := claims.pairs(STEP_S, pairs if best.first.times_compare else []):
+    pairs = [(best, group) for group in compared if Q.step_s.sample(best) and Q.step_s.sample(group)]
+    if steps := claims.pairs(Q.step_s, pairs if best.first.times_compare else []):
         parts = [
             f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}"
             for each in steps
@@ -89,7 +88,7 @@ def _steps(group: Group) -> Spread | None:
 
 
 def _step(group: Group) -> float:
-    return STEP_S.mean_of(group) if STEP_S.sample(group) else float("inf")
+    return Q.step_s.mean_of(group) if Q.step_s.sample(group) else float("inf")
 
 
 def memory_per_rank(view: WorkloadView) -> Chart | None:
@@ -106,7 +105,7 @@ def memory_per_rank(view: WorkloadView) -> Chart | None:
         shown.insert(0, (view.serial, whole))
     names = bar_names([group for group, _ in shown])
     bars = [
-        Bar(series_name(group), name, kinds, size(sum(kinds.values())))
+        Bar(group.series, name, kinds, size(sum(kinds.values())))
         for (group, kinds), name in zip(shown, names, strict=True)
     ]
     scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
@@ -134,7 +133,7 @@ TOPIC = Topic(
             "and torch are not included.",
             lambda subject: memory_per_rank(subject.view),
             shows=("least_memory",),
-            otherwise=measured(Quantity(BYTES, memory_bytes, "Memory of the fullest rank")),
+            otherwise=measured(Quantity(size, memory_bytes, "Memory of the fullest rank")),
             partitioners="first",
             links_matter=False,
         ),

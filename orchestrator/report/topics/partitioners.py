@@ -11,14 +11,13 @@ from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Ranking, compared_data
 from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import listed, percent, points, seconds, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, COVERAGE, JS_MEAN, OVERLAP, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import SKEWED_BITS
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
@@ -42,12 +41,12 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         label: [
             group
             for group in view.candidates
-            if group.partitioner_label == label and ACCURACY.sample(group)
+            if group.partitioner_label == label and Q.accuracy.sample(group)
         ]
         for label in others
     }
     # Compared whatever was lost, since what is compared may not depend on what is decided.
-    among = claims.pairs(ACCURACY, [pair for groups in same.values() for pair in combinations(groups, 2)])
+    among = claims.pairs(Q.accuracy, [pair for groups in same.values() for pair in combinations(groups, 2)])
     for label in others:
         losing = [each for each in lost if each.left.partitioner_label == label and each.verdict == "less"]
         ranking = Ranking(same[label], [each for each in among if each.left.partitioner_label == label])
@@ -55,12 +54,12 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         text = (
-            f"At {view.shape.label}, {_name(worst.left)} reached {percent(worst.values[1])} with "
+            f"At {view.shape.label}, {worst.left.name} reached {percent(worst.values[1])} with "
             f"{reference} and {percent(worst.values[0])} with {label}: {worst.written}"
         )
         data: dict[str, Any] = {
             "partitioner": label,
-            "strategy": _name(worst.left),
+            "strategy": worst.left.name,
             "loss": worst.values[1] - worst.values[0],
             "best": None,
         }
@@ -69,10 +68,10 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if better:
             best = max(better, key=lambda each: each.values[0])
             compared.append(best)
-            data["best"] = _name(best.left)
+            data["best"] = best.left.name
             text += (
-                f". With {label}, {_name(best.left)} reached {percent(best.values[0])}, "
-                f"{best.written} from {_name(worst.left)}"
+                f". With {label}, {best.left.name} reached {percent(best.values[0])}, "
+                f"{best.written} from {worst.left.name}"
             )
         data["compared"] = compared_data(compared)
         groups = [group for each in compared for group in (each.left, each.right)]
@@ -89,7 +88,7 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             continue
         mine, theirs = [each.left for each in found], [each.right for each in found]
         parts = [
-            f"{_name(each.left)} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
+            f"{each.left.name} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
             for each in found
         ]
         yield Finding(
@@ -100,10 +99,10 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             {
                 "partitioner": label,
                 "reference": reference,
-                "accuracy": {_name(each.left): each.values for each in found},
+                "accuracy": {each.left.name: each.values for each in found},
                 "coverage": _mean_coverage(mine),
                 "overlap": _mean_overlap(mine),
-                "train_s": {_name(each.left): times for each in found if (times := _measured(each))},
+                "train_s": {each.left.name: times for each in found if (times := _measured(each))},
                 "compared": compared_data(found),
             },
         )
@@ -113,7 +112,7 @@ def _against_reference(view: WorkloadView, claims: Claims) -> list[Compared]:
     """Every partitioner with every strategy, compared with the reference partitioner: one family."""
     reference, *others = view.partitioners or [""]
     pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
-    return claims.pairs(ACCURACY, pairs)
+    return claims.pairs(Q.accuracy, pairs)
 
 
 def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:
@@ -127,17 +126,13 @@ def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, 
     ]
 
 
-def _name(group: Group) -> str:
-    return f"{group.strategy_label} over {group.transport}"
-
-
 def _mean_coverage(groups: Sequence[Group]) -> float | None:
-    coverage = Spread.of(COVERAGE.of(row) for group in groups for row in group.ok_rows)
+    coverage = Spread.of(Q.coverage.of(row) for group in groups for row in group.ok_rows)
     return coverage.mean if coverage else None
 
 
 def _mean_overlap(groups: Sequence[Group]) -> float | None:
-    overlap = Spread.of(OVERLAP.of(row) for group in groups for row in group.ok_rows)
+    overlap = Spread.of(Q.overlap.of(row) for group in groups for row in group.ok_rows)
     return overlap.mean if overlap else None
 
 
@@ -151,7 +146,7 @@ def _held(groups: Sequence[Group]) -> str:
     """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     groups = [group for group in groups if group.first.run.strategy.rounds is None] or groups
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
-    skew = Spread.of(JS_MEAN.of(row) for group in groups for row in group.ok_rows)
+    skew = Spread.of(Q.js_divergence_mean_bits.of(row) for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None:
         return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
@@ -163,7 +158,7 @@ def _held(groups: Sequence[Group]) -> str:
 
 def _times(found: Sequence[Compared]) -> str:
     """What unequal parts cost in time, as a sentence; empty if parts are of about equal size."""
-    measured = {_name(each.left): times for each in found if (times := _measured(each))}
+    measured = {each.left.name: times for each in found if (times := _measured(each))}
     if not measured or not _sizes([each.left for each in found]):
         return ""
     parts = [f"{name} {seconds(one)} and {seconds(other)}" for name, (one, other) in measured.items()]
@@ -172,9 +167,9 @@ def _times(found: Sequence[Compared]) -> str:
 
 def _measured(pair: Compared) -> tuple[float, float] | None:
     """The times of two groups that were compared in accuracy, in seconds; None if they do not compare."""
-    if not (TRAIN_S.sample(pair.left) and TRAIN_S.sample(pair.right)):
+    if not (Q.train_s.sample(pair.left) and Q.train_s.sample(pair.right)):
         return None
-    return TRAIN_S.mean_of(pair.left), TRAIN_S.mean_of(pair.right)
+    return Q.train_s.mean_of(pair.left), Q.train_s.mean_of(pair.right)
 
 
 def _sizes(groups: Sequence[Group]) -> list[str]:
@@ -193,7 +188,7 @@ def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
     A strategy per row; with many partitioners, a partitioner per row.
     """
     cells: Cells = {
-        (series_name(group), group.partitioner_label): spread
+        (group.series, group.partitioner_label): spread
         for group in view.candidates
         if group.partitioner_label and (spread := group.accuracy)
     }

@@ -17,7 +17,7 @@ from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.topic import Topic
 from orchestrator.results.predictions import Prediction, Predictions, stops_paying
@@ -116,9 +116,9 @@ def _draw(subject: Subject) -> Chart | None:
     as_measured = link is None and predictions.asked.node_speed == 1
     most = max(group.shape.ranks for group in groups) if as_measured else 0
     records: list[Record] = []
-    for group, spread in points_of(groups, subject.style, TRAIN_S):
+    for group, spread in points_of(groups, subject.style, Q.train_s):
         if as_measured:
-            records.append({**record(group, spread, TRAIN_S.write, groups), "how": "measured"})
+            records.append({**record(group, spread, Q.train_s.write, groups), "how": "measured"})
         found = next((found for last, found in lines if last is group), ())
         records += [_record(group, each, groups) for each in found if each.nodes > most]
     if not any(each["how"] == "predicted" for each in records):
@@ -142,9 +142,9 @@ def _draw(subject: Subject) -> Chart | None:
 def _record(group: Group, each: Prediction, groups: Sequence[Group]) -> Record:
     spread = Spread(each.seconds, each.low_s, each.high_s, 0)
     return {
-        **record(group, spread, TRAIN_S.write, groups),
+        **record(group, spread, Q.train_s.write, groups),
         "nodes": each.nodes,
-        "range": f"90% interval {spread.range(TRAIN_S.write)}",
+        "range": f"90% interval {spread.range(Q.train_s.write)}",
         "accuracy": "",
         "how": "predicted",
     }

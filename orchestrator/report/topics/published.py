@@ -20,8 +20,8 @@ from orchestrator.report.metrics.published import (
 )
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.labels import as_written, parameters
-from orchestrator.report.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S
+from orchestrator.report.model.labels import NOT_COMPARED, as_written, parameters
+from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.quantities.learning import seeds_at_target, target_reached
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.topic import Topic
@@ -30,17 +30,12 @@ from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 # Fields in which two steps may differ without a change of what is computed.
-_IGNORED_FIELDS = {"seed", "timeout_s", "save_weights", "restarts", "trace"}
+_IGNORED_FIELDS = {*NOT_COMPARED, "restarts"}
 # What a configuration did, and what the number is.
 _MEASURED: dict[Measure, tuple[str, str]] = {
     "accuracy": ("reached", " accuracy"),
     "train_s": ("took", ""),
     "time_to_target_s": ("took", " to the target accuracy"),
-}
-MEASURES: dict[Measure, Quantity] = {
-    "accuracy": ACCURACY,
-    "train_s": TRAIN_S,
-    "time_to_target_s": TIME_TO_TARGET_S,
 }
 
 
@@ -99,7 +94,7 @@ class Ablated:
 
     @property
     def quantity(self) -> Quantity:
-        return MEASURES[self.ablation.measure]
+        return QUANTITIES[self.ablation.measure]
 
     @property
     def lacking(self) -> list[str]:

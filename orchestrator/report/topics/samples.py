@@ -12,7 +12,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import bits, count, percent
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.quantities import COVERAGE, JS_MEAN
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import (
     SKEWED_BITS,
     partition_summary_of,
@@ -61,12 +61,14 @@ def _skew(shown: Shown) -> str:
     groups = [
         group
         for group in view.candidates
-        if COVERAGE.over(group) and JS_MEAN.over(group) and group.first.run.strategy.rounds is None
+        if Q.coverage.over(group)
+        and Q.js_divergence_mean_bits.over(group)
+        and group.first.run.strategy.rounds is None
     ]
     if not groups:
         return ""
-    least, most = min(groups, key=COVERAGE.mean_of), max(groups, key=JS_MEAN.mean_of)
-    share, divergence = COVERAGE.mean_of(least), JS_MEAN.mean_of(most)
+    least, most = min(groups, key=Q.coverage.mean_of), max(groups, key=Q.js_divergence_mean_bits.mean_of)
+    share, divergence = Q.coverage.mean_of(least), Q.js_divergence_mean_bits.mean_of(most)
     nodes = count(view.shape.nodes, "node")
     seen = (
         f"{nodes} together saw the whole training set in epoch 1"

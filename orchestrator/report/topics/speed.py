@@ -13,16 +13,16 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
-from orchestrator.report.quantities import CPU_TIME_SPEEDUP, EXCHANGE_SHARE, SPEEDUP, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs
 from orchestrator.report.topics.topic import Topic
 
 MAX_NAMED = 4  # in one sentence
-TIMES = Scaling("time", TRAIN_S, "{Clock} time", "{clock} time, s", cores_matter=True)
-SPEEDUPS = Scaling("speedup", SPEEDUP, "Speedup", "speedup", cores_matter=True)
+TIMES = Scaling("time", Q.train_s, "{Clock} time", "{clock} time, s", cores_matter=True)
+SPEEDUPS = Scaling("speedup", Q.speedup, "Speedup", "speedup", cores_matter=True)
 CPU_TIME_SPEEDUPS = Scaling(
     "cpu_time_speedup",
-    CPU_TIME_SPEEDUP,
+    Q.cpu_time_speedup,
     "CPU-time speedup",
     "speedup",
     only_on="wall",  # cluster time replaces it
@@ -34,10 +34,10 @@ def timed(groups: Sequence[Group]) -> list[Group]:
 
     Empty if they trained for different numbers of epochs, as with a target accuracy.
     """
-    comparable = [group for group in groups if group.first.times_compare and TRAIN_S.sample(group)]
+    comparable = [group for group in groups if group.first.times_compare and Q.train_s.sample(group)]
     if not same_epochs(row for group in comparable for row in group.ok_rows):
         return []
-    return sorted(comparable, key=TRAIN_S.mean_of)
+    return sorted(comparable, key=Q.train_s.mean_of)
 
 
 def timed_serial(view: WorkloadView, groups: Sequence[Group]) -> Group | None:
@@ -50,9 +50,9 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     groups = timed(one_per_work(view.ranked_candidates))
     if not groups:
         return
-    ranking = claims.all_pairs(TRAIN_S, groups)
+    ranking = claims.all_pairs(Q.train_s, groups)
     serial = timed_serial(view, groups)
-    against = claims.with_reference(TRAIN_S, serial, groups) if serial else []
+    against = claims.with_reference(Q.train_s, serial, groups) if serial else []
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
     text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {time_and_accuracy(first)}"
@@ -61,7 +61,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     data = {
         "strategy": view.name(first),
         "ranks": view.shape.ranks,
-        "train_s": TRAIN_S.mean_of(first),
+        "train_s": Q.train_s.mean_of(first),
         "fastest": ranking.best is first,
         "compared": compared_data([*ranking.of(first), *([speedup] if speedup else [])]),
     }
@@ -82,7 +82,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def time_and_accuracy(group: Group) -> str:
     """`3.21 s and reached 96.4%`: a speed never appears without its accuracy."""
     accuracy = f" and reached {percent(group.accuracy.mean)}" if group.accuracy else ""
-    return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"
+    return f"{seconds(Q.train_s.mean_of(group))}{accuracy}"
 
 
 def write_speedup(compared: Compared) -> str:
@@ -121,7 +121,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     serial = timed_serial(view, groups)
     if not serial:
         return
-    against = claims.with_reference(TRAIN_S, serial, groups)
+    against = claims.with_reference(Q.train_s, serial, groups)
     slower = [each for each in against if each.right_is_better]
     if not slower:
         return
@@ -137,10 +137,10 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding(
         "slower_than_serial",
         f"{view.times_at}{view.of_ranked}, {number} {verb} slower than serial "
-        f"({seconds(TRAIN_S.mean_of(serial))}): {ends}.",
+        f"({seconds(Q.train_s.mean_of(serial))}): {ends}.",
         evidence([*(each.left for each in slower), serial]),
         {
-            "serial_train_s": TRAIN_S.mean_of(serial),
+            "serial_train_s": Q.train_s.mean_of(serial),
             "train_s": {view.name(each.left): each.values[0] for each in slower},
             "named": [view.name(each.left) for each in named],
             "of": len(against),
@@ -150,7 +150,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def exchange_share(group: Group) -> str:
-    share = EXCHANGE_SHARE.over(group)
+    share = Q.exchange_share.over(group)
     return percent(share.mean) if share else "an unknown share"
 
 
@@ -158,8 +158,8 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """What more nodes gain: from the fewest to the most, and at which number a strategy stops to gain."""
     lines = list(by_line(view))
     steps_of = [[(more, fewer) for fewer, more in pairwise(groups)] for groups in lines]
-    compared = claims.pairs(TRAIN_S, [pair for steps in steps_of for pair in steps])
-    wholes = claims.pairs(TRAIN_S, [(groups[-1], groups[0]) for groups in lines])
+    compared = claims.pairs(Q.train_s, [pair for steps in steps_of for pair in steps])
+    wholes = claims.pairs(Q.train_s, [(groups[-1], groups[0]) for groups in lines])
     for groups, whole in zip(lines, wholes, strict=True):
         steps = [each for each in compared if any(each.right is group for group in groups)]
         if any(each.verdict == "too_few_seeds" for each in steps):
@@ -174,7 +174,7 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             {
                 "strategy": view.name(first),
                 "ranks": [group.shape.ranks for group in groups],
-                "train_s": [TRAIN_S.mean_of(group) for group in groups],
+                "train_s": [Q.train_s.mean_of(group) for group in groups],
                 "steps": [each.verdict for each in steps],
                 "whole": whole.verdict,
                 "compared": compared_data([*steps, whole] if len(steps) > 1 else steps),
@@ -185,7 +185,7 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def _time(group: Group) -> str:
     """A speed never appears without its accuracy."""
     accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
-    return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"
+    return f"{seconds(Q.train_s.mean_of(group))}{accuracy}"
 
 
 def _worth(steps: Sequence[Compared], whole: Compared) -> str:

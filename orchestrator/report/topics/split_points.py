@@ -20,7 +20,7 @@ from orchestrator.report.formats import percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.split_points import two_stage_splits
-from orchestrator.report.quantities import LOAD_BALANCE, SPLIT_POINT_BYTES_PER_STEP, STEP_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import busy_s
 from orchestrator.report.topics.topic import Topic
 
@@ -39,27 +39,27 @@ def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     blocks = {
         id(group): block
         for block, group in splits.by_block.items()
-        if group.first.times_compare and STEP_S.sample(group)
+        if group.first.times_compare and Q.step_s.sample(group)
     }
     groups = [group for group in splits.by_block.values() if id(group) in blocks]
     if len(groups) < MIN_SPLIT_POINTS:
         return
-    groups.sort(key=STEP_S.mean_of)
-    ranking = claims.all_pairs(STEP_S, groups)
+    groups.sort(key=Q.step_s.mean_of)
+    ranking = claims.all_pairs(Q.step_s, groups)
     fastest, slowest = groups[0], groups[-1]
     best, worst = blocks[id(fastest)], blocks[id(slowest)]
     claimed = "was the fastest" if ranking.best is fastest else "had the shortest step"
     text = (
         f"Of {len(groups)} split points of {splits.name} in two stages, the one before {best} {claimed}: "
-        f"{seconds(STEP_S.mean_of(fastest))}{_details(fastest)}. "
-        f"The step of the one before {worst} took {seconds(STEP_S.mean_of(slowest))}{_details(slowest)}: "
+        f"{seconds(Q.step_s.mean_of(fastest))}{_details(fastest)}. "
+        f"The step of the one before {worst} took {seconds(Q.step_s.mean_of(slowest))}{_details(slowest)}: "
         f"{ranking.between(slowest, fastest).written}."
     )
     shown = [fastest, slowest]
     for group in groups[1:]:
         if blocks[id(group)] == splits.default:
             text += (
-                f" The default is before {splits.default}: {seconds(STEP_S.mean_of(group))}"
+                f" The default is before {splits.default}: {seconds(Q.step_s.mean_of(group))}"
                 f"{_details(group)}, {ranking.between(group, fastest).written}."
             )
             shown.append(group)
@@ -70,14 +70,14 @@ def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "worst": worst,
         "default": splits.default,
         "fastest": ranking.best is fastest,
-        "step_s": {blocks[id(group)]: STEP_S.mean_of(group) for group in groups},
+        "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
         "compared": compared_data(ranking.comparisons),
     }
     yield Finding("split_point", text, evidence(shown), data)
 
 
 def _details(group: Group) -> str:
-    balance, sent = LOAD_BALANCE.over(group), SPLIT_POINT_BYTES_PER_STEP.over(group)
+    balance, sent = Q.load_balance.over(group), Q.split_point_bytes_per_step_max.over(group)
     parts = [f"load balance {percent(balance.mean)}"] if balance else []
     parts += [f"{size(sent.mean)} of traffic"] if sent else []
     return f" ({', '.join(parts)})" if parts else ""
@@ -117,7 +117,7 @@ def _default(block: str) -> alt.Chart:
 
 
 def _split(block: str, group: Group) -> dict[str, Any]:
-    spread = STEP_S.over(group)
+    spread = Q.step_s.over(group)
     stages = [fmean(seconds) for seconds in zip(*map(busy_s, group.ok_rows), strict=True)]
     return {
         "block": block,
@@ -126,8 +126,8 @@ def _split(block: str, group: Group) -> dict[str, Any]:
         "high": spread.high if spread else None,
         "written": seconds(spread.mean if spread else None),
         "stages": stages,
-        "balance": _mean(group, LOAD_BALANCE.of),
-        "bytes": _mean(group, SPLIT_POINT_BYTES_PER_STEP.of),
+        "balance": _mean(group, Q.load_balance.of),
+        "bytes": _mean(group, Q.split_point_bytes_per_step_max.of),
     }
 
 
@@ -211,7 +211,7 @@ TOPIC = Topic(
             "several pipelines, the one with most split points.",
             lambda subject: split_points_figure(subject.view, subject.style),
             shows=("split_point",),
-            otherwise=measured(STEP_S),
+            otherwise=measured(Q.step_s),
         ),
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from math import ceil
 from textwrap import wrap
@@ -14,15 +13,14 @@ from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.formats import count, percent, seconds
+from orchestrator.report.formats import count, percent, points, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group, config_of
-from orchestrator.report.quantities import TRAIN_S
-from orchestrator.report.quantities.quantity import POINTS, Quantity
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities import Q
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.topics.topic import Topic
 
@@ -90,22 +88,26 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
         if (shares := wait_shares(row)) is not None and shares.any()
     }
     return Quantity(
-        POINTS, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
+        points, lambda row: above.get(row.key), within=lambda reference: (-1, 1), name="straggler_excess"
     )
 
 
 def slow_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """The cost of nodes that are slower than the others, compared with the same run on equal nodes."""
-    equal = {_key(group): group for group in comparison.groups if not group.shape.slower_nodes}
+    equal = {
+        group.first.configuration("node_speed"): group
+        for group in comparison.groups
+        if not group.shape.slower_nodes
+    }
     for view in map(comparison.view, comparison.workloads):
         if not view.workload.slower_speeds:
             continue
         pairs = [
             (group, other)
             for group in view.reference_candidates
-            if (other := equal.get(_key(group))) and _same_waiting(group, other)
+            if (other := equal.get(group.first.configuration("node_speed"))) and _same_waiting(group, other)
         ]
-        for compared in claims.pairs(TRAIN_S, pairs):
+        for compared in claims.pairs(Q.train_s, pairs):
             group = compared.left
             yield Finding(
                 "slow_node",
@@ -134,12 +136,6 @@ def _same_waiting(group: Group, other: Group) -> bool:
     return group.transport != "mpi" or group.first.run.oversubscribed == other.first.run.oversubscribed
 
 
-def _key(group: Group) -> str:
-    """The configuration and location of a group, without the speeds of its nodes."""
-    fields = {name: value for name, value in config_of(group.first).items() if name != "node_speed"}
-    return json.dumps([fields, group.first.location], sort_keys=True)
-
-
 def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
     rows = [row for row in comparison.rows if row.ok and not row.wall.result.runtime_info.one_clock]
@@ -154,7 +150,7 @@ def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]
 def straggler_attribution(view: WorkloadView) -> Chart | None:
     """Heat maps rank × rank at the view's shape, for the runs in which ranks waited for one of them."""
     known = [
-        (series_name(group), shares)
+        (group.series, shares)
         for group in view.reference_candidates
         if (shares := mean_wait_shares(group)) is not None
     ]

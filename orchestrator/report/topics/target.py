@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lines import Scaling, lines_over_nodes
-from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, first_few, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch, seeds_at_target
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Topic
@@ -26,19 +26,19 @@ MOST_NOTES = 6  # lines under the title
 
 def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The shortest wall time to the target, among the configurations that reach it with every seed."""
-    groups = sorted(filter(_timed, _with_target(view)), key=TIME_TO_TARGET_S.mean_of)
+    groups = sorted(filter(_timed, _with_target(view)), key=Q.time_to_target_s.mean_of)
     if not groups:
         return
     first, *others = groups
-    ranking = claims.all_pairs(TIME_TO_TARGET_S, groups)
+    ranking = claims.all_pairs(Q.time_to_target_s, groups)
     text = (
         f"{view.name_on(first)} reached {_target(view)} test accuracy after "
-        f"{seconds(TIME_TO_TARGET_S.mean_of(first))} of {view.clock} time{_epochs(first)}"
+        f"{seconds(Q.time_to_target_s.mean_of(first))} of {view.clock} time{_epochs(first)}"
     )
     text += f", the first of {count(len(groups), 'configuration')}." if ranking.best is first else "."
     data = {
         "target_accuracy": view.workload.target_accuracy,
-        "time_to_target_s": {view.name_on(group): TIME_TO_TARGET_S.mean_of(group) for group in groups},
+        "time_to_target_s": {view.name_on(group): Q.time_to_target_s.mean_of(group) for group in groups},
         "shortest": view.name_on(first),
         "first": view.name_on(first) if ranking.best is first else None,
         "compared": compared_data(ranking.comparisons),
@@ -46,7 +46,7 @@ def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     named = [first]
     for group in [*others[:1], *(group for group in others[1:] if group.serial)]:
         text += (
-            f" {view.name_on(group)} took {seconds(TIME_TO_TARGET_S.mean_of(group))}{_epochs(group)}: "
+            f" {view.name_on(group)} took {seconds(Q.time_to_target_s.mean_of(group))}{_epochs(group)}: "
             f"{ranking.between(group, first).written}."
         )
         named.append(group)
@@ -133,7 +133,7 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Chart | None:
         return None
     target = percent(shown[0].first.run.target_accuracy)
     title = f"{{Clock}} time to {target} test accuracy"
-    scaling = Scaling("time_to_target", TIME_TO_TARGET_S, title, "{clock} time, s")
+    scaling = Scaling("time_to_target", Q.time_to_target_s, title, "{clock} time, s")
     return lines_over_nodes(shown, style, scaling, _notes(shown))
 
 
@@ -144,7 +144,7 @@ def _notes(shown: Sequence[Group]) -> list[str]:
         reached, seeds = seeds_at_target(group)
         if reached < seeds:
             at = f"{group.shape.label} ({reached} of {seeds} seeds)" if reached else group.shape.label
-            missed.setdefault(series_name(group), []).append(at)
+            missed.setdefault(group.series, []).append(at)
     if not missed:
         return []
     notes = [f"{series}: {first_few(shapes)}" for series, shapes in missed.items()]

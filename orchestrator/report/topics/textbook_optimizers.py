@@ -17,9 +17,9 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, seconds
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities import TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.topics.topic import Topic
 from trainer.spec.registries import REGISTRIES
@@ -91,12 +91,11 @@ def _reproducible(group: Group) -> bool:
 def _key(group: Group, optimizer_name: str = "") -> str:
     """The configuration as text, with its optimizer under another name if one is given."""
     row = group.first
-    rest = {field: value for field, value in config_of(row).items() if field != "optimizer"}
     # Without defaults, since the library's optimizer may have more parameters.
     optimizer = REGISTRIES["optimizer"].dump(row.run.optimizer, exclude_defaults=True)
     if optimizer_name:
         optimizer["name"] = optimizer_name
-    return json.dumps([rest, row.location, optimizer], sort_keys=True)
+    return json.dumps([row.configuration("optimizer"), optimizer], sort_keys=True)
 
 
 def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -107,11 +106,7 @@ def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]
             continue
         textbook, library = pair.names
         run, group = pair.textbook.first.run, pair.textbook
-        where = (
-            ""
-            if group.serial
-            else f", {group.strategy_label} over {group.transport} on {group.shape.label},"
-        )
+        where = "" if group.serial else f", {group.name} on {group.shape.label},"
         epochs = max(last_epoch(one) or 0 for one, _ in pair.runs)
         equal = difference <= TOLERANCE
         curves = "the same test-loss curve" if equal else "different test-loss curves"
@@ -121,7 +116,7 @@ def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]
             f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
-        for times in claims.pairs(TRAIN_S, [(pair.textbook, pair.library)]):
+        for times in claims.pairs(Q.train_s, [(pair.textbook, pair.library)]):
             text += (
                 f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
                 f"{times.written}."

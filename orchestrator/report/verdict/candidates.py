@@ -14,7 +14,7 @@ from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
-from orchestrator.report.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import learned, seeds_at_target
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import (
@@ -83,7 +83,7 @@ def candidates(view: WorkloadView) -> list[Candidate]:
         return []
     draws = _Draws(view, usable)
     same_accuracy = partial(_same_accuracy, view.tolerance)
-    return _ranked(view, usable, draws.means(TRAIN_S, same_work), draws.means(ACCURACY, same_accuracy))
+    return _ranked(view, usable, draws.means(Q.train_s, same_work), draws.means(Q.accuracy, same_accuracy))
 
 
 def at_target(view: WorkloadView) -> list[Candidate]:
@@ -91,7 +91,7 @@ def at_target(view: WorkloadView) -> list[Candidate]:
     usable = _repeated(view, [group for group in view.line_groups if always_reaches(group)])
     if not usable:
         return []
-    times = _Draws(view, usable).means(TIME_TO_TARGET_S, lambda one, other: one is other)
+    times = _Draws(view, usable).means(Q.time_to_target_s, lambda one, other: one is other)
     return _ranked(view, usable, times, np.zeros_like(times))
 
 
@@ -140,11 +140,11 @@ def why_not(view: WorkloadView, group: Group) -> str:
     """Why a configuration cannot be chosen; empty if it can."""
     if len(group.ok_rows) < len(group.rows):
         return "not every run finished"
-    if not (group.first.times_compare and TRAIN_S.sample(group)):
+    if not (group.first.times_compare and Q.train_s.sample(group)):
         return f"no {view.clock} time that compares"
     if any(learned(row) is False for row in group.ok_rows):
         return "not every run learned"
-    if not ACCURACY.sample(group):
+    if not Q.accuracy.sample(group):
         return "no accuracy"
     if group.shape.slower_nodes != view.shape.slower_nodes and not group.serial:
         return "other nodes are slower"
@@ -162,7 +162,7 @@ def _same_accuracy(tolerance: Tolerance, one: Group, other: Group) -> bool:
     Whatever their names are, they are if their accuracies are equal. With equal names, or as ways to take
     the mean gradient, they are if accuracies are equal within the tolerance.
     """
-    left, right = ACCURACY.sample(one), ACCURACY.sample(other)
+    left, right = Q.accuracy.sample(one), Q.accuracy.sample(other)
     common = left.keys() & right.keys()
     if len(common) < max(1, min(len(left), len(right), LEAST_SEEDS)):
         return False

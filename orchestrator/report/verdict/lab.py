@@ -11,7 +11,7 @@ from orchestrator.report.formats import count, first_few, listed, percent, point
 from orchestrator.report.metrics.published import PublishedLine, name_of_runs, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, BUBBLE, ROUNDS_TO_TARGET
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
@@ -66,11 +66,11 @@ class _Ratio:
 _RATIOS = (
     _Ratio(
         "rounds_to_target",
-        ROUNDS_TO_TARGET,
+        Q.rounds_to_target,
         "The target accuracy took {} times the published number of rounds.",
         lambda group: len({*seeds_at_target(group)}) == 1,
     ),
-    _Ratio("bubble", BUBBLE, "Pipeline bubbles are {} times the published ones."),
+    _Ratio("bubble", Q.bubble_share, "Pipeline bubbles are {} times the published ones."),
     _Ratio(
         "activations",
         ACTIVATIONS_OF_SERIAL,
@@ -114,7 +114,7 @@ def _beside(comparison: Comparison, line: PublishedLine) -> _Reproduced | None:
         return None
     name = name_of_runs(line.block, comparison.name_on(line.measured), published.runs)
     if published.accuracy is not None:
-        interval = ACCURACY.interval(line.measured)
+        interval = Q.accuracy.interval(line.measured)
         return _Reproduced(name, published.accuracy, measured, interval, change=False)
     change = line.accuracy_change
     if published.accuracy_change is None or change is None:

@@ -9,7 +9,7 @@ from orchestrator.report.findings.speedups import speedup_interval
 from orchestrator.report.formats import ABSENT, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, SPEEDUP, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
@@ -53,25 +53,25 @@ def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) 
     """`−8.8 points (−24.8 to +2.8)`, with the interval of the comparison in findings, if there is one."""
     if serial is None or group.serial:
         return ABSENT
-    found = claims.between(ACCURACY, group, serial)
+    found = claims.between(Q.accuracy, group, serial)
     if found is None:
         return measured_difference(serial, group)
-    interval = " to ".join(map(ACCURACY.write_bound, found.interval or ()))
-    return ACCURACY.write_difference(*found.values) + (f" ({interval})" if interval else "")
+    interval = " to ".join(map(Q.accuracy.write_bound, found.interval or ()))
+    return Q.accuracy.write_difference(*found.values) + (f" ({interval})" if interval else "")
 
 
 def measured_difference(serial: Group | None, group: Group) -> str:
     """`−8.8 points`: of the mean accuracy from serial's."""
-    if serial is None or group.serial or not (ACCURACY.sample(serial) and ACCURACY.sample(group)):
+    if serial is None or group.serial or not (Q.accuracy.sample(serial) and Q.accuracy.sample(group)):
         return ABSENT
-    return points(ACCURACY.mean_of(group) - ACCURACY.mean_of(serial))
+    return points(Q.accuracy.mean_of(group) - Q.accuracy.mean_of(serial))
 
 
 def option(
     view: WorkloadView,
     group: Group,
     claims: Claims,
-    time: Quantity = TRAIN_S,
+    time: Quantity = Q.train_s,
     difference: str = ABSENT,
     chance: str = ABSENT,
 ) -> Option:
@@ -86,11 +86,11 @@ def option(
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, ACCURACY, ACCURACY.interval(group)),
+        _mean(group, Q.accuracy, Q.accuracy.interval(group)),
         difference,
         _mean(group, time, ratio_interval(times)),
-        ABSENT if group.serial else _mean(group, SPEEDUP, speedup_interval(claims, view.serial, group)),
-        _mean(group, BYTES_SENT_PER_RANK),
+        ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
+        _mean(group, Q.bytes_sent_per_rank),
         chance,
     )
 

@@ -19,7 +19,7 @@ from orchestrator.report.formats import (
 from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, BYTES_SENT_PER_RANK, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import (
@@ -91,15 +91,9 @@ class Wording:
 
         The partitioner that `ranked` states for all is left out.
         """
-        if group.serial:
-            return "serial"
         same = {other.transport for other in self._groups if other.strategy_label == group.strategy_label}
-        name = self._view.name(group)
-        if len(same) < 2:
-            name = name.replace(f" over {group.transport}", "", 1)
-        if self._view.of_ranked:
-            name = name.replace(f" with {self._view.partitioners[0]}", "", 1)
-        return f"{name} on {group.shape.label}"
+        stated = bool(self._view.of_ranked) and group.partitioner_label == self._view.partitioners[0]
+        return self._view.name_on(group, len(same) > 1, not stated)
 
     @property
     def _links(self) -> str:
@@ -108,21 +102,22 @@ class Wording:
 
     def numbered(self, group: Group) -> str:
         """`all_reduce on 4 nodes (0.264 s, 88.3%)`: a speed never appears without its accuracy."""
-        return f"{self.name(group)} ({seconds(TRAIN_S.mean_of(group))}, {percent(ACCURACY.mean_of(group))})"
+        time, accuracy = Q.train_s.mean_of(group), Q.accuracy.mean_of(group)
+        return f"{self.name(group)} ({seconds(time)}, {percent(accuracy)})"
 
     def choice(self, chosen: Candidate, serial: Group | None) -> str:
         """What to choose, and what it gains."""
         group = chosen.group
-        reached = percent(ACCURACY.mean_of(group))
+        reached = percent(Q.accuracy.mean_of(group))
         if serial is None or group.serial:
-            text = f"{seconds(TRAIN_S.mean_of(group))}{self._clock}, {reached} accuracy"
+            text = f"{seconds(Q.train_s.mean_of(group))}{self._clock}, {reached} accuracy"
             return f"{chosen.advice} {self.name(group)}{self._links}: {text}."
-        gain = TRAIN_S.mean_of(serial) / TRAIN_S.mean_of(group)
+        gain = Q.train_s.mean_of(serial) / Q.train_s.mean_of(group)
         if gain >= 1:
             speed = f"{ratio(gain)} times as fast as serial{self._clock}"
         else:
             speed = f"it takes {ratio(1 / gain)} times as long as serial{self._clock}"
-        accuracy = f"{reached} accuracy (serial {percent(ACCURACY.mean_of(serial))})"
+        accuracy = f"{reached} accuracy (serial {percent(Q.accuracy.mean_of(serial))})"
         return f"{chosen.advice} {self.name(group)}{self._links}: {speed}, {accuracy}."
 
     def toss_up(self, named: Sequence[Candidate], serial: Group | None, few: bool) -> str:
@@ -139,7 +134,7 @@ class Wording:
             what = f"A toss-up between {listed(names)}"
         beside = ""
         if serial is not None and not any(group is serial for group in groups):
-            took, reached = seconds(TRAIN_S.mean_of(serial)), percent(ACCURACY.mean_of(serial))
+            took, reached = seconds(Q.train_s.mean_of(serial)), percent(Q.accuracy.mean_of(serial))
             beside = f"; serial took {took} and reached {reached}"
         return f"{what}{self._links}{beside}."
 
@@ -182,7 +177,7 @@ class Wording:
         """`It was faster than serial in 5 of 5 seeds.`"""
         if serial is None or group.serial:
             return ""
-        own, other = TRAIN_S.sample(group), TRAIN_S.sample(serial)
+        own, other = Q.train_s.sample(group), Q.train_s.sample(serial)
         common = own.keys() & other.keys()
         won = sum(own[seed] < other[seed] for seed in common)
         return f"It was faster than serial in {won} of {count(len(common), 'seed')}." if common else ""
@@ -211,16 +206,17 @@ class Wording:
         faster = [
             each.group
             for each in found
-            if each.accuracy < 1 - PROBABLE and TRAIN_S.mean_of(each.group) < TRAIN_S.mean_of(chosen.group)
+            if each.accuracy < 1 - PROBABLE
+            and Q.train_s.mean_of(each.group) < Q.train_s.mean_of(chosen.group)
         ]
         if faster:
-            least = min(faster, key=TRAIN_S.mean_of)
+            least = min(faster, key=Q.train_s.mean_of)
             parts.append(f"Faster, but probably less accurate: {self.numbered(least)}.")
         accurate = [each.group for each in found if each.accuracy >= PROBABLE]
         sent = [
             (spread.mean, at)
             for at, group in enumerate(accurate)
-            if group.shape.nodes > 1 and (spread := BYTES_SENT_PER_RANK.over(group))
+            if group.shape.nodes > 1 and (spread := Q.bytes_sent_per_rank.over(group))
         ]
         if len(sent) > 1:
             amount, at = min(sent)

@@ -17,7 +17,7 @@ from orchestrator.report.formats import (
 )
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import TIME_TO_TARGET_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
@@ -58,7 +58,7 @@ def to_target(view: WorkloadView, claims: Claims) -> Verdict:
             view,
             each.group,
             claims,
-            TIME_TO_TARGET_S,
+            Q.time_to_target_s,
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
         for each in shown(found, named)
@@ -79,7 +79,7 @@ def _choice(view: WorkloadView, target: str, found: Sequence[Candidate]) -> str:
     first = found[0]
     others = [each.group for each in found[1:]]
     other = next((group for group in others if group.serial), others[0])
-    longer = TIME_TO_TARGET_S.mean_of(other) / TIME_TO_TARGET_S.mean_of(first.group)
+    longer = Q.time_to_target_s.mean_of(other) / Q.time_to_target_s.mean_of(first.group)
     return (
         f"{first.advice} {_named(view, first.group)} to reach {target}: {_named(view, other)} takes "
         f"{ratio(longer)} times as long."
@@ -102,7 +102,7 @@ def _chance(view: WorkloadView, first: Candidate) -> str:
 def _named(view: WorkloadView, group: Group) -> str:
     """`ddp over gloo on 2 nodes (3.20 s)`."""
     clock = "" if view.clock == "wall" else " in cluster time"
-    return f"{view.name_on(group)} ({seconds(TIME_TO_TARGET_S.mean_of(group))}{clock})"
+    return f"{view.name_on(group)} ({seconds(Q.time_to_target_s.mean_of(group))}{clock})"
 
 
 def _not_always(view: WorkloadView, found: Sequence[Candidate]) -> str:

@@ -9,7 +9,7 @@ from orchestrator.report.findings.compared import Compared
 from orchestrator.report.formats import percent, ratio
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.quantities import ACCURACY, ELAPSED_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.topics.faults import fault_costs
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, option
@@ -23,7 +23,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> 
         for cost in fault_costs(comparison)
         if cost.undisturbed
         and cost.group.first.key in keys
-        and (found := claims.between(ELAPSED_S, cost.group, cost.undisturbed))
+        and (found := claims.between(Q.elapsed_s, cost.group, cost.undisturbed))
     ]
     if not costs:
         return Verdict(
@@ -45,7 +45,7 @@ def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> 
         "Each configuration is compared with its own runs without faults. Those with faults are not "
         "compared with each other, so no choice is claimed."
     )
-    options = tuple(option(view, group, claims, ELAPSED_S) for _, group, _ in costs[:MOST])
+    options = tuple(option(view, group, claims, Q.elapsed_s) for _, group, _ in costs[:MOST])
     return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
 
 
@@ -53,10 +53,10 @@ def _cost(found: Compared, group: Group, undisturbed: Group) -> str:
     """`1.52 times as long (1.40 to 1.70), at 88.0% accuracy instead of 89.0%`."""
     bounds = ""
     if found.interval:
-        low, high = (ELAPSED_S.write_bound(log(bound)) for bound in found.interval)
+        low, high = (Q.elapsed_s.write_bound(log(bound)) for bound in found.interval)
         bounds = f" ({low} to {high}{found.certainty})"
     text = f"{ratio(found.values[0] / found.values[1])} times as long{bounds}"
-    if not ACCURACY.sample(group) or not ACCURACY.sample(undisturbed):
+    if not Q.accuracy.sample(group) or not Q.accuracy.sample(undisturbed):
         return text
-    own, other = (percent(ACCURACY.mean_of(each)) for each in (group, undisturbed))
+    own, other = (percent(Q.accuracy.mean_of(each)) for each in (group, undisturbed))
     return f"{text}, at {own} accuracy" + ("" if own == other else f" instead of {other}")

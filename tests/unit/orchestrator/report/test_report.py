@@ -14,6 +14,7 @@ from orchestrator.report.metrics.fairness import (
     scales_beyond_the_rule,
     unequal_conditions,
 )
+from orchestrator.report.model.labels import ROLES
 from orchestrator.report.model.rows import NO_SERIAL, NO_TRAINING, NOT_OK
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import RunResult
@@ -335,3 +336,9 @@ def test_unequal_conditions_are_one_caution_per_workload() -> None:
     assert one.data["differences"] == {"global batch": {"32": ["serial"], "64": ["ddp over gloo"]}}
     assert set(other.data["differences"]) == {"samples per epoch", "global batch"}
     assert {row.key for row in one.rows} == {runs[0].key, runs[1].key}
+
+
+def test_each_field_of_a_spec_has_one_role_in_comparisons() -> None:
+    # A new field without one would let runs that differ in it count as the same training.
+    named = [name for names in ROLES.values() for name in names]
+    assert sorted(named) == sorted(RunSpec.model_fields)

@@ -24,7 +24,7 @@ from orchestrator.report.figures.axes import amount_axis, count_axis, focus, sha
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.lines import lines_over_nodes
 from orchestrator.report.figures.named_lines import ROW, folded
-from orchestrator.report.figures.style import Look, Style, series_name
+from orchestrator.report.figures.style import Look, Style
 from orchestrator.report.figures.svg import compact
 from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, with_light_colours
 from orchestrator.report.figures.timelines import small_timelines
@@ -312,7 +312,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     shown, _ = timelines_of(view, comparison.windows)
     chart = small_timelines(view, shown)
     assert chart is not None
-    assert chart.spec["facet"]["sort"] == [series_name(timeline.run.group) for timeline in shown]
+    assert chart.spec["facet"]["sort"] == [timeline.run.group.series for timeline in shown]
     assert "wall" in chart.spec["title"]
     start = shown[0].window.start_s
     assert start > 0
@@ -322,7 +322,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
 
     names = ("series", "rank", "phase", "from", "to")
     assert [tuple(box[name] for name in names) for box in records_of(chart)] == [
-        (series_name(each.run.group), rank, part.phase, *milliseconds(part))
+        (each.run.group.series, rank, part.phase, *milliseconds(part))
         for each in shown
         for rank, parts in enumerate(each.window.ranks)
         for part in parts

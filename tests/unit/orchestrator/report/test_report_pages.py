@@ -7,7 +7,6 @@ import csv
 import json
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -27,15 +26,17 @@ from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.plots import draw
-from orchestrator.report.render import columns
-from orchestrator.report.render.csv_columns import CsvColumn
+from orchestrator.report.quantities import QUANTITIES
+from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
+    RESULTS,
     columns_csv,
     epochs_csv,
     results_csv,
     summary_csv,
 )
+from orchestrator.report.render.order import ORDER
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
@@ -193,7 +194,7 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
     (why,) = comparison.unusable.values()
     assert why.startswith(f"{SERIAL.key}/result.json is ")
     (csv,) = [line for line in csv_lines(comparison) if line["key"] == SERIAL.key]
-    (shown,) = [line.run for line in runs(comparison).lines if line.run.key == SERIAL.key]
+    (shown,) = [run for run in runs(comparison).runs if run.key == SERIAL.key]
     assert (csv["status"], shown.status) == ("unusable", STATES["unusable"])
     assert csv["cause"] == shown.cause == why
     assert STATES["unusable"] in one_line(comparison)
@@ -359,17 +360,25 @@ def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(fi
     header = next(csv.reader(StringIO(text)))
     assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
     assert len(set(header)) == len(header)
-    described: Sequence[CsvColumn[Any]] = DICTIONARY[file]
-    for column in described:
+    for column in DICTIONARY[file]:
         assert column.meaning
         assert "|" not in column.meaning
         for ending, unit in UNITS_IN_NAMES.items():
-            if column.name.endswith(ending) and not column.name.endswith(("per_s", "warm_up_epochs")):
+            if column.column.endswith(ending) and not column.column.endswith(("per_s", "warm_up_epochs")):
                 assert column.unit == unit
-    always = [each.name for each in described if not each.empty and not each.name.startswith("cluster_")]
+    always = [
+        each.column
+        for each in DICTIONARY[file]
+        if not each.empty and not each.column.startswith("cluster_")
+    ]
     for line in lines(text):
         if line.get("status", line.get("state", "ok")) == "ok":
             assert not [name for name in always if line[name] == ""]
+
+
+def test_a_table_or_a_file_has_every_quantity() -> None:
+    somewhere = {*RESULTS, *(name for names in ORDER.values() for name in names)}
+    assert [name for name in QUANTITIES if name not in somewhere] == ["averaging_gain"]  # in findings
 
 
 def test_summary_has_a_line_per_configuration() -> None:
@@ -416,7 +425,7 @@ def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
     if nodes == 4:  # the only number of nodes at which findings compare with serial
         interval = finding_of(comparison, "fastest").data["speedup_interval"]
         assert interval == pytest.approx((low, high))
-    shown = cells(columns.with_speedup_intervals(speedup_intervals(comparison, claims)), [group])
+    shown = cells(columns_of_groups("groups", speedup_intervals(comparison, claims)), [group])
     assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
     options = {(each.name, each.shape[0]): each.speedup for each in verdicts_of(comparison)[0].options}
     assert f"({low:.2f}–{high:.2f})" in options["all_reduce over mpi", str(nodes)]

@@ -12,7 +12,7 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.report.formats import JOIN, percent
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.render.columns import PUBLISHED
+from orchestrator.report.render.line_columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
@@ -140,7 +140,7 @@ def test_other_published_numbers() -> None:
     entry = {"runs": {"nodes": 3, "link": link}, "staleness": 1}
     (line,) = table(in_blocks([entry], theirs=[stale]))
     names = ("staleness_published", "staleness_measured", "runs")
-    assert [line[name] for name in names] == ["1.00", "1.50", "3 nodes, link {latency_ms: 5}"]
+    assert [line[name] for name in names] == ["1.00", "1.50 | max 3", "3 nodes, link {latency_ms: 5}"]
     # The pipeline waits 4 of 8 s, and stores 5000 bytes.
     runs = [in_parts(a_run(), [1000], activations=[8000]), a_pipeline()]
     entry = {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5}

@@ -14,10 +14,10 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
-from orchestrator.report.quantities import ELAPSED_S
-from orchestrator.report.quantities.containers import CONTAINERS
+from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
-from orchestrator.report.render import columns
+from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.line_columns import FAULTS
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
@@ -120,7 +120,7 @@ def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
     faulty = [disturbed(10.0 + 2 * seed, seed=seed, **KEPT) for seed in (0, 1, 2, 7)]
     comparison = a_comparison(a_run(), *plain, *faulty)
     (cost,) = fault_costs(comparison)
-    extra = cost.difference(ELAPSED_S.of)
+    extra = cost.difference(Q.elapsed_s.of)
     assert extra is not None
     assert (cost.missing, extra.low, extra.high, extra.mean) == (None, 2.0, 4.0, 3.0)
     # Their wall times, which lack lost work, are not compared with those of other runs.
@@ -148,7 +148,7 @@ def test_a_run_without_counterpart_says_so(
     others: list[RunResult], fields: dict[str, str], why: str
 ) -> None:
     comparison = a_comparison(*others, disturbed(faults=KILL, **fields))
-    (shown,) = cells(columns.FAULTS, fault_costs(comparison))
+    (shown,) = cells(FAULTS, fault_costs(comparison))
     assert why in shown["missing"]
     assert {"extra_time", "repeated_steps", "accuracy_difference"}.isdisjoint(shown)
     assert findings_of(comparison, "fault_cost") == []
@@ -245,10 +245,10 @@ def test_each_link_is_a_workload_with_the_same_serial_runs(linked: Comparison) -
 
 
 def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(linked: Comparison) -> None:
-    line = cells(columns.GROUPS, linked.groups_in(linked.workloads[0]))[1]
+    line = cells(columns_of_groups("groups"), linked.groups_in(linked.workloads[0]))[1]
     assert line["link_latency_s"] == "1.10 ms | 1.00 ms requested"
     assert line["link_bytes_per_s"] == "9.60 Mbit/s | 10.0 Mbit/s requested"
-    (plain,) = cells(columns.GROUPS, a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
+    (plain,) = cells(columns_of_groups("groups"), a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
     assert "link_latency_s" not in plain
     assert findings_of(linked, "link_not_enforced") == []
 
@@ -304,7 +304,8 @@ def test_counters_of_containers_are_known_if_each_node_has_them(
     strategy: str, usage: list[NodeUsage], numbers: tuple[float | None, ...]
 ) -> None:
     (row,) = a_comparison(contained(strategy, *usage, nodes=2)).rows
-    assert [value(row, name) for name in CONTAINERS] == [*numbers]
+    names = [name for name in QUANTITIES if name.startswith("container")]
+    assert [value(row, name) for name in names] == [*numbers]
 
 
 def test_a_location_is_named_only_if_there_are_several() -> None:

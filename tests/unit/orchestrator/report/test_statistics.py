@@ -17,7 +17,7 @@ from scipy import special, stats
 
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
-from orchestrator.report.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance, draw_means, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
@@ -295,9 +295,9 @@ def test_bounds_of_a_difference_lead_to_accuracies_that_are_possible_from_the_re
     ]
     left, right = a_comparison(*map(on_360_images, runs)).groups
     claims = Claims()
-    claims.pairs(ACCURACY, [(left, right)])
-    (found,) = claims.decided().pairs(ACCURACY, [(left, right)])
-    reference = ACCURACY.interval(right)
+    claims.pairs(Q.accuracy, [(left, right)])
+    (found,) = claims.decided().pairs(Q.accuracy, [(left, right)])
+    reference = Q.accuracy.interval(right)
     assert found.decision is not None
     assert reference is not None
     assert found.decision.low < -reference[1]
@@ -310,13 +310,13 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
         *repeated("gossip", around(0.8, 0.01), "accuracy", nodes=2),
     ).groups
     claims = Claims()
-    claims.all_pairs(ACCURACY, groups)
-    ranking = claims.decided().all_pairs(ACCURACY, groups)
+    claims.all_pairs(Q.accuracy, groups)
+    ranking = claims.decided().all_pairs(Q.accuracy, groups)
     assert (ranking.best, ranking.worst) == (groups[0], groups[1])
     assert [each.level for each in ranking.comparisons] == ["likely"]
     with pytest.raises(KeyError):
-        claims.decided().pairs(TRAIN_S, [*combinations(groups, 2)])
-    claims.asked_by_sweep(ACCURACY, [(groups[0], groups[1])])
+        claims.decided().pairs(Q.train_s, [*combinations(groups, 2)])
+    claims.asked_by_sweep(Q.accuracy, [(groups[0], groups[1])])
     (asked,) = claims.decided().all
     assert asked.level == "shown"
     assert asked.decision is not None
