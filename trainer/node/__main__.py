@@ -41,9 +41,10 @@ def main(arguments: list[str]) -> int:
     env = os.environ
     match arguments:
         case ["node" | "launcher" | "master" as role]:
-            from trainer.node import agent
+            from trainer.node import serving
 
-            return agent.main(role, env["SHARDYARD_TOPOLOGY"], warm=bool(env.get("SHARDYARD_WARM")))
+            warm = bool(env.get("SHARDYARD_WARM"))
+            return serving.serve_container(role, env["SHARDYARD_TOPOLOGY"], warm)
         case ["coordinator"]:
             return _coordinate(env)
         case ["data"]:
@@ -55,9 +56,9 @@ def main(arguments: list[str]) -> int:
 
             return lead.main(plan)
         case ["agent", "node" | "launcher" as role, address, *directory]:
-            from trainer.node import agent
+            from trainer.node import serving
 
-            return agent.serve_coordinator(role, address, *map(Path, directory))
+            return serving.serve_stream(role, address, *map(Path, directory))
     roles = "node|launcher|master|coordinator|data|skip"
     print(f"usage: python -m trainer.node {roles}", file=sys.stderr)
     return 2

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -33,36 +29,24 @@ from trainer.core.events import (
 )
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
-from trainer.core.regular_files import open_below, own_directories
-from trainer.core.sources import own_digest
 from trainer.core.trace import trace_path
-from trainer.launch.launchers import free_port
 from trainer.node import ssh
-from trainer.node.clean_up import remove_traces, settings
 from trainer.node.commands import TRAINER, Command, commands, environment, hosts, launcher_of
 from trainer.node.desk import log_marks
 from trainer.node.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
 from trainer.node.preparation import Refusal, prepared
-from trainer.node.protocol import (
-    FROM_COORDINATOR,
-    MAX_ASSIGNMENT_BYTES,
-    MAX_BODY_BYTES,
-    PORT,
-    Connection,
-    over_stdio,
-)
+from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, MAX_BODY_BYTES, PORT, Connection
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
 from trainer.node.run_record import WEIGHTS, membership_of
-from trainer.node.site import CONTAINER, PREFIX, Home
+from trainer.node.site import CONTAINER, Home
 from trainer.spec.output_limits import OutputLimits
 from trainer.warm.client import UNAVAILABLE
-from trainer.warm.process import EXIT_S, ParentError, ParentProcess
+from trainer.warm.process import EXIT_S, ParentProcess
 
 CONNECT_S = 600.0  # to reach the coordinator, which compose starts after every node
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
-RETRY_S = 0.5  # of a warm agent that the coordinator has rejected
 MOST_LINES = MAX_BODY_BYTES // (MAX_BYTES + 1)  # of events in a message
 FULL_BYTES = 2**20  # left on a full disk: sshd, for example, removes a file when it ends
 
@@ -239,7 +223,7 @@ class Agent:
 
     async def _receive_assignment(self, connection: Connection) -> RankAssignment | None:
         """Wait for ranks. None if the run does not need this warm container."""
-        _pass_health_check(self._home)
+        pass_health_check(self._home)
         receiving = asyncio.create_task(connection.receive())
         stopped = asyncio.create_task(self._shutdown.wait())
         await asyncio.wait({receiving, stopped}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -496,7 +480,7 @@ def _size(path: Path) -> int:
     return 0
 
 
-def _pass_health_check(home: Home) -> None:
+def pass_health_check(home: Home) -> None:
     """Let the health check pass until the next touch, so that waiting takes no CPU time."""
     home.alive.touch()
     os.utime(home.alive, times=(time.time() + WAIT_S,) * 2)
@@ -525,113 +509,3 @@ def _is_full(directory: Path) -> bool:
 
 def _code(process: asyncio.subprocess.Process) -> int:
     return 0 if process.returncode is None else process.returncode
-
-
-def main(role: str, topology: str, warm: bool = False) -> int:
-    """Run the agent of one container. Returns its exit code.
-
-    warm: take one run after the other, whose ranks are forked from a process that holds torch.
-    """
-    try:
-        return _serve(role, topology) if warm else asyncio.run(Agent(role, topology).run())
-    except CoordinatorGone:
-        print(f"{role}: the coordinator has ended", file=sys.stderr)
-        return 0 if warm else 1  # the coordinator's own exit code says why
-    except (AssignmentError, ParentError) as error:
-        print(f"{role}: {error}", file=sys.stderr)
-        return 1
-
-
-def _serve(role: str, topology: str) -> NoReturn:
-    """Take one run after the other. Raises CoordinatorGone when there are no more."""
-    parent = ParentProcess("shardyard", {})
-    while True:
-        _pass_health_check(CONTAINER)  # importing torch takes long on a node with a tenth of a core
-        replaced = None if role == "launcher" else parent.ensure()  # it runs no ranks
-        kept = settings([os.getpid(), *([parent.pid] if parent.pid else [])])
-        clean_up = partial(remove_traces, kept, parent.refuse_waiting)
-        try:
-            asyncio.run(Agent(role, topology, parent, replaced, clean_up).run())
-        except AssignmentError as error:
-            print(f"{role}: {error}", file=sys.stderr)
-            time.sleep(RETRY_S)
-
-
-def serve_coordinator(role: str, address: str, directory: Path | None = None) -> int:
-    """Take runs from the coordinator at the other end of the standard streams, until it closes them.
-
-    Args:
-        role: node or launcher.
-        address: where other nodes reach this one.
-        directory: of the agent's files; it must not exist. None: one of its own.
-    """
-    try:
-        remove_homes()
-        if directory is None:
-            directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-        else:
-            directory.mkdir(mode=0o700)
-        _lock(Home(directory))
-    except OSError as error:
-        print(f"{role}: {error}", file=sys.stderr)
-        return 1
-    os.chdir(directory)  # `python -m` would import a trainer of the current directory
-    try:
-        return asyncio.run(_take_runs(role, Home(directory), address))
-    finally:
-        os.chdir("/")
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _lock(home: Home) -> None:
-    """Show that this process uses the directory, until it ends."""
-    draft = home.lock.with_suffix(".new")
-    fcntl.flock(os.open(draft, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
-    draft.replace(home.lock)
-
-
-def remove_homes() -> int:
-    """Remove the directories that killed agents of this user have left. Returns their number."""
-    removed = 0
-    for directory in own_directories(Path(tempfile.gettempdir()), PREFIX):
-        with suppress(OSError), open_below(directory, Home(directory).lock.name) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
-            removed += 1
-    return removed
-
-
-async def _take_runs(role: str, home: Home, address: str) -> int:
-    parent = ParentProcess(home.path.name, {})
-    connection = await over_stdio(FROM_COORDINATOR)
-    try:
-        while message := await connection.receive():
-            if message["kind"] != "begin":
-                continue  # of the last run
-            replaced = refusal = None
-            try:
-                replaced = parent.ensure() if message["warm"] and role == "node" else None
-            except ParentError as error:
-                refusal = str(error)
-            clean_up = partial(_clean, home, parent)
-            agent = Agent(role, "", parent if message["warm"] else None, replaced, clean_up, home)
-            hello = {"address": address, "port": free_port(), "sources": own_digest(), "refusal": refusal}
-            await agent.take(connection, **hello)
-            if agent.stopped:
-                return 1
-    except CoordinatorGone:
-        return 0
-    finally:
-        parent.close()
-    return 0
-
-
-def _clean(home: Home, parent: ParentProcess) -> str | None:
-    """Wait for the end of a run's ranks, and remove its files. Returns what cannot be removed."""
-    parent.wait_until_idle()
-    try:
-        for path in {*home.path.iterdir()} - {home.lock}:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    except OSError as error:
-        return str(error)
-    return None

@@ -24,7 +24,7 @@ from trainer.core.events import EventReader
 from trainer.core.membership import Membership
 from trainer.core.trace import trace_path
 from trainer.node import agent as module
-from trainer.node import mpi_rank
+from trainer.node import mpi_rank, serving
 from trainer.node.agent import Agent
 from trainer.node.commands import TRAINER, Command
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
@@ -42,8 +42,9 @@ Messages = list[dict[str, Any]]
 def home(monkeypatch: Patch, tmp_path: Path) -> Path:
     """The directory that stands in for /run/shardyard, for `module.Agent`."""
     home = Home(tmp_path / "home")
-    monkeypatch.setattr(module, "CONTAINER", home)
-    monkeypatch.setattr(module, "Agent", partial(Agent, home=home))
+    for owner in (module, serving):
+        monkeypatch.setattr(owner, "CONTAINER", home)
+        monkeypatch.setattr(owner, "Agent", partial(Agent, home=home))
     home.ssh.mkdir(parents=True)
     return home.path
 
@@ -272,11 +273,11 @@ def serve(monkeypatch: Patch, role: str, parent: Parent, *answers: Any) -> tuple
     """Let a warm agent get these answers, then no coordinator. Returns its code, and what it has sent."""
     connections = [*map(Scripted, answers), Scripted()]
     connects_to(monkeypatch, *connections)
-    monkeypatch.setattr(module, "ParentProcess", lambda *_: parent)
-    monkeypatch.setattr(module, "settings", lambda pids: dict.fromkeys(pids))
-    monkeypatch.setattr(module, "remove_traces", lambda kept, _: f"{[*kept]} were kept")
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
-    return module.main(role, "ddp", warm=True), [each.sent for each in connections]
+    monkeypatch.setattr(serving, "ParentProcess", lambda *_: parent)
+    monkeypatch.setattr(serving, "settings", lambda pids: dict.fromkeys(pids))
+    monkeypatch.setattr(serving, "remove_traces", lambda kept, _: f"{[*kept]} were kept")
+    monkeypatch.setattr(serving, "RETRY_S", 0.0)
+    return serving.serve_container(role, "ddp", warm=True), [each.sent for each in connections]
 
 
 def test_warm_agent_takes_runs_until_the_coordinator_is_gone(home: Path, monkeypatch: Patch) -> None:
@@ -349,15 +350,15 @@ def test_agent_of_a_connection_that_stays_takes_runs_and_removes_its_files(
         return parents[-1]
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "ParentProcess", parent)
-    monkeypatch.setattr(module, "over_stdio", over_stdio)
+    monkeypatch.setattr(serving, "ParentProcess", parent)
+    monkeypatch.setattr(serving, "over_stdio", over_stdio)
     shell("exit 0")
     begin, late = {"kind": "begin", "warm": True}, {"kind": "alive"}
     run = [begin, assignment_of(1)]
     connection = Noting(*run, SURPLUS, late, begin, SURPLUS, every_s=0.05)
-    assert module.serve_coordinator("node", "10.0.0.1", directory) == 0
+    assert serving.serve_stream("node", "10.0.0.1", directory) == 0
     first, second = connection.of("hello")
-    assert (first["address"], first["sources"]) == ("10.0.0.1", module.own_digest())
+    assert (first["address"], first["sources"]) == ("10.0.0.1", serving.own_digest())
     assert 0 < first["port"] < 2**16
     assert (first["refusal"], second["refusal"]) == (None, "no memory left")
     assert [each["usage"] for each in connection.of("exit")] == [None]

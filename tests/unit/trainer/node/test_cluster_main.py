@@ -12,7 +12,7 @@ import pytest
 
 from trainer.data.base import DataError
 from trainer.node import __main__ as container
-from trainer.node import agent, coordinator, lead, privileges
+from trainer.node import coordinator, lead, privileges, serving
 from trainer.spec.registries import DATASETS
 
 RESULTS, CHECKPOINTS = Path("/results"), Path("/checkpoints")
@@ -50,8 +50,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, spec: Path) -> Calls:
     fake(privileges, "make_writable_for_nodes")
     fake(coordinator, "main", (7, ["ok: 2 nodes"]))
     fake(coordinator, "serve_containers", 5)
-    fake(agent, "main", 3)
-    fake(agent, "serve_coordinator", 4)
+    fake(serving, "serve_container", 3)
+    fake(serving, "serve_stream", 4)
     fake(lead, "main", 6)
     return made
 
@@ -61,7 +61,7 @@ def test_agent_roles(calls: Calls, monkeypatch: pytest.MonkeyPatch, warm: str) -
     monkeypatch.setenv("SHARDYARD_WARM", warm)
     roles = ("node", "launcher", "master")
     assert [container.main([role]) for role in roles] == [3, 3, 3]
-    assert calls == [("main", role, "ddp", bool(warm)) for role in roles]
+    assert calls == [("serve_container", role, "ddp", bool(warm)) for role in roles]
 
 
 def test_unknown_role_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_unknown_role_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -
 def test_roles_outside_of_containers(calls: Calls) -> None:
     assert container.main(["lead", "{}"]) == 6
     assert container.main(["agent", "launcher", "10.0.0.1", "/tmp/own"]) == 4
-    assert calls == [("main", "{}"), ("serve_coordinator", "launcher", "10.0.0.1", Path("/tmp/own"))]
+    assert calls == [("main", "{}"), ("serve_stream", "launcher", "10.0.0.1", Path("/tmp/own"))]
 
 
 def test_coordinator_of_a_sweep(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
