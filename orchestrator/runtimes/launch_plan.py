@@ -29,7 +29,7 @@ class ClusterPlan:
     Attributes:
         size: the number of nodes that it takes up between runs, if it is shared.
         shared: whether it takes several runs, one after the other; else it ends with its run.
-        processes: the commands that create it; those that need its addresses follow once it has started.
+        processes: the commands that create it.
         request: what an engine is asked for: numbers, texts, lists and mappings.
     """
 

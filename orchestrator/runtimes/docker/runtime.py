@@ -183,40 +183,10 @@ class DockerRuntime(Runtime):
         name = sha256(repr((kind, scale) if shared else paths.directory.name).encode()).hexdigest()[:12]
         directory = paths.warm / name
         project = placed(project, directory, scale, warm=shared)
-        processes = [
-            Process("compose", self.engine.command(*project.up), dict(project.environment), "compose")
-        ]
-        setup: list[Process] = []
-        if project.linked:
-            links, plugs = self._link_processes(spec, project)
-            setup.append(links)
-            processes += plugs
-        if project.quota_pending:
-            nodes = [f"the container of node {number}" for number in range(project.nodes)]
-            limits = [self.engine.command(*limit) for limit in project.limit_cpus(*nodes)]
-            processes += [Process("quota", limit, {}, "compose") for limit in limits]
-        cluster = ContainerPlan(
-            size=project.scale, shared=shared, processes=processes, project=project, directory=directory
-        )
-        return LaunchPlan(spec, paths, data_dir, cluster, setup, warm=shared)
-
-    def _link_processes(self, spec: RunSpec, run: ComposeProject) -> tuple[Process, list[Process]]:
-        """The commands that set the links of a run, and those that connect the nodes to the switch.
-
-        They have names in place of what is known after the start.
-        """
-        names = [f"the address of node {number}" for number in range(run.nodes)]
-        setup = self.engine.command(*run.set_links(spec, "the container of the switch", names))
-        plugs = [
-            Process(
-                "plug",
-                self.engine.command(*run.plug(name, names)),
-                {**run.environment, "SHARDYARD_NODE": f"the container of node {number}"},
-                "compose",
-            )
-            for number, name in enumerate(names)
-        ]
-        return Process("links", setup, {}, "compose"), plugs
+        up = Process("compose", self.engine.command(*project.up), dict(project.environment), "compose")
+        # What depends on the addresses and IDs of the containers follows once they have started.
+        cluster = ContainerPlan(project.scale, shared, [up], project=project, directory=directory)
+        return LaunchPlan(spec, paths, data_dir, cluster, warm=shared)
 
     def create(self, plan: LaunchPlan) -> Cluster:
         if not is_responding(self.engine) and (reason := self.unavailable_reason()):

@@ -42,11 +42,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> DockerRuntime:
 def test_plan_has_all_commands_on_the_checked_image(runtime: DockerRuntime, tmp_path: Path) -> None:
     assert runtime.unsupported_reason(spec()) is None
     plan = runtime.plan(spec(cpus=0.5, link=FAST), RunPaths(tmp_path), tmp_path)
-    (links,), (compose, *plugs, quota) = plan.processes, plan.cluster.processes
+    (compose,) = plan.cluster.processes
     assert compose.environment.items() >= {"SHARDYARD_SERVE": "1", "SHARDYARD_IMAGE": "sha256:1"}.items()
-    assert quota.argv[:6] == ["docker", "--host", "unix:///x.sock", "update", "--cpus", "0.5"]
-    assert '"bandwidth_mbit":100.0' in links.argv[-1]
-    assert [each.name for each in plugs] == ["plug", "plug"]
 
 
 def test_runs_that_the_engine_cannot_execute_are_refused(
