@@ -91,7 +91,9 @@ def environment(assignment: RankAssignment, home: Home, pid: int) -> dict[str, s
         **(interface_variables(site.interface) if site.interface else {}),
         **site.variables,
     }
-    if not site.console:
+    if site.console:
+        found["SHARDYARD_END_WITH_PARENT"] = "1"  # also while it is suspended
+    else:
         # Compose prefixes each line with the container's name; ranks that share a node add their own.
         found["SHARDYARD_PREFIX"] = "" if len(ranks) == 1 else "rank {rank} | "
     if spec.has_links:
