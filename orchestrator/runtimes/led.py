@@ -7,9 +7,11 @@ import time
 from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
+from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Run, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_run import write_events
@@ -24,6 +26,19 @@ POLL_S = 0.02  # for the end of a run
 CANCEL_S = 12.0  # for agents to end their ranks
 
 _AGENTS = TypeAdapter(list[AgentInfo])
+
+
+def shared_site(paths: RunPaths, data_dir: Path, runtime: str, **fields: Any) -> Site:
+    """The site of nodes that see the directories of this machine.
+
+    Args:
+        paths, data_dir: those of the run.
+        runtime: names the checkpoints, since times on other runtimes do not compare.
+        fields: others of the `Site`.
+    """
+    directories = {"data": data_dir, "code": paths.code, "console": paths.directory}
+    directories["checkpoints"] = paths.checkpoints / runtime
+    return Site.model_validate({name: str(path.resolve()) for name, path in directories.items()} | fields)
 
 
 class LedCluster(Cluster):

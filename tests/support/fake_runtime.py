@@ -13,13 +13,13 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
-from orchestrator.runtimes.led import LedCluster
+from orchestrator.runtimes.led import LedCluster, shared_site
 from orchestrator.runtimes.local.processes import loopback
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.shipped import python_path
 from trainer.core.events import how_ended
 from trainer.node.desk import Answer, PipeDesk
-from trainer.node.site import Plan, Site
+from trainer.node.site import Plan
 from trainer.spec.run_spec import RunSpec
 
 ADDRESS = "127.0.0.1"
@@ -61,13 +61,7 @@ class FakeRuntime(Runtime):
         lead = [sys.executable, "-m", "trainer.node", "lead", plan.model_dump_json(exclude_defaults=True)]
         led = Process("coordinator", lead, {"PYTHONPATH": python_path()}, "coordinator")
         cluster = ClusterPlan(size, shared, [led])
-        site = Site(
-            data=str(data_dir.resolve()),
-            code=str(paths.code.resolve()),
-            checkpoints=str((paths.checkpoints / "fake").resolve()),
-            console=str(paths.directory.resolve()),
-            interface=loopback(),
-        )
+        site = shared_site(paths, data_dir, "fake", interface=loopback())
         return LaunchPlan(spec, paths, data_dir, cluster, warm=shared, site=site)
 
     def create(self, plan: LaunchPlan) -> Cluster:

@@ -18,11 +18,11 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import Cluster, Runtime
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan
+from orchestrator.runtimes.led import shared_site
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.ray.cluster import RayCluster, remove_sessions
 from orchestrator.runtimes.ray.options import ADDRESS, RayOptions
 from orchestrator.runtimes.ray.placement import NodeResources
-from trainer.node.site import Site
 from trainer.spec.run_spec import RunSpec
 
 INSTALL = "ray is not installed: pip install 'shardyard[ray]'"
@@ -113,17 +113,8 @@ class RayRuntime(Runtime):
         runs = [*peers, spec] if warm else [spec]
         size = max(map(self.size, runs))
         request = {"size": size, **asdict(NodeResources.of(runs))}
-        site = Site(
-            data=str(data_dir.resolve()),
-            code=str(paths.code.resolve()),
-            checkpoints=str(
-                (paths.checkpoints / "ray").resolve()
-            ),  # times of other runtimes do not compare
-            console=str(paths.directory.resolve()),
-            interface="",
-            downloads=self.options.data_dir or "",
-            silence_s=SILENCE_S,
-        )
+        downloads = self.options.data_dir or ""
+        site = shared_site(paths, data_dir, "ray", interface="", downloads=downloads, silence_s=SILENCE_S)
         cluster = ClusterPlan(size, shared=warm, request=request)
         return LaunchPlan(spec, paths, data_dir, cluster, warm=warm, site=site)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.runtimes.led import shared_site
 from orchestrator.runtimes.slurm.options import SlurmOptions
 from orchestrator.runtimes.slurm.script import (
     SPARE_MINUTES,
@@ -146,17 +147,16 @@ def home(token: str) -> str:
 
 def site(job: Job, token: str) -> Site:
     """The machines of one run in the allocation, with the command that starts the ranks of mpirun."""
-    paths, mpi = job.paths, job.spec.topology == "mpi"
+    mpi = job.spec.topology == "mpi"
     shim = [sys.executable, "-S", "-E", mpi_rank.__file__]
     rank = ["bash", "-c", f'exec "$@" {home(token)}/rank.json', "bash", *shim]
     step = [f"--nodes={nodes(job.spec)}", f"--ntasks-per-node={tasks(job.spec)}"]
     # srun starts the ranks of its PMIx itself.
     by_srun = {LAUNCHER: "slurm"} if mpi and job.options.mpi == "pmix" else {}
-    return Site(
-        data=str(job.data_dir.resolve()),
-        code=str(paths.code.resolve()),
-        checkpoints=str((paths.checkpoints / "slurm").resolve()),
-        console=str(paths.directory.resolve()),
+    return shared_site(
+        job.paths,
+        job.data_dir,
+        "slurm",
         interface="",
         mpirun=[*launcher(job, rank, step)] if mpi else [],
         silence_s=SILENCE_S,
