@@ -23,7 +23,7 @@ from tests.faults.strikes import (
 )
 from tests.support.places import MPIRUN
 from tests.support.runs import SMALL
-from trainer.node import site
+from trainer.node.home import CONTAINER as HOME
 
 MPI = {"strategy": "all_reduce", "transport": "mpi", "nodes": 2}
 GLOO, RPC = {**MPI, "transport": "gloo"}, {**MPI, "transport": "rpc"}
@@ -260,9 +260,7 @@ CASES = [
     finished("record-damaged", strikes.damaged(lambda scene: scene.paths.record, strikes.truncate)),
     local("events-damaged", Fault(strikes.damage_events), fails(VICTIM, "damaged")),
     local("events-removed", Fault(lambda scene: strikes.events_of_victim(scene).unlink()), EVENTS_FAIL),
-    docker(
-        "events-removed", strikes.execute_in_nodes(f"rm {site.CONTAINER.out}/rank-*.jsonl"), EVENTS_FAIL
-    ),
+    docker("events-removed", strikes.execute_in_nodes(f"rm {HOME.out}/rank-*.jsonl"), EVENTS_FAIL),
     # The orchestrator
     again("orchestrator-sigint", END[SIGINT], stops(130), run=RESUMABLE, moment=CHECKPOINT),
     again("orchestrator-sigterm", END[SIGTERM], stops(130), run=RESUMABLE, moment=CHECKPOINT),

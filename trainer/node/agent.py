@@ -34,11 +34,11 @@ from trainer.node import ssh
 from trainer.node.commands import TRAINER, Command, commands, environment, hosts, launcher_of
 from trainer.node.desk import log_marks
 from trainer.node.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
+from trainer.node.home import CONTAINER, Home
 from trainer.node.preparation import Refusal, prepared
 from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, MAX_BODY_BYTES, PORT, Connection
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
 from trainer.node.run_record import WEIGHTS, membership_of
-from trainer.node.site import CONTAINER, Home
 from trainer.spec.output_limits import OutputLimits
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentProcess

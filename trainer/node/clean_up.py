@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from trainer.core import cgroup
-from trainer.node.site import CONTAINER
+from trainer.node.home import CONTAINER
 
 QUEUES = Path("/dev/mqueue")  # POSIX message queues
 WRITABLE = (CONTAINER.path, Path("/tmp"), Path("/dev/shm"), QUEUES)  # all that a node can write to

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trainer.launch.launchers import LAUNCHER, STARTED_BY
 from trainer.node import mpi_rank
+from trainer.node.home import Home
 from trainer.node.rank_assignment import AgentInfo, RankAssignment
-from trainer.node.site import Home
 from trainer.torchrun_restarts.command import torchrun
 
 PREFIX = Path(sys.prefix)  # of Open MPI too: its wheel installs beside Python

@@ -313,7 +313,7 @@ class Coordinator:
             cause = f"killed together with its {self._site.place}, or {LOST}"
             if self._members.stay:  # of containers, the engine knows more
                 self.cut_off = self.cut_off or f"{self._names([name])} was {cause}"
-            run_record.record_loss(agent, cause)
+            run_record.record_loss(agent, cause, reported=bool(agent.ranks))
         if run_record:
             run_record.note_suspended(agent, [])
         self._running.discard(name)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.core.regular_files import open_below, own_directories
 from trainer.core.sources import own_digest
 from trainer.launch.launchers import free_port
 from trainer.node.agent import Agent, CoordinatorGone, pass_health_check
 from trainer.node.clean_up import remove_traces, settings
+from trainer.node.home import CONTAINER, PREFIX, Home, lock, remove_homes
 from trainer.node.protocol import FROM_COORDINATOR, over_stdio
 from trainer.node.rank_assignment import AssignmentError
-from trainer.node.site import CONTAINER, PREFIX, Home
 from trainer.warm.process import ParentError, ParentProcess
 
 RETRY_S = 0.5  # of a warm agent that the coordinator has rejected
@@ -73,7 +70,7 @@ def serve_stream(role: str, address: str, directory: Path | None = None) -> int:
             directory = Path(tempfile.mkdtemp(prefix=PREFIX))
         else:
             directory.mkdir(mode=0o700)
-        _lock(Home(directory))
+        lock(Home(directory))
     except OSError as error:
         print(f"{role}: {error}", file=sys.stderr)
         return 1
@@ -83,24 +80,6 @@ def serve_stream(role: str, address: str, directory: Path | None = None) -> int:
     finally:
         os.chdir("/")
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _lock(home: Home) -> None:
-    """Show that this process uses the directory, until it ends."""
-    draft = home.lock.with_suffix(".new")
-    fcntl.flock(os.open(draft, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
-    draft.replace(home.lock)
-
-
-def remove_homes() -> int:
-    """Remove the directories that killed agents of this user have left. Returns their number."""
-    removed = 0
-    for directory in own_directories(Path(tempfile.gettempdir()), PREFIX):
-        with suppress(OSError), open_below(directory, Home(directory).lock.name) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
-            removed += 1
-    return removed
 
 
 async def _take_runs(role: str, home: Home, address: str) -> int:

@@ -1,9 +1,6 @@
-"""Where an agent runs: what all nodes of a cluster have in common, and the files of one agent. Pure."""
+"""Where agents run: what the nodes of a cluster have in common. Pure."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import Field
 
@@ -61,50 +58,4 @@ class Plan(Record):
     desk: str = ""
 
 
-@dataclass(frozen=True)
-class Home:
-    """The files of an agent, which it removes after each run."""
-
-    path: Path
-
-    @property
-    def lock(self) -> Path:
-        """Locked by the agent while it runs."""
-        return self.path / "lock"
-
-    @property
-    def out(self) -> Path:
-        """Events, weights and traces of the agent's ranks."""
-        return self.path / "out"
-
-    @property
-    def spec(self) -> Path:
-        return self.path / "spec.json"
-
-    @property
-    def membership(self) -> Path:
-        return self.path / "membership.json"
-
-    @property
-    def ssh(self) -> Path:
-        return self.path / "ssh"
-
-    @property
-    def hosts(self) -> Path:
-        """Open MPI's."""
-        return self.path / "hosts"
-
-    @property
-    def rank(self) -> Path:
-        """The command of a rank that mpirun starts, see mpi_rank.py."""
-        return self.path / "rank.json"
-
-    @property
-    def alive(self) -> Path:
-        """Touched for the health check of a container."""
-        return self.path / "alive"
-
-
 CONTAINERS = Site()
-PREFIX = "shardyard-agent-"  # of the directories of other agents, in /tmp
-CONTAINER = Home(Path("/run/shardyard"))  # a tmpfs, gone with the container

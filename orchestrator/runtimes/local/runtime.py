@@ -30,6 +30,7 @@ from orchestrator.shipped import python_path
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import UNREPORTED, Event
 from trainer.core.processes import MPIRUN, Suspended, is_suspended
+from trainer.node.home import remove_homes
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.attempts import AttemptTracker
 from trainer.warm.client import UNAVAILABLE
@@ -141,7 +142,7 @@ class LocalRuntime(Runtime):
 
     def clean(self) -> int:
         orphans = [process for process, environment in labelled() if is_gone(label_of(environment))]
-        return _end(orphans)
+        return _end(orphans) + remove_homes()
 
 
 class LocalCluster(Cluster):

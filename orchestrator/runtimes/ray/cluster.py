@@ -29,6 +29,7 @@ from orchestrator.shipped import IMPORT_ROOT, python_path
 from trainer.core.events import how_ended
 from trainer.core.regular_files import own_directories, read_below
 from trainer.node.desk import Answer, PipeDesk, Request
+from trainer.node.home import remove_homes
 from trainer.node.site import Site
 
 CONNECT_S = 60.0  # to start a local cluster, or to reach another one
@@ -150,6 +151,7 @@ class RayCluster(LedCluster):
             _kill(self._process.pid, self._session)
             self._process.wait()
             self._process.stdout.close()
+            remove_homes()  # of the agents that were killed
         self.deleted = True
         shutil.rmtree(self._session, ignore_errors=True)
 

@@ -25,7 +25,8 @@ from orchestrator.runtimes.slurm.script import (
 from orchestrator.shipped import python_path
 from trainer.launch.launchers import LAUNCHER
 from trainer.node import mpi_rank
-from trainer.node.site import PREFIX, Plan, Site
+from trainer.node.home import PREFIX
+from trainer.node.site import Plan, Site
 from trainer.spec.run_spec import RunSpec
 
 SILENCE_S = 30.0  # of an agent

@@ -27,9 +27,10 @@ from trainer.node import agent as module
 from trainer.node import mpi_rank, serving
 from trainer.node.agent import Agent
 from trainer.node.commands import TRAINER, Command
+from trainer.node.home import Home
 from trainer.node.rank_assignment import AssignmentError, RankAssignment
 from trainer.node.run_record import membership_of
-from trainer.node.site import CONTAINERS, Home, Site
+from trainer.node.site import CONTAINERS, Site
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import START_S, ParentError
 

@@ -13,8 +13,9 @@ from tests.unit.cluster_support import assigned, index_of
 from trainer.launch.environment import read_context
 from trainer.node import mpi_rank
 from trainer.node.commands import TRAINER, Command, commands, environment
+from trainer.node.home import CONTAINER, Home
 from trainer.node.rank_assignment import RankAssignment
-from trainer.node.site import CONTAINER, Home, Site
+from trainer.node.site import Site
 
 PID = 4711
 

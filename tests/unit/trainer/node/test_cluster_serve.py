@@ -116,3 +116,9 @@ def test_lost_warm_parent_is_reported_with_its_node(cluster: LoopbackCluster) ->
     assert lost.lost == "of node 1 was killed by SIGKILL"
     assert lost.failures.keys() == {"node-2"}
     assert after == OK
+
+
+def test_lost_launcher_is_a_cause_that_no_event_reports(cluster: LoopbackCluster) -> None:
+    scripts = {"node-1": [loopback.keeps_training], "launcher": [plays(loopback.disconnect)]}
+    (ending,) = cluster.serve(scripts, {}, topology="mpi")
+    assert ending.unreported.keys() == {"launcher"}

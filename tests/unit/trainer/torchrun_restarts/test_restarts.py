@@ -21,8 +21,8 @@ from tests.unit.conftest import event, rank_fields
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster
 from trainer.core.events import Event, EventReader, combined_digest
 from trainer.node.commands import commands
+from trainer.node.home import CONTAINER
 from trainer.node.run_record import RunRecord
-from trainer.node.site import CONTAINER
 from trainer.spec.run_spec import RunSpec
 from trainer.torchrun_restarts.__main__ import ExitReportHandler
 from trainer.torchrun_restarts.attempts import Attempts

@@ -19,8 +19,8 @@ from tests.unit.conftest import PROJECT
 from tests.unit.docker_support import FAST
 from trainer.node.__main__ import LIMITS
 from trainer.node.commands import environment
+from trainer.node.home import CONTAINER
 from trainer.node.rank_assignment import ROLES, AssignmentError, assign_ranks
-from trainer.node.site import CONTAINER
 from trainer.spec.run_spec import RunSpec
 
 COMPOSE = PROJECT / "compose"
