@@ -72,7 +72,7 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
         title = quantity.title
         what = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
         if not known:
-            return f"No {what} was measured."
+            return _none_of(what, shown, groups)
 
         def end(mean: float, group: Group) -> str:
             accuracy = f", {percent(group.accuracy.mean)}" if quantity.timed and group.accuracy else ""
@@ -89,6 +89,15 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
         return f"{head} from {end(*least)} to {end(*most)}."
 
     return sentence
+
+
+def _none_of(what: str, shown: Shown, groups: Sequence[Group]) -> str:
+    """Why there is no value to report: none was measured, or none of what learned with every seed."""
+    if not groups or len(shown.learned(groups)) == len(groups):
+        return f"No {what} was measured."
+    if shown.learned(groups):
+        return f"No {what} was measured of those that learned with every seed."
+    return f"No configuration learned with every seed, so no {what} is compared."
 
 
 def _written(group: Group) -> str:
