@@ -1,13 +1,14 @@
-"""Mistakes in sentences beside numbers: what they say was not measured, is the most, or holds for all runs."""
+"""Mistakes in sentences beside numbers: what was measured, what is the most, what holds for which runs, and
+what a reader should do."""
 
 from __future__ import annotations
 
 import pytest
 
-from orchestrator.report.figures.sentences import figure_sentence, measured
-from orchestrator.report.quantities import Q
+from orchestrator.report.figures.sentences import Shown, figure_sentence, measured
+from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.topics import find
-from tests.unit.report_support import a_comparison, a_run, on_360_images, only_view
+from tests.unit.report_support import a_comparison, a_run, in_cluster_time, on_360_images, only_view
 
 # Figures
 
@@ -21,3 +22,12 @@ def test_what_did_not_learn_was_measured_nevertheless(learned: str) -> None:
     sentence = figure_sentence((), measured(Q.staleness_mean), only_view(comparison), find(comparison))
     assert not sentence.endswith("was measured.")
     assert "learned" in sentence
+
+
+@pytest.mark.parametrize(("name", "computed"), [("train_s", True), ("wait_s", True), ("accuracy", False)])
+def test_what_is_read_from_cluster_time_was_not_measured(name: str, computed: bool) -> None:
+    runs = [a_run(cores=1), a_run("all_reduce", nodes=2, cores=1)]
+    clusters = [in_cluster_time(runs[0], 8.0), in_cluster_time(runs[1], 4.0, wait_s=1.0)]
+    view = only_view(a_comparison(*runs, clusters=clusters))
+    sentence = measured(QUANTITIES[name])(Shown(view))
+    assert (sentence.startswith("Measured"), "in cluster time" in sentence) == (not computed, computed)
