@@ -8,7 +8,16 @@ import pytest
 from orchestrator.report.figures.sentences import Shown, figure_sentence, measured
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.topics import find
-from tests.unit.report_support import a_comparison, a_run, in_cluster_time, on_360_images, only_view
+from tests.unit.report_support import (
+    a_comparison,
+    a_run,
+    around,
+    in_cluster_time,
+    on_360_images,
+    only_view,
+    repeated,
+    with_ranks,
+)
 
 # Figures
 
@@ -31,3 +40,20 @@ def test_what_is_read_from_cluster_time_was_not_measured(name: str, computed: bo
     view = only_view(a_comparison(*runs, clusters=clusters))
     sentence = measured(QUANTITIES[name])(Shown(view))
     assert (sentence.startswith("Measured"), "in cluster time" in sentence) == (not computed, computed)
+
+
+# Clock
+
+
+@pytest.mark.parametrize("strategy", ["serial", "all_reduce"])
+def test_a_rank_that_waited_for_a_core_had_none_of_its_own(strategy: str) -> None:
+    """Five seeds on two cores, of which one run met other load."""
+    nodes = 1 if strategy == "serial" else 2
+    runs = repeated(strategy, around(8.0), nodes=nodes, cores=2)
+    loaded = with_ranks(runs[0], seconds={**runs[0].ranks[0].seconds, "cpu_contention": 7.0})
+    details = []
+    for measured_runs in (runs, [loaded, *runs[1:]]):
+        groups = a_comparison(*measured_runs, clusters=[in_cluster_time(run, 1.0) for run in runs]).groups
+        details.append(Q.wall_by_cluster.detail(groups[0], ""))
+    assert details[0] == "a core for each rank"
+    assert details[1] != details[0]
