@@ -8,6 +8,7 @@ import pytest
 from orchestrator.report.figures.sentences import Shown, figure_sentence, measured
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.topics import find
+from orchestrator.report.topics.samples import TOPIC as SAMPLES
 from tests.unit.report_support import (
     a_comparison,
     a_run,
@@ -16,6 +17,7 @@ from tests.unit.report_support import (
     on_360_images,
     only_view,
     repeated,
+    view_of,
     with_ranks,
 )
 
@@ -40,6 +42,17 @@ def test_what_is_read_from_cluster_time_was_not_measured(name: str, computed: bo
     view = only_view(a_comparison(*runs, clusters=clusters))
     sentence = measured(QUANTITIES[name])(Shown(view))
     assert (sentence.startswith("Measured"), "in cluster time" in sentence) == (not computed, computed)
+
+
+@pytest.mark.parametrize("partitioners", [["contiguous"], ["contiguous", "random_partition"]])
+def test_the_only_partitioner_is_not_the_most_skewed(partitioners: list[str]) -> None:
+    runs = [
+        a_run(strategy, nodes=40, partitioner=name)
+        for strategy in ("one_shot", "local_sgd")
+        for name in partitioners
+    ]
+    (kind,) = SAMPLES.figures
+    assert ("most" in kind.otherwise(Shown(view_of(*runs)))) is (len(partitioners) > 1)
 
 
 # Clock
