@@ -32,6 +32,7 @@ from orchestrator.results.limits import counted
 from trainer.time_model.described import UNKNOWN
 
 MOST_DISTURBED = 0.25  # of the runs that show it
+MAX_NAMED = 3  # configurations
 
 
 def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -58,13 +59,13 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if any(row.is_virtual for row in rows):
         yield _of_virtual_nodes(view, rows, error)
         return
+    several = [group for group in view.groups if group.shape.ranks > 1 and group.first.timed]
+    unpriced = [view.name_on(group) for group in several if not all(row.priced for row in group.ok_rows)]
+    links = ", on the links that the runs request" if any(row.run.has_links for row in rows) else ""
     meaning = (
         f"{_reason(rows)}, so times are cluster times, replayed from the traces of the runs: what training "
-        "takes if every rank has a core of its own, and exchanges cost what they cost here between ranks "
-        "with a core each"
+        f"takes if every rank has a core of its own{links}{_exchanges(len(several), unpriced)}"
     )
-    if any(row.run.has_links for row in rows):
-        meaning += ", on the links that the runs request"
     if error is None:
         yield Finding(
             "cluster_time_uncalibrated",
@@ -72,6 +73,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "all the time, and so exchanges may cost more or less than the cluster times include. The "
             f"intervals of differences contain an error of {percent(MAX_ERROR)}.",
             evidence(view.groups),
+            {"unpriced": unpriced},
         )
         return
     off = error.worst > MAX_ERROR
@@ -94,8 +96,25 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked_ranks(rows),
+            "unpriced": unpriced,
         },
     )
+
+
+def _exchanges(configurations: int, unpriced: list[str]) -> str:
+    """What exchanges cost in cluster time, as the end of a sentence.
+
+    Args:
+        configurations: those of several ranks.
+        unpriced: the names of those whose exchanges cost nothing beyond their messages.
+    """
+    if not configurations:
+        return ""
+    free = "no more than their messages, because no other run shows what else they cost"
+    if len(unpriced) == configurations:
+        return f", and exchanges cost {free}"
+    text = ", and exchanges cost what they cost here between ranks with a core each"
+    return f"{text}; those of {first_few(unpriced, MAX_NAMED)} cost {free}" if unpriced else text
 
 
 def unchecked_ranks(rows: Iterable[Row]) -> list[int]:

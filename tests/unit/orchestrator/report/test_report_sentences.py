@@ -13,6 +13,7 @@ from tests.unit.report_support import (
     a_comparison,
     a_run,
     around,
+    finding_of,
     in_cluster_time,
     on_360_images,
     only_view,
@@ -20,6 +21,7 @@ from tests.unit.report_support import (
     view_of,
     with_ranks,
 )
+from trainer.time_model.cluster import SoftwareCost
 
 # Figures
 
@@ -70,3 +72,21 @@ def test_a_rank_that_waited_for_a_core_had_none_of_its_own(strategy: str) -> Non
         details.append(Q.wall_by_cluster.detail(groups[0], ""))
     assert details[0] == "a core for each rank"
     assert details[1] != details[0]
+
+
+@pytest.mark.parametrize("priced", [("all_reduce", "gossip"), ("all_reduce",), ()])
+def test_exchanges_cost_what_they_cost_here_only_where_a_run_shows_it(priced: tuple[str, ...]) -> None:
+    """Four ranks on two cores; exchanges of some configurations have a cost in the time model."""
+    shown = {"collective": [SoftwareCost(bytes=100, seconds=1e-4)]}
+    runs = [a_run(cores=2), *(a_run(name, nodes=4, cores=2) for name in ("all_reduce", "gossip"))]
+    clusters = [
+        time.model_copy(update={"cluster": time.cluster.model_copy(update={"software": software})})
+        for run in runs
+        for time in [in_cluster_time(run, 2.0)]
+        for software in [shown if run.run.name_of("strategy") in priced else {}]
+    ]
+    finding = finding_of(a_comparison(*runs, clusters=clusters), "cluster_time_uncalibrated")
+    assert [name.split()[0] for name in finding.data["unpriced"]] == [
+        name for name in ("all_reduce", "gossip") if name not in priced
+    ]
+    assert ("what they cost here" in finding.text) is bool(priced)
