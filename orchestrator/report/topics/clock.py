@@ -77,6 +77,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
         return
     off = error.worst > MAX_ERROR
+    waited = max(row.without_core for row in error.rows)
     able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
@@ -84,7 +85,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding(
         "cluster_time_uncalibrated" if off else "cluster_time",
         f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
-        f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
+        f"most {percent(waited)} of their time; there, cluster times differ from wall times by "
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
         "than cores could not be checked. The intervals of differences contain an error of "
         f"{percent(error.of_configuration)}, the largest median error of a configuration.",
@@ -93,6 +94,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "median_error": error.median,
             "worst_error": error.worst,
             "error_of_difference": error.of_configuration,
+            "without_core": waited,
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked_ranks(rows),

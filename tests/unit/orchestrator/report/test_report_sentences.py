@@ -6,9 +6,11 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.report.figures.sentences import Shown, figure_sentence, measured
+from orchestrator.report.formats import percent
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.topics import find
 from orchestrator.report.topics.samples import TOPIC as SAMPLES
+from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     a_comparison,
     a_run,
@@ -60,12 +62,17 @@ def test_the_only_partitioner_is_not_the_most_skewed(partitioners: list[str]) ->
 # Clock
 
 
+def without_core(run: RunResult, seconds: float) -> RunResult:
+    """The run, of which each rank waited so long for a core."""
+    return with_ranks(run, seconds={**run.ranks[0].seconds, "cpu_contention": seconds})
+
+
 @pytest.mark.parametrize("strategy", ["serial", "all_reduce"])
 def test_a_rank_that_waited_for_a_core_had_none_of_its_own(strategy: str) -> None:
     """Five seeds on two cores, of which one run met other load."""
     nodes = 1 if strategy == "serial" else 2
     runs = repeated(strategy, around(8.0), nodes=nodes, cores=2)
-    loaded = with_ranks(runs[0], seconds={**runs[0].ranks[0].seconds, "cpu_contention": 7.0})
+    loaded = without_core(runs[0], 7.0)
     details = []
     for measured_runs in (runs, [loaded, *runs[1:]]):
         groups = a_comparison(*measured_runs, clusters=[in_cluster_time(run, 1.0) for run in runs]).groups
@@ -90,3 +97,13 @@ def test_exchanges_cost_what_they_cost_here_only_where_a_run_shows_it(priced: tu
         name for name in ("all_reduce", "gossip") if name not in priced
     ]
     assert ("what they cost here" in finding.text) is bool(priced)
+
+
+def test_the_wait_for_cores_is_the_longest_of_the_runs_that_were_checked() -> None:
+    """Two ranks on two cores, once beside other load; four ranks had no core each."""
+    pairs = map(without_core, repeated("all_reduce", [4.0] * 3, nodes=2, cores=2), (0.0, 0.02, 2.0))
+    runs = [a_run(cores=2), *pairs, a_run("all_reduce", nodes=4, cores=2)]
+    clusters = [in_cluster_time(run, 4.0) for run in runs]
+    finding = finding_of(a_comparison(*runs, clusters=clusters), "cluster_time")
+    assert finding.data["without_core"] == pytest.approx(0.02 / 4.0)
+    assert percent(0.02 / 4.0) in finding.text
