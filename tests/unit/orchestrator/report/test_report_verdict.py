@@ -144,6 +144,24 @@ def test_neither_what_failed_nor_what_did_not_learn_is_chosen() -> None:
     assert "(not every run learned)" in verdict.certainty
 
 
+@pytest.mark.parametrize(
+    ("results", "serial", "reason"),
+    [
+        (ALONE, True, ""),
+        ([*ALONE, *failing(measured("gossip 3 0.9"))], True, "not every run finished"),
+        ([*ALONE, *measured("gossip 3 0.9 seeds=3")], True, "too few seeds"),
+        ([*failing(ALONE), *failing(measured("gossip 3 0.9"))], False, "not every run finished"),
+        (failing(measured("gossip 3 0.9")), False, "not every run finished"),
+    ],
+)
+def test_without_a_choice_serial_is_named_if_it_could_be_one(
+    results: list[RunResult], serial: bool, reason: str
+) -> None:
+    verdict = the_verdict(*results)
+    assert (verdict.decided, "serial" in verdict.headline) == (False, serial)
+    assert reason in plain(verdict)
+
+
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     each = f"0.9 seeds={seeds}"
