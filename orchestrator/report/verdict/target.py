@@ -47,11 +47,10 @@ def to_target(view: WorkloadView, claims: Claims) -> Verdict:
     elif sure:
         headline, certainty = _choice(view, target, found), _chance(view, first)
     else:
-        names = listed([_named(view, each.group) for each in named[:MOST_NAMED]])
-        headline, certainty = (
-            f"It is a toss-up which of these reaches {target} first: {names}.",
-            _chance(view, first),
-        )
+        names = [_named(view, each.group) for each in named[:MOST_NAMED]]
+        headline, certainty = f"Perhaps {names[0]} reaches {target} first.", _chance(view, first)
+        if len(names) > 1:
+            headline = f"It is a toss-up which of these reaches {target} first: {listed(names)}."
     chances = not few and len(found) > 1
     options = tuple(
         option(
