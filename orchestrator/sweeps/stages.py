@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,11 +42,13 @@ class Standing:
         decided: whether the choice of every workload is.
         hopeless: why a configuration needs no more seeds, by the key of each of its runs.
         lines: the most probable configurations of each workload that is open, as text.
+        names: the name of a configuration, by the key of each of its runs.
     """
 
     decided: bool
     hopeless: Mapping[str, str]
     lines: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def stages(most: int) -> list[int]:
