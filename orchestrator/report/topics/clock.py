@@ -320,15 +320,23 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if not found.shown:
         text += ": whether there is a drift is undecided"
     else:
-        text += (
-            ": the machine was not equally fast all the time. The order of runs is random, so no "
-            "configuration is systematically favoured"
-        )
+        text += f": the machine was not equally fast all the time. {_order_of_runs(view, found)}"
     yield Finding(
         "drift" if found.shown or found.wide else "no_drift",
         f"{text}.",
         tuple(_with_times(view)),
         {"factor": found.factor, "interval": (found.low, found.high)},
+    )
+
+
+def _order_of_runs(view: WorkloadView, found: Drift) -> str:
+    """Whom the drift favours, without the full stop."""
+    if not view.staged:
+        return "The order of runs is random, so no configuration is systematically favoured"
+    effect = "faster" if found.factor > 1 else "slower"
+    return (
+        "The order of the runs of a seed is random, but later seeds are only those of serial and of what "
+        f"might be the choice: configurations with fewer seeds may seem {effect} than they are"
     )
 
 

@@ -11,6 +11,7 @@ from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.topics import find
 from orchestrator.report.topics.samples import TOPIC as SAMPLES
 from orchestrator.results.records import RunResult
+from orchestrator.sweeps.stages import Stages
 from tests.unit.report_support import (
     a_comparison,
     a_run,
@@ -107,3 +108,17 @@ def test_the_wait_for_cores_is_the_longest_of_the_runs_that_were_checked() -> No
     finding = finding_of(a_comparison(*runs, clusters=clusters), "cluster_time")
     assert finding.data["without_core"] == pytest.approx(0.02 / 4.0)
     assert percent(0.02 / 4.0) in finding.text
+
+
+@pytest.mark.parametrize(("stages", "step"), [(None, 1), (Stages(), 1), (Stages(), -1)])
+def test_a_drift_favours_nothing_if_all_have_the_same_seeds(stages: Stages | None, step: int) -> None:
+    """Each seed takes 5 % more or less than the one before."""
+    runs = [
+        run.model_copy(update={"started_at": run.started_at + 60 * run.run.seed})
+        for name, seeds in (("all_reduce", 8), ("gossip", 5))
+        for run in repeated(name, [8.0 * 1.05 ** (step * seed) for seed in range(seeds)], nodes=2)
+    ]
+    text = finding_of(a_comparison(*runs, stages=stages), "drift").text
+    effects = {"faster": bool(stages) and step > 0, "slower": bool(stages) and step < 0}
+    assert {effect: f"seem {effect}" in text for effect in effects} == effects
+    assert ("systematically" in text) is (stages is None)
