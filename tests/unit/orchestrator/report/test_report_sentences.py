@@ -122,3 +122,17 @@ def test_a_drift_favours_nothing_if_all_have_the_same_seeds(stages: Stages | Non
     effects = {"faster": bool(stages) and step > 0, "slower": bool(stages) and step < 0}
     assert {effect: f"seem {effect}" in text for effect in effects} == effects
     assert ("systematically" in text) is (stages is None)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("clock", ["wall", "cluster"])
+def test_seeds_do_not_reduce_an_error_that_these_times_have(clock: str) -> None:
+    """8 % more may be the difference of two sessions, and on shared cores the error of cluster time."""
+    fields = {"nodes": 4, "cores": 2 if clock == "cluster" else 8}
+    runs = [*repeated("all_reduce", around(8.0), **fields), *repeated("gossip", around(8.64), **fields)]
+    clusters = [in_cluster_time(run, run.train_s or 0.0) for run in runs] if clock == "cluster" else []
+    finding = finding_of(a_comparison(*runs, clusters=clusters), "undecided")
+    assert finding.data["hopeless"] > 0
+    assert ("the error of cluster time" in finding.text) is (clock == "cluster")
