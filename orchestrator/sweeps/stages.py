@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.errors import InputError
 from trainer.spec.run_spec import RunSpec
 
-DECIDED = "the choice was decided"
+DECIDED, UNFINISHED = "the choice was decided", "the sweep is not finished"
 STAGES = (3, 5, 8, 12, 20)  # seeds of each configuration
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 BUDGET_PATTERN = r"^[1-9][0-9]{0,5}[smh]$"
@@ -29,7 +29,7 @@ class Stages(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ended: str = "the sweep is not finished"
+    ended: str = UNFINISHED
     out_of_budget: bool = False
     dropped: dict[str, str] = {}
 

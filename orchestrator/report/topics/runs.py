@@ -143,11 +143,13 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     if tally.half:
         seeds, number = tally.half
         which = "it" if tally.undecided == 1 else f"{number} of them"
-        text += (
-            f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}: run "
-            f"the command of this sweep again with --repeat {seeds}. Runs that have finished are not "
-            "repeated."
-        )
+        text += f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}"
+        if not comparison.unfinished:
+            text += (
+                f": run the command of this sweep again with --repeat {seeds}. Runs that have finished are "
+                "not repeated"
+            )
+        text += "."
     if tally.hopeless:
         kept = ["the differences between two sessions"]
         kept += ["the error of cluster time"] if tally.in_cluster_time else []

@@ -31,6 +31,7 @@ from orchestrator.report.verdict.candidates import (
     why_not,
 )
 from orchestrator.report.verdict.options import options
+from orchestrator.sweeps.stages import UNFINISHED
 
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
 
@@ -156,6 +157,8 @@ class Wording:
 
     def too_few(self) -> str:
         """That nothing is chosen, and what would add seeds."""
+        if self._view.unfinished:
+            return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen; {UNFINISHED}."
         budget = self._view.stages is not None and self._view.stages.out_of_budget
         advice = "a larger --budget" if budget else f"--repeat {MIN_SEEDS}"
         return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with {advice}."
@@ -169,7 +172,7 @@ class Wording:
 
     def surer(self, chosen: Candidate) -> str:
         """What would make a probable choice surer."""
-        if chosen.sure:
+        if chosen.sure or self._view.unfinished:
             return ""
         if self._view.staged:
             return "A larger --budget or --repeat adds seeds."

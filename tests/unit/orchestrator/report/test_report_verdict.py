@@ -17,6 +17,7 @@ from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.stages import Stages
 from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
     FAILED,
@@ -169,6 +170,19 @@ def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     assert (verdict.decided, {option.chance for option in verdict.options}) == (False, {ABSENT})
     assert verdict.headline.startswith("Too few seeds to choose: as measured, all_reduce")
     assert "--repeat 5" in verdict.certainty
+
+
+@pytest.mark.parametrize("more", [{"pending": ["serial-memory-n1-s9"]}, {"stages": Stages()}, {}])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_a_sweep_that_has_runs_to_come_is_not_to_be_run_again(seeds: int, more: dict[str, Any]) -> None:
+    plain_runs = measured(f"serial 8 0.9 seeds={seeds}, all_reduce 7.8 0.9 step=0.3 seeds={seeds}")
+    at_target = [
+        run for nodes in (2, 4) for run in reaching("all_reduce", 4.0, nodes, 0.2 * nodes, seeds=seeds)
+    ]
+    for results in (plain_runs, at_target):
+        comparison = a_comparison(*results, **more)
+        said = [plain(*verdicts_of(comparison)), *(each.text for each in find(comparison))]
+        assert any("--repeat" in text for text in said) is not bool(more)
 
 
 # Targets, faults and labs
