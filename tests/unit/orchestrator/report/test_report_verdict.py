@@ -272,7 +272,7 @@ def test_nothing_is_checked_over_runs_that_did_not_finish(more: dict[str, Any]) 
     states = {"Fairness": "inapplicable", "Clock": "inapplicable", "Runs": "limited"}
     assert {topic: line.state for topic, line in lines(*results).items()} == states
     (verdict,) = verdicts_of(a_comparison(*results))
-    assert ("serial" in verdict.headline, verdict.decided) == (False, False)
+    assert ("serial" in verdict.headline, verdict.certainty, verdict.decided) == (False, "", False)
     one = lines(a_run(), a_run("ddp", nodes=2, **FAILED), pending=["ddp-gloo-n2-s0-0"])
     assert (one["Fairness"].state, one["Clock"].state) == ("inapplicable", "ok")
     # The clock is that of workloads with a time.
