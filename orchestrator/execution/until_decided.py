@@ -113,7 +113,8 @@ def _after(count: int, standing: Standing, dropped: Mapping[str, str]) -> str:
     """The state after a stage, as lines of progress."""
     lines = [f"after {counted(count, 'seed')}: {'; '.join(standing.lines) or DECIDED}"]
     if not standing.decided:
-        lines += [f"  no more seeds for {first}: {why}" for first, why in sorted(dropped.items())]
+        named = sorted((standing.names[first], why) for first, why in dropped.items())
+        lines += [f"  no more seeds for {name}: {why}" for name, why in named]
     return "\n".join(lines)
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from orchestrator.results.records import RunResult
 
 PURPOSES = (
-    "training",
-    "evaluating",
-    "training and evaluating virtual nodes",
+    "training and evaluating",
     "starting",
     "stopping",
     "waiting for the engine",
@@ -31,23 +29,18 @@ def duration(seconds: float) -> str:
 def time_shares(results: Iterable[RunResult]) -> dict[str, float]:
     """Seconds of the runs by purpose, which add up to their wall time; purposes below 0.05 s are left out.
 
-    Starting lasts until the first step, stopping from the last step to the row. Time in which the
-    engine starts and stops containers is neither. Evaluating is the rest between first and last step. The
-    training time of a run that was resumed contains work from before its start-up, which is left out here.
+    Starting lasts until the first step, stopping from the last step to the row. Time in which the engine
+    starts and stops containers is neither. Between first and last step a rank may train while others
+    evaluate, so these have one share.
     """
     shares = dict.fromkeys(PURPOSES, 0.0)
     for result in results:
-        start, train, stop = result.startup_s, result.train_s, result.teardown_s
-        if result.status != "ok" or start is None or train is None or stop is None:
+        start, stop = result.startup_s, result.teardown_s
+        if result.status != "ok" or start is None or result.train_s is None or stop is None:
             shares["runs without training"] += result.wall_s
             continue
         engine_start, engine_stop = min(result.engine_start_s, start), min(result.engine_stop_s, stop)
-        between = result.wall_s - start - stop
-        if result.runtime_info.simulates_time:  # its training time says nothing about this machine
-            shares["training and evaluating virtual nodes"] += between
-        else:
-            shares["training"] += min(train, between)
-            shares["evaluating"] += between - min(train, between)
+        shares["training and evaluating"] += result.wall_s - start - stop
         shares["starting"] += start - engine_start
         shares["stopping"] += stop - engine_stop
         shares["waiting for the engine"] += engine_start + engine_stop

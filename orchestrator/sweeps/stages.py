@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.errors import InputError
 from trainer.spec.run_spec import RunSpec
 
-DECIDED = "the choice was decided"
+DECIDED, UNFINISHED = "the choice was decided", "the sweep is not finished"
 STAGES = (3, 5, 8, 12, 20)  # seeds of each configuration
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 BUDGET_PATTERN = r"^[1-9][0-9]{0,5}[smh]$"
@@ -29,7 +29,7 @@ class Stages(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ended: str = "the sweep is not finished"
+    ended: str = UNFINISHED
     out_of_budget: bool = False
     dropped: dict[str, str] = {}
 
@@ -42,11 +42,13 @@ class Standing:
         decided: whether the choice of every workload is.
         hopeless: why a configuration needs no more seeds, by the key of each of its runs.
         lines: the most probable configurations of each workload that is open, as text.
+        names: the name of a configuration, by the key of each of its runs.
     """
 
     decided: bool
     hopeless: Mapping[str, str]
     lines: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def stages(most: int) -> list[int]:

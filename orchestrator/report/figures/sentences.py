@@ -1,7 +1,7 @@
 """The sentence that a report shows with a figure.
 
 It is the first sentence of the finding that the figure shows. Where there is none, it reports means, and
-calls them measured.
+calls them measured or those of cluster time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ class Shown:
     def learned(self, groups: Sequence[Group]) -> list[Group]:
         return [group for group in groups if not any(row.key in self.unlearned for row in group.rows)]
 
-    def remark(self, groups: Sequence[Group], timed: bool) -> str:
-        """`in cluster time, among those that learned`: of what means were taken."""
-        clock = " in cluster time" if timed and self.view.clock == "cluster" else ""
-        return f"{clock}{', among those that learned' if len(self.learned(groups)) < len(groups) else ''}"
+    def head(self, groups: Sequence[Group], what: str, timed: bool) -> str:
+        """`Measured fastest`, `Fastest in cluster time, among those that learned`: of what means are taken.
+
+        Cluster time is computed, so what is read from it was not measured.
+        """
+        in_cluster_time = timed and self.view.clock == "cluster"
+        text = (f"{what} in cluster time" if in_cluster_time else f"measured {what}").strip()
+        among = ", among those that learned" if len(self.learned(groups)) < len(groups) else ""
+        return f"{text[0].upper()}{text[1:]}{among}"
 
 
 def figure_sentence(
@@ -63,7 +68,7 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
 
     def sentence(shown: Shown) -> str:
         view = shown.view
-        groups, at = view.ranked_candidates, f" on {view.shape.label}"
+        groups, at = view.ranked_candidates, f"on {view.shape.label}"
         if not any(quantity.over(group) for group in groups):
             groups, at = [group for group in view.line_groups if not group.serial], ""
         known = [
@@ -72,7 +77,7 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
         title = quantity.title
         what = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
         if not known:
-            return f"No {what} was measured."
+            return _none_of(what, shown, groups)
 
         def end(mean: float, group: Group) -> str:
             accuracy = f", {percent(group.accuracy.mean)}" if quantity.timed and group.accuracy else ""
@@ -81,7 +86,10 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
 
         known.sort(key=lambda each: each[0])
         least, most = known[0], known[-1]
-        head = f"Measured{at}{shown.remark(groups, quantity.timed)}: {what}"
+        timed = quantity.timed or any(
+            quantity.of(row) != quantity.of(row.wall) for _, group in known for row in group.ok_rows
+        )
+        head = f"{shown.head(groups, at, timed)}: {what}"
         if least is most:
             return f"{head} {end(*least)}."
         if quantity.write(least[0]) == quantity.write(most[0]):
@@ -89,6 +97,15 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
         return f"{head} from {end(*least)} to {end(*most)}."
 
     return sentence
+
+
+def _none_of(what: str, shown: Shown, groups: Sequence[Group]) -> str:
+    """Why there is no value to report: none was measured, or none of what learned with every seed."""
+    if not groups or len(shown.learned(groups)) == len(groups):
+        return f"No {what} was measured."
+    if shown.learned(groups):
+        return f"No {what} was measured of those that learned with every seed."
+    return f"No configuration learned with every seed, so no {what} is compared."
 
 
 def _written(group: Group) -> str:
@@ -115,12 +132,12 @@ def fastest_and_most_accurate(
             f"{shown.view.name_on(group)}, {_written(group)} after {seconds(Q.train_s.mean_of(group))}"
             for group in ends
         )
-        remark = shown.remark(groups, timed=True)
+        head = shown.head(groups, "fastest", timed=True)
         if _written(ends[0]) == _written(ends[1]):
-            return f"Measured fastest{remark}, at the highest accuracy: {first}."
+            return f"{head}, at the highest accuracy: {first}."
         same = [each for each in known if each is not ends[1] and _written(each) == _written(ends[1])]
         verb = "is" if len(same) == 1 else "are"
         alike = f"; {count(len(same), 'other configuration')} {verb} as accurate" if same else ""
-        return f"Measured fastest{remark}: {first}; most accurate: {most}{alike}."
+        return f"{head}: {first}; most accurate: {most}{alike}."
 
     return sentence

@@ -88,8 +88,10 @@ def _plain(results: Sequence[tuple[str, RunResult]]) -> list[Row]:
 
 def _in_cluster_time(row: Row, time: ClusterTime | None) -> Row:
     """The row on the cluster clock. time: None if it has none."""
-    result = on_cluster(row.result, time) if time else row.result
-    return replace(row, result=result, clock="cluster", timed=time is not None)
+    if time is None:
+        return replace(row, clock="cluster", timed=False)
+    priced = any(cost.seconds for costs in time.cluster.software.values() for cost in costs)
+    return replace(row, result=on_cluster(row.result, time), clock="cluster", timed=True, priced=priced)
 
 
 def _with_baselines(plain: Sequence[Row]) -> list[Row]:

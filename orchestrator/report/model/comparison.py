@@ -23,7 +23,7 @@ from orchestrator.results.predictions import Predictions, read_predictions
 from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
-from orchestrator.sweeps.stages import Stages
+from orchestrator.sweeps.stages import UNFINISHED, Stages
 
 REFERENCE_PARTITIONER = "random_partition"  # others are compared with it, if it was run
 
@@ -37,7 +37,8 @@ class WorkloadView:
     shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
     workloads, so that this one must be named. stages: how adding seeds until the choice was decided ended,
     so that configurations have different numbers of them; None if all have as many. tolerance: differences
-    that do not matter. real: what runs of real nodes show of virtual ones.
+    that do not matter. real: what runs of real nodes show of virtual ones. unfinished: whether the sweep
+    has runs to come.
     """
 
     workload: Workload
@@ -47,6 +48,7 @@ class WorkloadView:
     stages: Stages | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     real: Calibrated | None = None
+    unfinished: bool = False
 
     @property
     def staged(self) -> bool:
@@ -214,6 +216,7 @@ class Comparison:
             self.record.stages,
             self.tolerance,
             self.real,
+            self.unfinished,
         )
 
     def name_on(self, group: Group) -> str:
@@ -227,6 +230,12 @@ class Comparison:
             if not workload.faults:
                 found.setdefault(workload.without_links, []).append(self.view(workload))
         return found
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the sweep has runs to come, which may be the seeds that configurations lack."""
+        stages = self.record.stages
+        return bool(self.pending) or (stages is not None and stages.ended == UNFINISHED)
 
     @property
     def failed(self) -> list[Row]:

@@ -78,7 +78,8 @@ class Row:
 
     clock: the clock of all times in this row. The runs of a workload are compared on one clock. twin: the
     same run on the other clock. timed: False if the run has no time on this clock. real: what a run of
-    virtual nodes took on real ones; None: unknown.
+    virtual nodes took on real ones; None: unknown. priced: whether other runs show what its exchanges cost
+    beyond their messages; in cluster time they cost nothing more where none does.
     """
 
     key: str
@@ -92,6 +93,7 @@ class Row:
     twin: Row | None = None
     timed: bool = True
     real: RealTime | None = None
+    priced: bool = True
 
     @cached_property
     def wall(self) -> Row:

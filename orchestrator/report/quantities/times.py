@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.replay.described import has_cores
+from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Row, quotient
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.intervals import ratio_interval
-from orchestrator.results.limits import counted
+from orchestrator.results.limits import counted, may_have_cores
 
 
 def _phase(phase: str, title: str = "") -> Quantity:
@@ -25,6 +25,13 @@ def wall_by_cluster(row: Row) -> float | None:
     return quotient(row.wall.train_s, row.cluster.train_s)
 
 
+def _had_cores(row: Row) -> bool:
+    """Whether each rank, one or several, could have a core to itself and waited for none."""
+    result = row.wall.result
+    able = may_have_cores(row.run, result.runtime_info, result.cores)
+    return able and row.without_core <= MAX_CONTENTION
+
+
 def _why_they_differ(group: Group, span: str) -> str:
     """Why wall and cluster time of a configuration may differ."""
     wall = group.first.wall
@@ -33,7 +40,7 @@ def _why_they_differ(group: Group, span: str) -> str:
         return "without the requested links"
     if wall.shares_cores:
         return f"{ranks} ranks on {counted(cores, 'core')}"
-    if ranks == 1 or all(has_cores(row.wall.result) for row in group.ok_rows):
+    if all(_had_cores(row) for row in group.ok_rows):
         return "a core for each rank"
     return "other load or a quota in some runs"
 

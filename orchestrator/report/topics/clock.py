@@ -32,6 +32,7 @@ from orchestrator.results.limits import counted
 from trainer.time_model.described import UNKNOWN
 
 MOST_DISTURBED = 0.25  # of the runs that show it
+MAX_NAMED = 3  # configurations
 
 
 def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -58,13 +59,13 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if any(row.is_virtual for row in rows):
         yield _of_virtual_nodes(view, rows, error)
         return
+    several = [group for group in view.groups if group.shape.ranks > 1 and group.first.timed]
+    unpriced = [view.name_on(group) for group in several if not all(row.priced for row in group.ok_rows)]
+    links = ", on the links that the runs request" if any(row.run.has_links for row in rows) else ""
     meaning = (
         f"{_reason(rows)}, so times are cluster times, replayed from the traces of the runs: what training "
-        "takes if every rank has a core of its own, and exchanges cost what they cost here between ranks "
-        "with a core each"
+        f"takes if every rank has a core of its own{links}{_exchanges(len(several), unpriced)}"
     )
-    if any(row.run.has_links for row in rows):
-        meaning += ", on the links that the runs request"
     if error is None:
         yield Finding(
             "cluster_time_uncalibrated",
@@ -72,9 +73,11 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "all the time, and so exchanges may cost more or less than the cluster times include. The "
             f"intervals of differences contain an error of {percent(MAX_ERROR)}.",
             evidence(view.groups),
+            {"unpriced": unpriced},
         )
         return
     off = error.worst > MAX_ERROR
+    waited = max(row.without_core for row in error.rows)
     able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
@@ -82,7 +85,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding(
         "cluster_time_uncalibrated" if off else "cluster_time",
         f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
-        f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
+        f"most {percent(waited)} of their time; there, cluster times differ from wall times by "
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
         "than cores could not be checked. The intervals of differences contain an error of "
         f"{percent(error.of_configuration)}, the largest median error of a configuration.",
@@ -91,11 +94,29 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "median_error": error.median,
             "worst_error": error.worst,
             "error_of_difference": error.of_configuration,
+            "without_core": waited,
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked_ranks(rows),
+            "unpriced": unpriced,
         },
     )
+
+
+def _exchanges(configurations: int, unpriced: list[str]) -> str:
+    """What exchanges cost in cluster time, as the end of a sentence.
+
+    Args:
+        configurations: those of several ranks.
+        unpriced: the names of those whose exchanges cost nothing beyond their messages.
+    """
+    if not configurations:
+        return ""
+    free = "no more than their messages, because no other run shows what else they cost"
+    if len(unpriced) == configurations:
+        return f", and exchanges cost {free}"
+    text = ", and exchanges cost what they cost here between ranks with a core each"
+    return f"{text}; those of {first_few(unpriced, MAX_NAMED)} cost {free}" if unpriced else text
 
 
 def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
@@ -299,15 +320,23 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if not found.shown:
         text += ": whether there is a drift is undecided"
     else:
-        text += (
-            ": the machine was not equally fast all the time. The order of runs is random, so no "
-            "configuration is systematically favoured"
-        )
+        text += f": the machine was not equally fast all the time. {_order_of_runs(view, found)}"
     yield Finding(
         "drift" if found.shown or found.wide else "no_drift",
         f"{text}.",
         tuple(_with_times(view)),
         {"factor": found.factor, "interval": (found.low, found.high)},
+    )
+
+
+def _order_of_runs(view: WorkloadView, found: Drift) -> str:
+    """Whom the drift favours, without the full stop."""
+    if not view.staged:
+        return "The order of runs is random, so no configuration is systematically favoured"
+    effect = "faster" if found.factor > 1 else "slower"
+    return (
+        "The order of the runs of a seed is random, but later seeds are only those of serial and of what "
+        f"might be the choice: configurations with fewer seeds may seem {effect} than they are"
     )
 
 

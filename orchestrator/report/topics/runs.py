@@ -14,7 +14,7 @@ from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
 from orchestrator.report.quantities.containers import ran_out_of_memory
 from orchestrator.report.quantities.learning import learned
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
-from orchestrator.report.statistics.power import MOST_SEEDS
+from orchestrator.report.statistics.power import MOST_SEEDS, PROBABLE
 from orchestrator.report.topics.topic import Topic
 
 MAX_NAMED = 6  # per sentence; the tables list all
@@ -87,7 +87,8 @@ class Tally:
     """How many comparisons of a report are decided.
 
     equal: those within the tolerance. needed: the seeds that would probably decide each undecided one,
-    in order. hopeless: those that no number of seeds would decide.
+    in order. hopeless: those that no number of seeds would probably decide; in_cluster_time: whether some
+    of these are of cluster times.
     """
 
     shown: int
@@ -96,18 +97,21 @@ class Tally:
     undecided: int
     needed: list[int]
     hopeless: int
+    in_cluster_time: bool
 
     @classmethod
     def of(cls, claims: Claims) -> Tally:
         undecided = [each for each in claims.all if each.verdict == "undecided"]
         open_ = [each for each in undecided if not each.within_tolerance]
+        hopeless = [each for each in open_ if each.hopeless]
         return cls(
             sum(each.decided and each.level == "shown" for each in claims.all),
             sum(each.decided and each.level == "likely" for each in claims.all),
             len(undecided) - len(open_),
             len(open_),
             sorted(seeds for each in open_ if (seeds := each.seeds_to_decide)),
-            sum(each.hopeless for each in open_),
+            len(hopeless),
+            any(each.left.first.clock == "cluster" for each in hopeless),
         )
 
     @property
@@ -139,15 +143,19 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     if tally.half:
         seeds, number = tally.half
         which = "it" if tally.undecided == 1 else f"{number} of them"
-        text += (
-            f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}: run "
-            f"the command of this sweep again with --repeat {seeds}. Runs that have finished are not "
-            "repeated."
-        )
+        text += f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}"
+        if not comparison.unfinished:
+            text += (
+                f": run the command of this sweep again with --repeat {seeds}. Runs that have finished are "
+                "not repeated"
+            )
+        text += "."
     if tally.hopeless:
+        kept = ["the differences between two sessions"]
+        kept += ["the error of cluster time"] if tally.in_cluster_time else []
         text += (
-            f" No number of seeds would decide {tally.hopeless}: the differences are no larger than those "
-            "between two sessions, or than the error of cluster time."
+            f" No number of seeds would decide {tally.hopeless} with a probability of {PROBABLE:.0%} or "
+            f"more: seeds do not reduce {listed(kept, 'or')}."
         )
     if tally.beyond:
         text += f" {tally.beyond} would need more than {MOST_SEEDS} seeds each."

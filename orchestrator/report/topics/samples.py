@@ -77,8 +77,9 @@ def _skew(shown: Shown) -> str:
     )
     if divergence < SKEWED_BITS:
         return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
+    skewed = "skewed most" if len({group.partitioner_label for group in groups}) > 1 else "skewed"
     return (
-        f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits in the "
+        f"{seen}; labels are {skewed} with {most.partitioner_label}, by {bits(divergence)} bits in the "
         "mean over nodes and seeds."
     )
 

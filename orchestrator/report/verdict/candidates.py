@@ -32,6 +32,7 @@ from orchestrator.report.topics.speed import timed
 SURE, SURE_SEEDS = 0.95, 8  # from which a choice is stated
 PROBABLE = 0.8  # from which it is called probable
 POSSIBLE = 0.1  # below which a configuration is no longer named
+MOST_REGRET = 3.0  # tolerances, beyond which a configuration is no toss-up with others
 MOST_NAMED = 3  # in a headline
 SAME = 1e-9  # of accuracies that are equal but for rounding
 LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
@@ -96,14 +97,18 @@ def at_target(view: WorkloadView) -> list[Candidate]:
 
 
 def in_question(found: Sequence[Candidate], few: bool) -> list[Candidate]:
-    """The choice; if none is probable, what may be it, the least that it may cost first.
+    """The choice; if none is probable, those that may be it and cost little if they are not.
 
-    few: whether all have too few seeds.
+    If all may cost more, it is the one that may cost least.
+
+    Args:
+        few: whether all have too few seeds.
     """
     if few or found[0].speed.probability >= PROBABLE:
         return [found[0]]
     possible = [each for each in found if each.speed.probability >= POSSIBLE] or [*found[:2]]
-    return sorted(possible, key=lambda each: each.regret)
+    close = [each for each in possible if each.regret <= MOST_REGRET]
+    return close or [min(possible, key=lambda each: each.regret)]
 
 
 def always_reaches(group: Group) -> bool:

@@ -31,6 +31,7 @@ from orchestrator.report.verdict.candidates import (
     why_not,
 )
 from orchestrator.report.verdict.options import options
+from orchestrator.sweeps.stages import UNFINISHED
 
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
 
@@ -41,7 +42,9 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     wording = Wording(view, found)
     left_out = wording.left_out()
     if all(each.group.serial for each in found):
-        return Verdict(view.workload, _nothing(view), f"No choice is claimed. {left_out}".strip(), False)
+        return Verdict(
+            view.workload, _nothing(view, found), f"No choice is claimed. {left_out}".strip(), False
+        )
     serial = next((each.group for each in found if each.group.serial), None)
     if len(found) == 1:
         only = wording.numbered(found[0].group)
@@ -68,15 +71,15 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     return Verdict(view.workload, wording.ranked(headline), text, sure, rows, shown, view.tolerance.better)
 
 
-def _nothing(view: WorkloadView) -> str:
+def _nothing(view: WorkloadView, found: Sequence[Candidate]) -> str:
+    """That there is no choice, and between what; what cannot be chosen is listed with its reason."""
+    if view.candidates and all(group.first.is_sampled for group in view.candidates):
+        return "There is nothing to choose from: nothing was trained, so there is no accuracy."
+    if not found:
+        return "There is nothing to choose from: no configuration can be chosen."
     if not view.candidates:
         return "There is nothing to choose from: only serial has finished runs."
-    if any(group.first.is_sampled for group in view.candidates):
-        return "There is nothing to choose from: nothing was trained, so there is no accuracy."
-    return (
-        "There is nothing to choose from: no configuration on several nodes finished every run, learned, "
-        "and has a time that compares."
-    )
+    return "There is nothing to choose from: only serial can be chosen."
 
 
 class Wording:
@@ -154,6 +157,8 @@ class Wording:
 
     def too_few(self) -> str:
         """That nothing is chosen, and what would add seeds."""
+        if self._view.unfinished:
+            return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen; {UNFINISHED}."
         budget = self._view.stages is not None and self._view.stages.out_of_budget
         advice = "a larger --budget" if budget else f"--repeat {MIN_SEEDS}"
         return f"With fewer than {MIN_SEEDS} seeds, nothing is chosen: run it again with {advice}."
@@ -167,7 +172,7 @@ class Wording:
 
     def surer(self, chosen: Candidate) -> str:
         """What would make a probable choice surer."""
-        if chosen.sure:
+        if chosen.sure or self._view.unfinished:
             return ""
         if self._view.staged:
             return "A larger --budget or --repeat adds seeds."

@@ -23,6 +23,7 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.candidates import MOST_NAMED, PROBABLE, Candidate, at_target, in_question
 from orchestrator.report.verdict.options import option, shown
+from orchestrator.sweeps.stages import UNFINISHED
 
 
 def to_target(view: WorkloadView, claims: Claims) -> Verdict:
@@ -43,15 +44,18 @@ def to_target(view: WorkloadView, claims: Claims) -> Verdict:
         headline = (
             f"Too few seeds to choose: {_named(view, first.group)} was measured to reach {target} first."
         )
-        certainty = f"Run the sweep again with --repeat {MIN_SEEDS}."
+        certainty = (
+            f"{UNFINISHED.capitalize()}."
+            if view.unfinished
+            else f"Run the sweep again with --repeat {MIN_SEEDS}."
+        )
     elif sure:
         headline, certainty = _choice(view, target, found), _chance(view, first)
     else:
-        names = listed([_named(view, each.group) for each in named[:MOST_NAMED]])
-        headline, certainty = (
-            f"It is a toss-up which of these reaches {target} first: {names}.",
-            _chance(view, first),
-        )
+        names = [_named(view, each.group) for each in named[:MOST_NAMED]]
+        headline, certainty = f"Perhaps {names[0]} reaches {target} first.", _chance(view, first)
+        if len(names) > 1:
+            headline = f"It is a toss-up which of these reaches {target} first: {listed(names)}."
     chances = not few and len(found) > 1
     options = tuple(
         option(
@@ -94,9 +98,9 @@ def _chance(view: WorkloadView, first: Candidate) -> str:
         f"{_sooner(view)}. At worst, {view.name(first.group)} takes "
         f"{first.speed.longer:.0%} more time than the best here (95%)."
     )
-    return (
-        text if first.sure else f"{text} To be surer, run it again with --repeat {first.seeds_to_be_sure}."
-    )
+    if first.sure or view.unfinished:
+        return text
+    return f"{text} To be surer, run it again with --repeat {first.seeds_to_be_sure}."
 
 
 def _named(view: WorkloadView, group: Group) -> str:

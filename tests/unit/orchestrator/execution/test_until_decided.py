@@ -85,7 +85,7 @@ def a_sweep(tmp_path: Path, *options: Any, **fields: Any) -> Sweep:
 
 def without(sweep: Sweep, *names: str) -> Standing:
     keys = [run.key for run in sweep.runs if run.name_of("strategy") in names]
-    return Standing(False, dict.fromkeys(keys, "hopeless"), ("open",))
+    return Standing(False, dict.fromkeys(keys, "hopeless"), ("open",), dict.fromkeys(keys, "its name"))
 
 
 def test_seeds_are_added_in_stages_until_it_is_decided(tmp_path: Path) -> None:
@@ -94,8 +94,7 @@ def test_seeds_are_added_in_stages_until_it_is_decided(tmp_path: Path) -> None:
     runner = Runner().execute(sweep, OPEN, without(sweep, "ddp"), Standing(True, {}, ()))
     assert runner.seeds == [8, 8, 5]
     notes = [call.args[0] for call in runner.display.note.call_args_list]
-    first = next(run.key for run in sweep.runs if run.name_of("strategy") == "ddp")
-    dropped = f"after 5 seeds: open\n  no more seeds for {first}: hopeless"
+    dropped = "after 5 seeds: open\n  no more seeds for its name: hopeless"
     assert notes == ["after 3 seeds: open", dropped, f"after 8 seeds: {DECIDED}"]
     assert [seed for name, seed in runner.executed if name == "serial"] == [*range(8)]
     assert [count for count, _ in runner.records] == [9, 15, 21, 21]
@@ -180,6 +179,7 @@ def test_what_has_no_chance_gets_no_more_seeds_but_serial_does_until_it_is_decid
     found = standing(comparison)
     hopeless = {row.run.name_of("strategy") for row in comparison.rows if row.run.key in found.hopeless}
     assert (found.decided, hopeless, len(found.lines)) == (False, {"gossip"}, 1)
+    assert {found.names[key] for key in found.hopeless} == {"gossip over mpi on 2 nodes"}
     assert [standing(a_race(seeds)).decided for seeds in (5, 8)] == [False, True]
 
 

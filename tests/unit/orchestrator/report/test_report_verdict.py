@@ -17,6 +17,7 @@ from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.stages import Stages
 from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
     FAILED,
@@ -96,9 +97,9 @@ CASES = [  # what was run, how the headline begins, and what the verdict says be
         "Probably choose all_reduce on 2 nodes: it takes 1.50 times as long as serial",
         "",
     ),
-    ("serial 8 0.9, all_reduce 4 0.9 spread=0.05", "A toss-up between ", "serial (8.00 s, 90.0%)"),
+    ("serial 8 0.9, all_reduce 4 0.9 spread=0.05", "Perhaps all_reduce", "; serial took 8.00 s"),
     (
-        "serial 8 0.9, all_reduce 4.05 0.9 step=1, ddp 4.1 0.9 step=-0.2",
+        "serial 8 0.9, all_reduce 4.05 0.9 step=0.3, ddp 4.05 0.9 step=-0.25",
         "A toss-up between ",
         "; serial took 8.00 s and reached 90.0%",
     ),
@@ -131,7 +132,7 @@ def test_what_is_chosen(results: str, begins: str, says: str) -> None:
     text = plain(verdict)
     assert text.startswith(begins)
     assert says in text
-    assert verdict.decided is not begins.startswith("A toss-up")
+    assert verdict.decided is not begins.startswith(("A toss-up", "Perhaps"))
     assert ("To be surer" in text) is begins.startswith("Probably")
 
 
@@ -144,6 +145,24 @@ def test_neither_what_failed_nor_what_did_not_learn_is_chosen() -> None:
     assert "(not every run learned)" in verdict.certainty
 
 
+@pytest.mark.parametrize(
+    ("results", "serial", "reason"),
+    [
+        (ALONE, True, ""),
+        ([*ALONE, *failing(measured("gossip 3 0.9"))], True, "not every run finished"),
+        ([*ALONE, *measured("gossip 3 0.9 seeds=3")], True, "too few seeds"),
+        ([*failing(ALONE), *failing(measured("gossip 3 0.9"))], False, "not every run finished"),
+        (failing(measured("gossip 3 0.9")), False, "not every run finished"),
+    ],
+)
+def test_without_a_choice_serial_is_named_if_it_could_be_one(
+    results: list[RunResult], serial: bool, reason: str
+) -> None:
+    verdict = the_verdict(*results)
+    assert (verdict.decided, "serial" in verdict.headline) == (False, serial)
+    assert reason in plain(verdict)
+
+
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     each = f"0.9 seeds={seeds}"
@@ -151,6 +170,19 @@ def test_with_few_seeds_nothing_is_chosen(seeds: int) -> None:
     assert (verdict.decided, {option.chance for option in verdict.options}) == (False, {ABSENT})
     assert verdict.headline.startswith("Too few seeds to choose: as measured, all_reduce")
     assert "--repeat 5" in verdict.certainty
+
+
+@pytest.mark.parametrize("more", [{"pending": ["serial-memory-n1-s9"]}, {"stages": Stages()}, {}])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_a_sweep_that_has_runs_to_come_is_not_to_be_run_again(seeds: int, more: dict[str, Any]) -> None:
+    plain_runs = measured(f"serial 8 0.9 seeds={seeds}, all_reduce 7.8 0.9 step=0.3 seeds={seeds}")
+    at_target = [
+        run for nodes in (2, 4) for run in reaching("all_reduce", 4.0, nodes, 0.2 * nodes, seeds=seeds)
+    ]
+    for results in (plain_runs, at_target):
+        comparison = a_comparison(*results, **more)
+        said = [plain(*verdicts_of(comparison)), *(each.text for each in find(comparison))]
+        assert any("--repeat" in text for text in said) is not bool(more)
 
 
 # Targets, faults and labs
@@ -185,6 +217,8 @@ def test_with_a_target_the_time_to_it_counts() -> None:
     both = the_verdict(*reaching("all_reduce", 4.0, 2, 0.2), *reaching("ddp", 4.02, 2, -0.2))
     assert not both.decided
     assert all(name in both.headline for name in ("all_reduce", "ddp"))
+    apart = the_verdict(*reaching("all_reduce", 4.0, 2, 1.0), *reaching("ddp", 4.6, 2, -1.0))
+    assert [name in apart.headline for name in ("all_reduce", "ddp")] == [True, False]
     none = the_verdict(*reaching("all_reduce", 4.0, 2, reached=False))
     assert (none.decided, none.options) == (False, ())
 
@@ -238,7 +272,7 @@ def test_nothing_is_checked_over_runs_that_did_not_finish(more: dict[str, Any]) 
     states = {"Fairness": "inapplicable", "Clock": "inapplicable", "Runs": "limited"}
     assert {topic: line.state for topic, line in lines(*results).items()} == states
     (verdict,) = verdicts_of(a_comparison(*results))
-    assert ("serial" in verdict.headline, verdict.decided) == (False, False)
+    assert ("serial" in verdict.headline, verdict.certainty, verdict.decided) == (False, "", False)
     one = lines(a_run(), a_run("ddp", nodes=2, **FAILED), pending=["ddp-gloo-n2-s0-0"])
     assert (one["Fairness"].state, one["Clock"].state) == ("inapplicable", "ok")
     # The clock is that of workloads with a time.
