@@ -21,7 +21,7 @@ from orchestrator.report.model.comparison import read_comparison
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RESULT, RunPaths, SweepPaths, is_claimed, write_atomic
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.ray.run import RayRun
+from orchestrator.runtimes.slurm.run import SlurmRun
 from orchestrator.sweeps.load import load_sweep
 from tests.support.traced_sweep import traced_sweep
 from tests.unit.report_support import unrendered_figures
@@ -223,5 +223,5 @@ def test_links_and_pipes_of_ranks_are_not_kept(tmp_path: Path, outside: Path) ->
     (paths.live / paths.weights.name).symlink_to(outside / "secret")
     (paths.live / paths.trace(0).name).symlink_to(outside / "secret")
     os.mkfifo(paths.live / paths.trace(1).name)
-    RayRun(Mock(), LaunchPlan(spec, paths, tmp_path), Mock()).collect()
+    SlurmRun(LaunchPlan(spec, paths, tmp_path), Mock()).collect()
     assert [each.name for each in paths.directory.iterdir()] == [paths.events.name]
