@@ -26,8 +26,9 @@ from orchestrator.export.pods import (
 from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter, dns_label, label_value
 from orchestrator.runtimes.ray.placement import MIB, NodeResources
 from orchestrator.runtimes.ray.runtime import RayRuntime
-from orchestrator.sweeps.load import Sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.spec.registries import STRATEGIES
 
 RAY = "2.60.0"  # of the image; KubeRay must know it to authenticate clients
 NAME_LENGTH = 47  # KubeRay's limit for a RayJob
@@ -44,7 +45,6 @@ class KubeRayExporter(SweepExporter):
     """`raycluster.yaml`, `rayjob.yaml`: a cluster of KubeRay and the job that runs the sweep on it."""
 
     name = "kuberay"
-    uses = ("sets", "nodes", "image", "results_claim", "data_claim")
 
     def check_values(self, options: Options) -> None:
         super().check_values(options)
@@ -111,9 +111,52 @@ class PlannedCluster:
 
 
 def sweep_file(cluster: PlannedCluster) -> str:
-    """The sweep's file, whose nodes are on the cluster of the machine that runs it."""
-    content = parse_yaml(cluster.sweep.source, cluster.title)
+    """The sweep's file, whose nodes are on the cluster of the machine that runs it.
+
+    Raises InputError if its runs over mpi cannot be made others, over gloo.
+    """
+    sweep, options, name = cluster.sweep, cluster.options, cluster.title
+    content = parse_yaml(sweep.source, name)
+    runs = {run.spec.key for run in cluster.runs}
+    if runs != {run.key for run in sweep.runs}:
+        content = _over_gloo({**content, "blocks": [*_with_mpi(content)]})
+        found = load_sweep(Path(name), options.sets, options.nodes, text=as_yaml(content))
+        if {run.key for run in found.runs} != runs:
+            raise InputError(
+                f"--gloo-for-mpi: {name}: a block has mpi for some of its strategies only; write "
+                "`transport` in its base or axes"
+            )
     return as_yaml({**content, "ray": {**content.get("ray", {}), "address": "auto"}})
+
+
+def _with_mpi(content: Manifest) -> Iterator[Manifest]:
+    """The blocks of a sweep's file. They name mpi where it is the default of all of their strategies."""
+    for block in content["blocks"]:
+        base = block.get("base", {})
+        written = {**content.get("base", {}), **base, **block.get("axes", {})}
+        found = written.get("strategy", [])
+        strategies = found if isinstance(found, list) else [found]
+        defaults = {STRATEGIES.parse(each).transports[0] for each in strategies}
+        if "transport" not in written and defaults <= {"mpi"}:
+            base = {**base, "transport": "mpi"}
+        # What is left out over mpi alone has no twin.
+        skip = [each for each in block.get("skip", []) if each.get("transport") != "mpi"]
+        yield {**block, "base": base, "skip": skip}
+
+
+def _over_gloo(content: Any) -> Any:
+    """What a sweep's file has, with gloo in the place of mpi, except in what is left out."""
+    if isinstance(content, list):
+        return [_over_gloo(each) for each in content]
+    if not isinstance(content, dict):
+        return content
+    found = {key: value if key == "skip" else _over_gloo(value) for key, value in content.items()}
+    transport = found.get("transport")
+    if transport == "mpi":
+        found["transport"] = "gloo"
+    elif isinstance(transport, list):
+        found["transport"] = [*dict.fromkeys("gloo" if each == "mpi" else each for each in transport)]
+    return found
 
 
 def policy(cluster: PlannedCluster) -> Manifest:

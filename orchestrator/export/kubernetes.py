@@ -61,6 +61,8 @@ class KubernetesExporter(SweepExporter):
         return {**found, whole: {whole: kustomization([run.name for run in runs])}}
 
     def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+        if sweep.until_decided:
+            yield f"the sweep runs until its choice is decided, which takes at most these runs: {len(runs)}"
         yield f"start a run with: kubectl apply -k {quote(str(out))}/RUN"
 
 

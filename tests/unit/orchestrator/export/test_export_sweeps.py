@@ -294,6 +294,49 @@ def test_gloo_twins_are_asked_for_and_counted(tmp_path: Path) -> None:
     assert any("over mpi" in line and line.endswith(": 1") for line in out.lines)
 
 
+def test_the_sweep_of_a_ray_cluster_has_gloo_in_the_place_of_mpi(tmp_path: Path) -> None:
+    """Named in a block or an axis, left out, or by default; and other transports stay."""
+    text = """\
+name: s
+questions: [{measure: train_s, compare: {transport: mpi, strategy: gossip}, against: {strategy: serial}}]
+blocks:
+  - base: {strategy: serial}
+  - base: {strategy: gossip, transport: mpi, nodes: 2}
+  - base: {nodes: 3}
+    axes: {strategy: [all_reduce, one_shot]}
+  - base: {nodes: 2}
+    axes: {strategy: [local_sgd, ddp], transport: [mpi, gloo, rpc]}
+    skip: [{strategy: ddp, transport: mpi}, {strategy: ddp, transport: [rpc, mpi]}]
+"""
+    given = replace(CLAIMS, gloo_for_mpi=True)
+    out = exported(tmp_path, "kuberay", text, given)
+    (file,) = [each["data"]["sweep.yml"] for each in out.objects if each["kind"] == "ConfigMap"]
+    (tmp_path / "inside.yml").write_text(file)
+    found = [run.key.rpartition("-")[0] for run in load_sweep(tmp_path / "inside.yml").runs]
+    assert found == [
+        "serial-memory-n1-s0",
+        "gossip-gloo-n2-s0",
+        "all_reduce-gloo-n3-s0",
+        "one_shot-gloo-n3-s0",
+        "local_sgd-gloo-n2-s0",
+        "local_sgd-rpc-n2-s0",
+        "ddp-gloo-n2-s0",
+    ]
+    mixed = "name: s\nblocks: [{base: {nodes: 2}, axes: {strategy: [all_reduce, ddp]}}]\n"
+    with pytest.raises(InputError, match=r"--gloo-for-mpi: s: .*`transport`"):
+        exported(tmp_path / "mixed", "kuberay", mixed, given)
+    assert not (tmp_path / "mixed" / "kuberay").exists()
+
+
+def test_a_sweep_that_runs_until_it_is_decided_says_how_many_runs_are_exported(tmp_path: Path) -> None:
+    text = "name: s\nrepeat: 3\nblocks: [{base: {strategy: serial}}, {base: {strategy: ddp, nodes: 2}}]\n"
+    said = [
+        [line for line in exported(tmp_path, "kubernetes", staged + text).lines if "decided" in line]
+        for staged in ("until_decided: true\n", "")
+    ]
+    assert [[line.rpartition(": ")[2] for line in each] for each in said] == [["6"], []]
+
+
 def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
     values: dict[str, Any] = {"sets": ("epochs=1",), "gloo_for_mpi": True}
     for to in EXPORTERS.entries:
