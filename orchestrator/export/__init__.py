@@ -13,13 +13,8 @@ EXPORTERS: Registry[Exporter] = Registry(
     "format",
     {
         "csv": "orchestrator.export.csv_files:CsvExporter",
-        "kubeflow": "orchestrator.export.kubeflow:KubeflowExporter",
         "kuberay": "orchestrator.export.kuberay:KubeRayExporter",
         "kubernetes": "orchestrator.export.kubernetes:KubernetesExporter",
-        "latex": "orchestrator.export.latex:LatexExporter",
-        "mlflow": "orchestrator.export.mlflow:MlflowExporter",
-        "skypilot": "orchestrator.export.skypilot:SkyPilotExporter",
         "tensorboard": "orchestrator.export.tensorboard:TensorBoardExporter",
-        "wandb": "orchestrator.export.wandb:WandbExporter",
     },
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -12,12 +11,10 @@ from tempfile import TemporaryFile
 from typing import ClassVar, Literal
 
 from orchestrator.errors import InputError, output_error
-from orchestrator.export.contents import ExportedRun, ExportedSweep, read_contents
+from orchestrator.export.contents import ExportedSweep, read_contents
 from orchestrator.report.formats import JOIN, count
 from orchestrator.results.store import SweepPaths, check_no_link, write_atomic
 from trainer.core.regular_files import read_regular
-
-MARK = "shardyard.sha256"  # the digest of the run that was exported into the file's directory
 
 Change = Literal["added", "replaced", "unchanged"]
 
@@ -133,7 +130,7 @@ class ResultsExporter(Exporter):
                 raise self._missing(error.name or module) from error
             except ImportError as error:
                 raise InputError(f"--to {self.name}: {module} cannot be imported ({error})") from error
-            # A folder of this name in the current directory, such as the one that wandb creates.
+            # A folder of this name in the current directory, such as that of an export.
             if found.__file__ is None:
                 raise self._missing(module)
 
@@ -154,11 +151,6 @@ def prepare(out: Path) -> None:
         raise output_error(out, error) from error
 
 
-def file_name(text: str) -> str:
-    """The text as the name of a file, whatever is in it."""
-    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)
-
-
 def write_text(path: Path, text: str) -> Exported:
     """Write a file that an export consists of, unless it has this text already."""
     change: Change = "replaced" if path.exists() else "added"
@@ -166,14 +158,3 @@ def write_text(path: Path, text: str) -> Exported:
         return Exported(str(path), "unchanged")
     write_atomic(path, text)
     return Exported(str(path), change)
-
-
-def is_current(directory: Path, run: ExportedRun) -> bool:
-    """Whether the directory has a complete export of exactly this run."""
-    mark = directory / MARK
-    return mark.exists() and read_regular(mark) == run.digest.encode()
-
-
-def mark_current(directory: Path, run: ExportedRun) -> None:
-    """Note that the export into the directory is complete."""
-    write_atomic(directory / MARK, run.digest)

@@ -13,7 +13,7 @@ from orchestrator.results.csv_text import csv_text
 class CsvExporter(ResultsExporter):
     """`runs.csv`, `epochs.csv`, `configurations.csv`.
 
-    runs.csv has the columns of the data frame of `mlflow.search_runs`: params.*, metrics.*, tags.*.
+    The columns of runs.csv are params.*, metrics.* and tags.*.
     """
 
     name = "csv"

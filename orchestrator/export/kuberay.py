@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from shlex import join, quote
+from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.export.base import Options
@@ -15,22 +16,19 @@ from orchestrator.export.pods import (
     RESULTS,
     SPEC,
     Manifest,
-    PodExporter,
-    claims,
-    container_security,
-    in_memory,
-    kustomization,
-    metadata,
-    mounts,
+    as_yaml,
+    directory,
+    manifest,
     network_policy,
-    pod_security,
+    pod,
+    volumes,
 )
-from orchestrator.export.sweep_exporter import PlannedRun, as_yaml, dns_label, label_value
+from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter, dns_label, label_value
 from orchestrator.runtimes.ray.placement import MIB, NodeResources
 from orchestrator.runtimes.ray.runtime import RayRuntime
-from orchestrator.sweeps.load import Sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.spec.run_spec import RunSpec
+from trainer.spec.registries import STRATEGIES
 
 RAY = "2.60.0"  # of the image; KubeRay must know it to authenticate clients
 NAME_LENGTH = 47  # KubeRay's limit for a RayJob
@@ -38,40 +36,35 @@ DASHBOARD = 8265
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 RAYLET_MB = 1024  # of a raylet and its agents, beside the memory of its node
 STORE_MB = 128  # of a raylet's object store: nothing is kept in it
-TMP_MB = 2048  # Ray's session, on disk
+TMP = {"sizeLimit": "2048Mi"}  # Ray's session, on disk
 HEAD = {"cpu": "2", "memory": "4096Mi"}
 SUBMITTER = {"cpu": "500m", "memory": "512Mi"}
 
 
-class KubeRayExporter(PodExporter):
+class KubeRayExporter(SweepExporter):
     """`raycluster.yaml`, `rayjob.yaml`: a cluster of KubeRay and the job that runs the sweep on it."""
 
     name = "kuberay"
-    uses = ("sets", "nodes", "image", "results_claim", "data_claim")
 
     def check_values(self, options: Options) -> None:
         super().check_values(options)
         if not options.results_claim:
             raise InputError("--to kuberay needs --results-claim: all nodes must see the results")
 
-    def common_refusal(self, run: RunSpec) -> str | None:
-        if run.has_imports:
-            return "the code of components from import paths is not in the image"
-        return RayRuntime(shared_network=True).unsupported_reason(run)
+    def refusal(self, run: PlannedRun, options: Options) -> str | None:
+        ray = RayRuntime(shared_network=True)
+        return super().refusal(run, options) or ray.unsupported_reason(run.spec)
 
-    def common_texts(self, sweep: Sweep, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
+    def texts(
+        self, sweep: Sweep, runs: Sequence[PlannedRun], options: Options
+    ) -> Mapping[str, Mapping[str, str]]:
         cluster = PlannedCluster(sweep, runs, options)
-        manifests = {
-            "configmap.yaml": config_map(cluster),
-            "networkpolicy.yaml": policy(cluster),
-            "raycluster.yaml": ray_cluster(cluster),
-            "rayjob.yaml": ray_job(cluster),
-        }
-        files = {name: as_yaml(manifest) for name, manifest in manifests.items()}
-        return {**files, "kustomization.yaml": kustomization([*manifests])}
+        spec = manifest("v1", "ConfigMap", cluster, data={"sweep.yml": sweep_file(cluster)})
+        files = directory(spec, policy(cluster), ray_cluster(cluster), ray_job(cluster))
+        return {", ".join(files): files}
 
-    def advice(self, out: Path) -> str:
-        return f"start the sweep with: kubectl apply -k {quote(str(out))}"
+    def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+        yield f"start the sweep with: kubectl apply -k {quote(str(out))}"
 
 
 @dataclass(frozen=True)
@@ -105,12 +98,6 @@ class PlannedCluster:
         return NodeResources.of([run.spec for run in self.runs])
 
     @property
-    def sweep_file(self) -> str:
-        """The sweep's file, whose nodes are on the cluster of the machine that runs it."""
-        content = parse_yaml(self.sweep.source, self.title)
-        return as_yaml({**content, "ray": {**content.get("ray", {}), "address": "auto"}})
-
-    @property
     def command(self) -> list[str]:
         """The command that runs the sweep in the head."""
         found = ["python", "-m", "orchestrator", "sweep", f"{SPEC}/sweep.yml", "--runtime", "ray"]
@@ -123,14 +110,53 @@ class PlannedCluster:
         return found + ["--shared-network"] * any(run.spec.topology == "rpc" for run in self.runs)
 
 
-def config_map(cluster: PlannedCluster) -> Manifest:
-    """The sweep's file."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(cluster),
-        "data": {"sweep.yml": cluster.sweep_file},
-    }
+def sweep_file(cluster: PlannedCluster) -> str:
+    """The sweep's file, whose nodes are on the cluster of the machine that runs it.
+
+    Raises InputError if its runs over mpi cannot be made others, over gloo.
+    """
+    sweep, options, name = cluster.sweep, cluster.options, cluster.title
+    content = parse_yaml(sweep.source, name)
+    runs = {run.spec.key for run in cluster.runs}
+    if runs != {run.key for run in sweep.runs}:
+        content = _over_gloo({**content, "blocks": [*_with_mpi(content)]})
+        found = load_sweep(Path(name), options.sets, options.nodes, text=as_yaml(content))
+        if {run.key for run in found.runs} != runs:
+            raise InputError(
+                f"--gloo-for-mpi: {name}: a block has mpi for some of its strategies only; write "
+                "`transport` in its base or axes"
+            )
+    return as_yaml({**content, "ray": {**content.get("ray", {}), "address": "auto"}})
+
+
+def _with_mpi(content: Manifest) -> Iterator[Manifest]:
+    """The blocks of a sweep's file. They name mpi where it is the default of all of their strategies."""
+    for block in content["blocks"]:
+        base = block.get("base", {})
+        written = {**content.get("base", {}), **base, **block.get("axes", {})}
+        found = written.get("strategy", [])
+        strategies = found if isinstance(found, list) else [found]
+        defaults = {STRATEGIES.parse(each).transports[0] for each in strategies}
+        if "transport" not in written and defaults <= {"mpi"}:
+            base = {**base, "transport": "mpi"}
+        # What is left out over mpi alone has no twin.
+        skip = [each for each in block.get("skip", []) if each.get("transport") != "mpi"]
+        yield {**block, "base": base, "skip": skip}
+
+
+def _over_gloo(content: Any) -> Any:
+    """What a sweep's file has, with gloo in the place of mpi, except in what is left out."""
+    if isinstance(content, list):
+        return [_over_gloo(each) for each in content]
+    if not isinstance(content, dict):
+        return content
+    found = {key: value if key == "skip" else _over_gloo(value) for key, value in content.items()}
+    transport = found.get("transport")
+    if transport == "mpi":
+        found["transport"] = "gloo"
+    elif isinstance(transport, list):
+        found["transport"] = [*dict.fromkeys("gloo" if each == "mpi" else each for each in transport)]
+    return found
 
 
 def policy(cluster: PlannedCluster) -> Manifest:
@@ -154,49 +180,39 @@ def ray_cluster(cluster: PlannedCluster) -> Manifest:
         "object-store-memory": store,
     }
     shm_mb = STORE_MB + max(run.share * run.spec.shm_mb for run in cluster.runs)
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": metadata(cluster),
-        "spec": {
-            "rayVersion": RAY,
-            "authOptions": {"mode": "token"},
-            "enableInTreeAutoscaling": False,
-            "headGroupSpec": {
-                "serviceType": "ClusterIP",
-                "enableIngress": False,
-                "rayStartParams": head,
-                "template": pod(cluster, "ray-head", HEAD, 2 * STORE_MB),
-            },
-            "workerGroupSpecs": [
-                {
-                    "groupName": "nodes",
-                    "replicas": count,
-                    "minReplicas": count,
-                    "maxReplicas": count,
-                    "rayStartParams": worker,
-                    "template": pod(cluster, "ray-worker", limits(cluster), shm_mb),
-                }
-            ],
+    spec = {
+        "rayVersion": RAY,
+        "authOptions": {"mode": "token"},
+        "enableInTreeAutoscaling": False,
+        "headGroupSpec": {
+            "serviceType": "ClusterIP",
+            "enableIngress": False,
+            "rayStartParams": head,
+            "template": ray_pod(cluster, "ray-head", HEAD, 2 * STORE_MB),
         },
+        "workerGroupSpecs": [
+            {
+                "groupName": "nodes",
+                "replicas": count,
+                "minReplicas": count,
+                "maxReplicas": count,
+                "rayStartParams": worker,
+                "template": ray_pod(cluster, "ray-worker", limits(cluster), shm_mb),
+            }
+        ],
     }
+    return manifest("ray.io/v1", "RayCluster", cluster, spec=spec)
 
 
 def ray_job(cluster: PlannedCluster) -> Manifest:
     """Runs the sweep in the head, once. The cluster stays for another sweep, or to fetch results."""
-    submitter = pod(cluster, "submitter", SUBMITTER)
-    submitter["spec"]["restartPolicy"] = "Never"
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": metadata(cluster),
-        "spec": {
-            "clusterSelector": {"ray.io/cluster": cluster.name},
-            "submissionMode": "K8sJobMode",
-            "entrypoint": join(cluster.command),
-            "submitterPodTemplate": submitter,
-        },
+    spec = {
+        "clusterSelector": {"ray.io/cluster": cluster.name},
+        "submissionMode": "K8sJobMode",
+        "entrypoint": join(cluster.command),
+        "submitterPodTemplate": ray_pod(cluster, "submitter", SUBMITTER, restartPolicy="Never"),
     }
+    return manifest("ray.io/v1", "RayJob", cluster, spec=spec)
 
 
 def limits(cluster: PlannedCluster) -> Manifest:
@@ -207,32 +223,19 @@ def limits(cluster: PlannedCluster) -> Manifest:
     return {**found, "nvidia.com/gpu": str(cluster.node.gpus)} if cluster.node.gpus else found
 
 
-def pod(cluster: PlannedCluster, name: str, limits: Manifest, shm_mb: int | None = None) -> Manifest:
+def ray_pod(
+    cluster: PlannedCluster, name: str, limits: Manifest, shm_mb: int | None = None, **spec: Any
+) -> Manifest:
     """The template of a pod of the cluster. KubeRay adds the command, the probes and Ray's token.
 
     Args:
         shm_mb: size of /dev/shm; None: a pod without it, and without the sweep's file, results and data.
+        spec: further fields of the pod.
     """
-    about, options = metadata(cluster), cluster.options
-    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {"sizeLimit": f"{TMP_MB}Mi"}}]
-    if shm_mb is not None:
-        spec: Manifest = {"name": "spec", "configMap": {"name": cluster.name}}
-        volumes += [spec, in_memory("shm", shm_mb), *claims(options)]
-    names = {each["name"] for each in volumes}
-    container = {
-        "name": name,
-        "image": options.image,
-        "imagePullPolicy": "IfNotPresent",
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}],
-        "resources": {"requests": limits, "limits": limits},
-        "securityContext": container_security(),
-        "volumeMounts": [each for each in mounts(options) if each["name"] in names],
-    }
-    template = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": pod_security(),
-        "containers": [container],
-        "volumes": volumes,
-    }
-    return {"metadata": {key: about[key] for key in ("labels", "annotations")}, "spec": template}
+    mounted = volumes(cluster, shm_mb or 0, TMP, cluster.options)
+    if shm_mb is None:
+        mounted = [each for each in mounted if each["name"] == "tmp"]
+    variables = {"HOME": "/tmp", "RAY_USAGE_STATS_ENABLED": "0"}
+    env = [{"name": variable, "value": value} for variable, value in variables.items()]
+    container = {"name": name, "env": env}
+    return pod(cluster, cluster.options.image, limits, mounted, container, **spec)

@@ -2,106 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from orchestrator.export.base import Options
 from orchestrator.export.pods import (
-    CONTAINER,
+    DATA,
+    RESULTS,
+    SPEC,
     Manifest,
-    PodExporter,
-    config_map,
-    container_security,
-    entrypoint,
-    environment,
+    directory,
+    in_memory,
     kustomization,
-    metadata,
-    mounts,
+    manifest,
     network_policy,
-    pod_security,
-    resources,
+    pod,
     selector,
     volumes,
 )
-from orchestrator.export.sweep_exporter import PlannedRun, as_yaml, pet_environment
+from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter
+from orchestrator.sweeps.load import Sweep
 from trainer.launch.launchers import PORT
 
+TORCHRUN = "torch.distributed.run"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+TMP_MB = 256
 
 
-class KubernetesExporter(PodExporter):
+class KubernetesExporter(SweepExporter):
     """`RUN/`: an Indexed Job, a headless Service, a ConfigMap and a NetworkPolicy for each run."""
 
     name = "kubernetes"
 
-    def texts(self, run: PlannedRun, options: Options) -> Mapping[str, str]:
-        manifests = {
-            "configmap.yaml": config_map(run),
-            "job.yaml": job(run, options),
-            "networkpolicy.yaml": network_policy(run),
-            "service.yaml": service(run),
+    def refusal(self, run: PlannedRun, options: Options) -> str | None:
+        if reason := super().refusal(run, options):
+            return reason
+        spec = run.spec
+        needs: dict[str, Any] = {
+            "link": spec.has_links,
+            "node_speed": spec.slower_nodes,
+            "faults": spec.faults,
+            "on_loss": spec.on_loss == "continue",
+            "restarts": spec.restarts,
         }
-        files = {name: as_yaml(manifest) for name, manifest in manifests.items()}
-        files["kustomization.yaml"] = kustomization([*manifests])
-        return {f"{run.name}/{name}": text for name, text in files.items()}
+        for field, used in needs.items():
+            if used:
+                return f"{field} needs a runtime of Shardyard"
+        return None
 
-    def advice(self, out: Path) -> str:
-        return f"start a run with: kubectl apply -k {quote(str(out))}/RUN"
+    def texts(
+        self, sweep: Sweep, runs: Sequence[PlannedRun], options: Options
+    ) -> Mapping[str, Mapping[str, str]]:
+        found = {run.spec.key: _run(run, options) for run in runs}
+        whole = "kustomization.yaml"
+        return {**found, whole: {whole: kustomization([run.name for run in runs])}}
+
+    def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+        if sweep.until_decided:
+            yield f"the sweep runs until its choice is decided, which takes at most these runs: {len(runs)}"
+        yield f"start a run with: kubectl apply -k {quote(str(out))}/RUN"
+
+
+def _run(run: PlannedRun, options: Options) -> Mapping[str, str]:
+    """The files of a run in its directory."""
+    data = {"spec.json": run.spec.model_dump_json(indent=1) + "\n"}
+    spec = manifest("v1", "ConfigMap", run, immutable=True, data=data)
+    files = directory(spec, job(run, options), network_policy(run), service(run))
+    return {f"{run.name}/{name}": text for name, text in files.items()}
 
 
 def service(run: PlannedRun) -> Manifest:
     """Gives the pods their names. The ranks find each other before they are ready."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector(run)}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run), "spec": spec}
+    return manifest("v1", "Service", run, spec=spec)
 
 
 def job(run: PlannedRun, options: Options) -> Manifest:
     """One pod for each node, which is not restarted."""
+    spec = run.spec
+    limits = {"cpu": f"{round(run.share * spec.cpus * 1000)}m", "memory": f"{run.share * spec.memory_mb}Mi"}
+    if spec.on_gpu:
+        limits["nvidia.com/gpu"] = str(spec.processes_per_node)
+    several = _ranks_per_node(run) > 1
     container = {
-        "name": CONTAINER,
-        "image": options.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": entrypoint(run),
-        "env": [*environment(run, options, "kubernetes"), *_node(run)],
-        "resources": resources(run),
-        "securityContext": container_security(),
-        "volumeMounts": mounts(options),
+        "name": "node",
+        "command": ["python", *(("-m", TORCHRUN) if several else ()), "-m", "trainer"],
+        "env": environment(run),
     }
-    pod = {
-        "restartPolicy": "Never",
-        "subdomain": run.name,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 5,
-        "securityContext": pod_security(),
-        "containers": [container],
-        "volumes": volumes(run, options),
+    template = pod(
+        run,
+        options.image,
+        limits,
+        volumes(run, run.share * spec.shm_mb, in_memory(TMP_MB), options),
+        container,
+        restartPolicy="Never",
+        subdomain=run.name,
+        terminationGracePeriodSeconds=5,
+    )
+    indexed = {
+        "completionMode": "Indexed",
+        "completions": run.nodes,
+        "parallelism": run.nodes,
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": ceil(spec.timeout_s),
+        "template": template,
     }
-    about = metadata(run)
-    template = {"metadata": {key: about[key] for key in ("labels", "annotations")}, "spec": pod}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": about,
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": run.nodes,
-            "parallelism": run.nodes,
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": run.timeout_s,
-            "template": template,
-        },
-    }
+    return manifest("batch/v1", "Job", run, spec=indexed)
 
 
-def _node(run: PlannedRun) -> list[Manifest]:
-    """Variables that say which node the pod is; the Job's controller sets JOB_COMPLETION_INDEX."""
+def _ranks_per_node(run: PlannedRun) -> int:
+    """How many processes a pod starts; torchrun starts several."""
+    return 1 if run.spec.topology == "single" else run.spec.processes_per_node
+
+
+def environment(run: PlannedRun) -> list[Manifest]:
+    """Environment variables of the container; the Job's controller sets JOB_COMPLETION_INDEX."""
+    out = f"{RESULTS}/{run.sweep}/{run.spec.key}"
     host = f"{run.name}-0.{run.name}"  # the first pod's name in the Service
-    if run.ranks_per_node > 1:
-        variables = pet_environment(run, host)
-        index: list[Manifest] = [{"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}]
+    ranks = _ranks_per_node(run)
+    found = {
+        **run.spec.thread_environment(),
+        "SHARDYARD_LAUNCHER": "torchrun" if ranks > 1 else "kubernetes",
+        "SHARDYARD_SPEC": f"{SPEC}/spec.json",
+        "SHARDYARD_DATA": DATA,
+        "SHARDYARD_OUT": out,
+    }
+    if run.spec.checkpoints:
+        found["SHARDYARD_CHECKPOINTS"] = f"{out}/checkpoints"
+    index: list[Manifest] = []
+    if ranks > 1:  # torchrun's variables
+        found |= {"PET_NNODES": str(run.nodes), "PET_NPROC_PER_NODE": str(ranks)}
+        found |= {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": str(PORT)}
+        index = [{"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}]
     else:
-        variables = {"NNODES": str(run.nodes), "MASTER_ADDR": host, "MASTER_PORT": str(PORT)}
-        index = []
-    return [*({"name": name, "value": value} for name, value in variables.items()), *index]
+        found |= {"NNODES": str(run.nodes), "MASTER_ADDR": host, "MASTER_PORT": str(PORT)}
+    return [*({"name": name, "value": value} for name, value in found.items()), *index]

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar
-
-import yaml
+from typing import ClassVar
 
 from orchestrator.errors import InputError, output_error
-from orchestrator.export.base import Change, Exported, Exporter, Options, prepare, write_text
-from orchestrator.shipped import find_sweep
+from orchestrator.export.base import Change, Exported, Exporter, Options, option, prepare, write_text
+from orchestrator.runtimes.docker.image import IMAGE
+from orchestrator.shipped import command, find_sweep
 from orchestrator.sweeps.load import Sweep, load_sweep
-from trainer.launch.launchers import PORT
 from trainer.spec.run_spec import RunSpec
 
-TORCHRUN = "torch.distributed.run"
-NAME_LENGTH = 48  # a pod's name adds `-node-0-1023` to it, and has at most 63 characters
+NAME_LENGTH = 48  # a pod's name adds `-1023` and five letters to it, and has at most 63 characters
 LABEL_LENGTH = 63
+CLAIM = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
 
 @dataclass(frozen=True)
@@ -49,41 +46,13 @@ class PlannedRun:
 
     @property
     def nodes(self) -> int:
-        """How many containers or machines it needs; in topology `single`, one has all ranks."""
+        """How many containers it needs; in topology `single`, one has all ranks."""
         return 1 if self.spec.topology == "single" else self.spec.nodes
 
     @property
     def share(self) -> int:
         """The number of nodes whose limits one container has."""
         return self.spec.nodes // self.nodes
-
-    @property
-    def ranks_per_node(self) -> int:
-        """How many processes one of them starts."""
-        return 1 if self.spec.topology == "single" else self.spec.processes_per_node
-
-    @property
-    def timeout_s(self) -> int:
-        return ceil(self.spec.timeout_s)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files of its dataset."""
-        return self.spec.dataset.files
-
-    @property
-    def spec_json(self) -> str:
-        return self.spec.model_dump_json(indent=1) + "\n"
-
-    @property
-    def module(self) -> tuple[str, ...]:
-        """Arguments of Python that start the ranks of a node; torchrun starts several."""
-        return ("-m", TORCHRUN, "-m", "trainer") if self.ranks_per_node > 1 else ("-m", "trainer")
-
-    def environment(self, launcher: str) -> dict[str, str]:
-        """Environment variables of every rank. launcher: what says which node a process is on."""
-        named = "torchrun" if self.ranks_per_node > 1 else launcher
-        return {**self.spec.thread_environment(), "SHARDYARD_LAUNCHER": named}
 
 
 def dns_label(readable: str, whole: str, length: int) -> str:
@@ -103,33 +72,59 @@ def label_value(text: str) -> str:
 
 
 class SweepExporter(Exporter):
-    """A format for the runs of a sweep. All runs are exported, or none."""
+    """A format for the runs of a sweep in pods of an image. All runs are exported, or none."""
 
     takes = "sweep file"
-    uses: ClassVar[tuple[str, ...]] = ("sets", "nodes", "gloo_for_mpi")
-
-    def texts(self, run: PlannedRun, options: Options) -> Mapping[str, str]:
-        """The files of a run: path below the directory of the export -> text."""
-        return {}
-
-    def common_texts(self, sweep: Sweep, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
-        """Files that the runs share."""
-        return {}
-
-    def common_refusal(self, run: RunSpec) -> str | None:
-        """Why no format of this kind can express a run; None if it can."""
-        return common_refusal(run)
+    uses: ClassVar[tuple[str, ...]] = (
+        "sets",
+        "nodes",
+        "gloo_for_mpi",
+        "image",
+        "results_claim",
+        "data_claim",
+    )
 
     @abstractmethod
+    def texts(
+        self, sweep: Sweep, runs: Sequence[PlannedRun], options: Options
+    ) -> Mapping[str, Mapping[str, str]]:
+        """What is exported by its label: path below the directory of the export -> text."""
+
+    @abstractmethod
+    def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+        """What else to say of the export, and how to start a run."""
+
     def refusal(self, run: PlannedRun, options: Options) -> str | None:
-        """Why the format cannot express a run that the others can; None if it can."""
-
-    @abstractmethod
-    def advice(self, out: Path) -> str:
-        """How to start a run."""
+        """Why the format cannot express a run; None if it can."""
+        if run.spec.topology == "mpi":
+            hint = "--gloo-for-mpi exports runs over gloo in their place"
+            other = hint if "gloo" in run.spec.strategy.transports else "its strategy has no gloo"
+            return f"transport mpi needs mpirun and ssh between the nodes; {other}"
+        if run.spec.has_imports:
+            return "the code of components from import paths is not in the image"
+        if run.spec.dataset.files and options.data_claim is None:
+            return (
+                f"dataset {run.spec.name_of('dataset')} needs --data-claim: its files are not in the image"
+            )
+        if run.spec.checkpoints and options.results_claim is None:
+            return "checkpoints need --results-claim: without it they are gone with their pod"
+        if not (run.share * run.spec.cpus * 1000).is_integer():
+            return "cpus must be a multiple of 0.001 core"
+        return None
 
     def check_values(self, options: Options) -> None:
         """Raise InputError for options that are missing or invalid."""
+        if not options.image:
+            raise InputError(
+                f"--to {self.name} needs --image, a name under which the cluster can pull the trainer "
+                f"image; {command('image')} builds it as {IMAGE}, on this machine only"
+            )
+        if not re.fullmatch(r"[\w.:/@-]+", options.image, re.ASCII):
+            raise InputError(f"--image {options.image!r}: is not the name of an image")
+        for name in ("results_claim", "data_claim"):
+            value = getattr(options, name)
+            if value is not None and not re.fullmatch(CLAIM, value):
+                raise InputError(f"{option(name)} {value!r}: is not the name of a PersistentVolumeClaim")
 
     def export(self, source: Path, out: Path | None, options: Options) -> Iterator[Exported | str]:
         self.check_values(options)
@@ -142,22 +137,20 @@ class SweepExporter(Exporter):
         # The sweep may have a run's twin already.
         runs = [PlannedRun(name, spec) for spec in {each.key: each for each in exported}.values()]
         self._check(runs, options)
+        texts = self.texts(sweep, runs, options)
         out = Path("export") / name / self.name if out is None else out
         prepare(out)
-        for run in runs:
-            if texts := self.texts(run, options):
-                yield _write(run.spec.key, texts, out)
-        if common := self.common_texts(sweep, runs, options):
-            yield _write(", ".join(dict.fromkeys(each.partition("/")[0] for each in common)), common, out)
+        for label, files in texts.items():
+            yield _write(label, files, out)
         if twins := sum(twin is not run for twin, run in zip(exported, sweep.runs, strict=True)):
             yield f"runs over mpi that are exported as other runs, over gloo: {twins}"
-        yield self.advice(out)
+        yield from self.remarks(sweep, runs, out)
 
-    def _check(self, runs: list[PlannedRun], options: Options) -> None:
+    def _check(self, runs: Sequence[PlannedRun], options: Options) -> None:
         """Raise InputError if the format cannot express all runs."""
         reasons: dict[str, list[str]] = {}
         for run in runs:
-            if reason := self.common_refusal(run.spec) or self.refusal(run, options):
+            if reason := self.refusal(run, options):
                 reasons.setdefault(reason, []).append(run.spec.key)
         if reasons:
             lines = [
@@ -175,27 +168,6 @@ def _twin(run: RunSpec, gloo_for_mpi: bool) -> RunSpec:
     return RunSpec.model_validate({**run.model_dump(mode="json"), "transport": "gloo"})
 
 
-def common_refusal(run: RunSpec) -> str | None:
-    """Why a run needs a runtime of Shardyard, which watches it; None if a launcher suffices."""
-    if run.topology == "mpi":
-        hint = "--gloo-for-mpi exports runs over gloo in their place"
-        other = hint if "gloo" in run.strategy.transports else "its strategy has no gloo"
-        return f"transport mpi needs mpirun and ssh between the nodes; {other}"
-    if run.has_imports:
-        return "the code of components from import paths is not in the trainer image"
-    needs: dict[str, Any] = {
-        "link": run.has_links,
-        "node_speed": run.slower_nodes,
-        "faults": run.faults,
-        "on_loss": run.on_loss == "continue",
-        "restarts": run.restarts,
-    }
-    for field, used in needs.items():
-        if used:
-            return f"{field} needs a runtime of Shardyard"
-    return None
-
-
 def _write(label: str, texts: Mapping[str, str], out: Path) -> Exported:
     """Write the files of a run, and say what that did to it as a whole."""
     changes: set[Change] = set()
@@ -209,35 +181,3 @@ def _write(label: str, texts: Mapping[str, str], out: Path) -> Exported:
     if changes == {"unchanged"} or changes == {"added"}:
         return Exported(label, changes.pop())
     return Exported(label, "replaced")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def as_yaml(*documents: Mapping[str, Any]) -> str:
-    """The documents as YAML, keys in their order."""
-    return "---\n".join(
-        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-        for document in documents
-    )
-
-
-def pet_environment(run: PlannedRun, host: str) -> dict[str, str]:
-    """torchrun's variables without the node's number."""
-    return {
-        "PET_NNODES": str(run.nodes),
-        "PET_NPROC_PER_NODE": str(run.ranks_per_node),
-        "PET_MASTER_ADDR": host,
-        "PET_MASTER_PORT": str(PORT),
-    }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
-from orchestrator.export.base import MARK, Exported, ResultsExporter, file_name, is_current, mark_current
+from orchestrator.export.base import Exported, ResultsExporter
 from orchestrator.export.contents import ExportedRun, ExportedSweep
+from orchestrator.results.store import write_atomic
+from trainer.core.regular_files import read_regular
 
+MARK = "shardyard.sha256"  # the digest of the run that was exported into the file's directory
 EVENT_FILES = "events.out.tfevents.*"
 
 
@@ -36,6 +40,22 @@ class TensorBoardExporter(ResultsExporter):
 
     def advice(self, out: Path) -> str:
         return f"open with: tensorboard --logdir {quote(str(out))}"
+
+
+def file_name(text: str) -> str:
+    """The text as the name of a file, whatever is in it."""
+    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)
+
+
+def is_current(directory: Path, run: ExportedRun) -> bool:
+    """Whether the directory has a complete export of exactly this run."""
+    mark = directory / MARK
+    return mark.exists() and read_regular(mark) == run.digest.encode()
+
+
+def mark_current(directory: Path, run: ExportedRun) -> None:
+    """Note that the export into the directory is complete."""
+    write_atomic(directory / MARK, run.digest)
 
 
 def _write_events(run: ExportedRun, sweep: ExportedSweep, directory: Path) -> None:

@@ -30,8 +30,8 @@ ELSEWHERE = {
     r"shardyard course grade ": "tests/attacks/test_course.py",
     r"shardyard check \./mine\.py$": "tests/integration/test_check_command.py",
     r"export SHARDYARD_|torchrun |mpirun |srun ": "tests/integration/test_launchers_start.py",
-    # They need a cluster, a cloud or a registry. Tests check the files that these programs read.
-    r"docker (tag|push|save) |enroot |helm |kind |kubectl |cd |sky |rsync ": (
+    # They need a cluster or a registry. Tests check the files that these programs read.
+    r"docker (tag|push|save) |enroot |helm |kind |kubectl ": (
         "tests/unit/orchestrator/export/test_export_sweeps.py"
     ),
     # They serve a page until they are interrupted.

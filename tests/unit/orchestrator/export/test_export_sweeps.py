@@ -53,16 +53,15 @@ SIZES = {
 GPU = "name: gpu\nblocks: [base: {strategy: ddp, transport: nccl, nodes: 2}]\n"
 IMAGE = Options(image="registry.example/shardyard:1")
 CLAIMS = Options(image="shardyard:1", results_claim="results", data_claim="data")
-OPTIONS = {"kubernetes": IMAGE, "kubeflow": CLAIMS, "kuberay": CLAIMS, "skypilot": Options()}
-PODS = ["kubernetes", "kubeflow"]
-SHOWN = {"kubernetes": "all-reduce", "kubeflow": "ddp", "kuberay": "", "skypilot": ""}  # in golden files
+OPTIONS = {"kubernetes": IMAGE, "kuberay": CLAIMS}
+SHOWN = {"kubernetes": "all-reduce", "kuberay": ""}  # in golden files
 NEWEST = "1.37"  # of the schemas that requirements-dev.txt installs
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An export: what it printed, and the objects that `kubectl apply -k` reads, or the tasks."""
+    """An export: what it printed, and the objects that `kubectl apply -k` reads."""
 
     out: Path
     lines: list[str]
@@ -76,8 +75,7 @@ class Exported:
 
     def pods(self) -> dict[str, Manifest]:
         """The templates of all pods: by run key, and those of Ray by their container."""
-        jobs = {key: job["spec"]["template"] for key, job in self.of_kind("Job").items()}
-        if found := jobs | {key: train_pod(job) for key, job in self.of_kind("TrainJob").items()}:
+        if found := {key: job["spec"]["template"] for key, job in self.of_kind("Job").items()}:
             return found
         cluster, job, _ = self.ray()
         groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -94,11 +92,11 @@ Exports = Mapping[str, Exported]
 
 
 def exported(folder: Path, to: str, text: str = SWEEP, given: Options | None = None) -> Exported:
+    folder.mkdir(exist_ok=True)
     (folder / "sweep.yml").write_text(text)
     out = folder / to
     lines = [*export(folder / "sweep.yml", to, out, given or OPTIONS[to])]
-    files = out.glob("*.yaml") if to == "skypilot" else listed(out)
-    return Exported(out, lines, [each for path in files for each in yaml.safe_load_all(path.read_text())])
+    return Exported(out, lines, [yaml.safe_load(path.read_text()) for path in listed(out)])
 
 
 def listed(out: Path) -> Iterator[Path]:
@@ -106,22 +104,10 @@ def listed(out: Path) -> Iterator[Path]:
         yield from listed(out / name) if (out / name).is_dir() else [out / name]
 
 
-def train_pod(job: Manifest) -> Manifest:
-    """The pods of a TrainJob, with what its trainer adds."""
-    (patch,), trainer = job["spec"]["runtimePatches"], job["spec"]["trainer"]
-    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    template: Manifest = replicated["template"]["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    container |= {name: trainer[name] for name in ("image", "command", "env")}
-    container["resources"] = trainer["resourcesPerNode"]
-    return template
-
-
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The sweep in each format; with claims and checkpoints for kubeflow, and neither for kubernetes."""
-    texts = dict.fromkeys(OPTIONS, SWEEP) | {"kubeflow": WITH_CHECKPOINTS}
-    return {to: exported(tmp_path_factory.mktemp("exports"), to, text) for to, text in texts.items()}
+    """The sweep in each format."""
+    return {to: exported(tmp_path_factory.mktemp("exports"), to) for to in OPTIONS}
 
 
 # Schemas
@@ -140,14 +126,9 @@ def strict(schema: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def schemas() -> Mapping[str, Any]:
-    """Of resource definitions by kind, and of SkyPilot's tasks."""
-    names = ("kubeflow_trainjob", "skypilot_task", "kuberay")
-    job, task, ray = (
-        json.loads((PROJECT / f"tests/support/{name}.schema.json").read_text()) for name in names
-    )
-    found = {"TrainJob": strict(job), "task": task}
-    found |= {kind: strict(ray[kind]) for kind in ("RayCluster", "RayJob")}
-    return {kind: jsonschema.Draft202012Validator(schema) for kind, schema in found.items()}
+    """Of KubeRay's resource definitions by kind."""
+    ray = json.loads((PROJECT / "tests/support/kuberay.schema.json").read_text())
+    return {kind: jsonschema.Draft202012Validator(strict(ray[kind])) for kind in ("RayCluster", "RayJob")}
 
 
 @pytest.mark.parametrize("to", OPTIONS)
@@ -157,18 +138,17 @@ def test_objects_have_only_fields_that_their_definitions_know(
     reason = "requirements-dev.txt has kubernetes-validate"
     validate = pytest.importorskip("kubernetes_validate", reason=reason).validate
     for manifest in exports[to].objects:
-        kind = manifest.get("kind", "task")
+        kind = manifest["kind"]
         if kind in schemas:
             schemas[kind].validate(manifest)
             assert [*schemas[kind].iter_errors({**manifest, "unknown": 1})]
         else:
             validate(manifest, NEWEST, strict=True)
-    if to != "skypilot":
-        for template in exports[to].pods().values():  # objects of any form in these definitions
-            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
-            validate({**pod, "template": template}, NEWEST, strict=True)
-        written = {*exports[to].out.rglob("*.yaml")} - {*exports[to].out.rglob("kustomization.yaml")}
-        assert {*listed(exports[to].out)} == written
+    for template in exports[to].pods().values():  # objects of any form in these definitions
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
+        validate({**pod, "template": template}, NEWEST, strict=True)
+    written = {*exports[to].out.rglob("*.yaml")} - {*exports[to].out.rglob("kustomization.yaml")}
+    assert {*listed(exports[to].out)} == written
 
 
 @pytest.mark.parametrize("to", OPTIONS)
@@ -225,24 +205,20 @@ def test_the_job_runs_the_sweep_on_its_cluster(tmp_path: Path) -> None:
 NUMBERS = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR")
 
 
-@pytest.mark.parametrize("to", PODS)
-def test_pods_are_the_ranks_of_their_run(exports: Exports, to: str) -> None:
-    jobs = exports[to].of_kind("Job" if to == "kubernetes" else "TrainJob")
-    specs = exports[to].of_kind("ConfigMap")
-    for key, template in exports[to].pods().items():
+@pytest.mark.parametrize(("text", "given"), [(SWEEP, IMAGE), (WITH_CHECKPOINTS, CLAIMS)])
+def test_pods_are_the_ranks_of_their_run(tmp_path: Path, text: str, given: Options) -> None:
+    found = exported(tmp_path, "kubernetes", text, given)
+    jobs, specs = found.of_kind("Job"), found.of_kind("ConfigMap")
+    for key, template in found.pods().items():
         name = jobs[key]["metadata"]["name"]
         spec = RunSpec.model_validate_json(specs[key]["data"]["spec.json"])
-        host = f"{name}-0.{name}" if to == "kubernetes" else f"{name}-node-0-0.{name}"
+        host = f"{name}-0.{name}"
         (container,) = template["spec"]["containers"]
         for node in range(SIZES[key][0]):
             env = {each["name"]: each.get("value", str(node)) for each in container["env"]}
             env["JOB_COMPLETION_INDEX"] = str(node)
             saved = f"{env['SHARDYARD_OUT']}/checkpoints" if spec.checkpoints else None
             assert env.get("SHARDYARD_CHECKPOINTS") == saved
-            if to == "kubeflow":  # which sets these
-                trainer = jobs[key]["spec"]["trainer"]
-                values = (trainer["numNodes"], node, trainer["numProcPerNode"], host)
-                env |= {**dict(zip(NUMBERS, map(str, values), strict=True)), "PET_MASTER_PORT": "29500"}
             if key == ALL_REDUCE:  # torchrun starts two ranks
                 assert container["command"][1:] == ["-m", "torch.distributed.run", "-m", "trainer"]
                 assert [env[each] for each in NUMBERS] == ["2", str(node), "2", host]
@@ -279,19 +255,17 @@ def test_names_are_dns_labels_and_labels_are_values_and_all_are_unique(sweep: st
 @pytest.mark.parametrize(
     ("to", "base", "given", "message"),
     [
-        ("kubeflow", "nodes: 2, strategy: all_reduce", None, "transport mpi needs mpirun.*--gloo-for-mpi"),
+        ("kubernetes", "nodes: 2, strategy: all_reduce", None, "mpi needs mpirun.*--gloo-for-mpi"),
         ("kubernetes", "nodes: 2, link: {bandwidth_mbit: 10}", None, "link needs a runtime of Shardyard"),
         ("kubernetes", "nodes: 2, node_speed: [1, 0.5]", None, "node_speed needs"),
         ("kubernetes", "nodes: 2, restarts: 1", None, "restarts needs"),
         ("kubernetes", "checkpoint_epochs: 1", None, "checkpoints need --results-claim"),
-        ("skypilot", "checkpoint_epochs: 1", None, "checkpoints need a directory"),
-        ("skypilot", "transport: nccl", None, "GPU"),
         ("kubernetes", "dataset: mnist", None, "needs --data-claim"),
         ("kubernetes", "cpus: 0.3333", None, "0.001"),
         ("kubernetes", "seed: 1", Options(sets=("epochs=1",)), "needs --image"),
-        ("kubeflow", "seed: 1", Options(image="a b"), "--image 'a b': is not the name"),
-        ("kubeflow", "seed: 1", Options(image="x", data_claim="A_b"), "--data-claim 'A_b': is not"),
-        ("kuberay", "nodes: 2, strategy: all_reduce", CLAIMS, "mpi does not run on runtime ray"),
+        ("kubernetes", "seed: 1", Options(image="a b"), "--image 'a b': is not the name"),
+        ("kubernetes", "seed: 1", Options(image="x", data_claim="A_b"), "--data-claim 'A_b': is not"),
+        ("kuberay", "nodes: 2, strategy: all_reduce", CLAIMS, "mpi needs mpirun.*--gloo-for-mpi"),
         ("kuberay", "nodes: 2, restarts: 1", CLAIMS, "lost rank"),
         ("kuberay", "seed: 1", IMAGE, "needs --results-claim"),
     ],
@@ -318,6 +292,49 @@ def test_gloo_twins_are_asked_for_and_counted(tmp_path: Path) -> None:
     # The twin is the run over gloo, which the sweep has already.
     assert [*out.pods()] == ["all_reduce-gloo-n2-s0"]
     assert any("over mpi" in line and line.endswith(": 1") for line in out.lines)
+
+
+def test_the_sweep_of_a_ray_cluster_has_gloo_in_the_place_of_mpi(tmp_path: Path) -> None:
+    """Named in a block or an axis, left out, or by default; and other transports stay."""
+    text = """\
+name: s
+questions: [{measure: train_s, compare: {transport: mpi, strategy: gossip}, against: {strategy: serial}}]
+blocks:
+  - base: {strategy: serial}
+  - base: {strategy: gossip, transport: mpi, nodes: 2}
+  - base: {nodes: 3}
+    axes: {strategy: [all_reduce, one_shot]}
+  - base: {nodes: 2}
+    axes: {strategy: [local_sgd, ddp], transport: [mpi, gloo, rpc]}
+    skip: [{strategy: ddp, transport: mpi}, {strategy: ddp, transport: [rpc, mpi]}]
+"""
+    given = replace(CLAIMS, gloo_for_mpi=True)
+    out = exported(tmp_path, "kuberay", text, given)
+    (file,) = [each["data"]["sweep.yml"] for each in out.objects if each["kind"] == "ConfigMap"]
+    (tmp_path / "inside.yml").write_text(file)
+    found = [run.key.rpartition("-")[0] for run in load_sweep(tmp_path / "inside.yml").runs]
+    assert found == [
+        "serial-memory-n1-s0",
+        "gossip-gloo-n2-s0",
+        "all_reduce-gloo-n3-s0",
+        "one_shot-gloo-n3-s0",
+        "local_sgd-gloo-n2-s0",
+        "local_sgd-rpc-n2-s0",
+        "ddp-gloo-n2-s0",
+    ]
+    mixed = "name: s\nblocks: [{base: {nodes: 2}, axes: {strategy: [all_reduce, ddp]}}]\n"
+    with pytest.raises(InputError, match=r"--gloo-for-mpi: s: .*`transport`"):
+        exported(tmp_path / "mixed", "kuberay", mixed, given)
+    assert not (tmp_path / "mixed" / "kuberay").exists()
+
+
+def test_a_sweep_that_runs_until_it_is_decided_says_how_many_runs_are_exported(tmp_path: Path) -> None:
+    text = "name: s\nrepeat: 3\nblocks: [{base: {strategy: serial}}, {base: {strategy: ddp, nodes: 2}}]\n"
+    said = [
+        [line for line in exported(tmp_path, "kubernetes", staged + text).lines if "decided" in line]
+        for staged in ("until_decided: true\n", "")
+    ]
+    assert [[line.rpartition(": ")[2] for line in each] for each in said] == [["6"], []]
 
 
 def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
