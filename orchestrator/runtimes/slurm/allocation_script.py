@@ -153,7 +153,7 @@ def site(job: Job, token: str) -> Site:
     rank = ["bash", "-c", f'exec "$@" {home(token)}/rank.json', "bash", *shim]
     step = [f"--nodes={nodes(job.spec)}", f"--ntasks-per-node={tasks(job.spec)}"]
     # srun starts the ranks of its PMIx itself.
-    by_srun = {LAUNCHER: "slurm"} if mpi and job.options.mpi == "pmix" else {}
+    by_srun = {LAUNCHER: "pmix"} if mpi and job.options.mpi == "pmix" else {}
     return shared_site(
         job.paths,
         job.data_dir,

@@ -129,7 +129,7 @@ def test_allocation_fits_every_run() -> None:
     assert [is_warm(run(**each), SlurmOptions(mpi=mpi)) for each, mpi in warm] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(("mpi", "launcher", "named"), [(None, "mpirun", None), ("pmix", "srun", "slurm")])
+@pytest.mark.parametrize(("mpi", "launcher", "named"), [(None, "mpirun", None), ("pmix", "srun", "pmix")])
 def test_ranks_of_mpi_become_what_the_agent_of_their_node_says(
     mpi: str | None, launcher: str, named: str | None
 ) -> None:
