@@ -98,6 +98,8 @@ class Attached(Members):
         def are_over() -> bool:
             return all(task.done() for task in tasks) or bool(errors() or host.interruption)
 
+        for task in tasks:
+            task.add_done_callback(lambda _: host.changed.set())
         await host.until(are_over, REGISTRATION_S)
         failed, missing = errors(), not all(task.done() for task in tasks)
         if not (failed or missing):
@@ -125,7 +127,6 @@ class Attached(Members):
         found = {field: hello[field] for field in ("address", "port", "replaced") if field in hello}
         agent = AgentInfo(*key, **found)
         host.agents[agent.name] = (agent, connection)
-        host.changed.set()
         self._listening.append(asyncio.create_task(host.listen(agent, connection)))
 
     async def end_run(self) -> None:
