@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.core.processes import Suspended
-from trainer.node.desk import POLL_S, Answer, Desk, Ending, Request, coordinators_desk, log_marks
+from trainer.node.desk import Answer, Desk, Ending, Request, coordinators_desk, log_marks
 from trainer.node.door import BACKLOG, Door
 from trainer.node.heartbeat import BEAT_S, LOOK_S, SUSPECT_S, Silence
 from trainer.node.members import Members
@@ -546,7 +546,7 @@ class Orders:
             if self._read():
                 heard_at = time.monotonic()
             else:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(self._desk.poll_s)
         return None
 
     async def follow(self, run: int, coordinator: Coordinator, silence_s: float) -> None:

@@ -94,9 +94,11 @@ class Desk(ABC, Generic[R]):
 
     Attributes:
         closed: whether the other end writes nothing more.
+        poll_s: seconds between looks at what it has written, where it is waited for.
     """
 
     closed = False
+    poll_s = POLL_S
 
     def __init__(self, reads: type[R]) -> None:
         self._reads, self._rest = reads, b""
@@ -144,6 +146,8 @@ class FileDesk(Desk[R]):
 
 class PipeDesk(Desk[R]):
     """Through two pipes."""
+
+    poll_s = 0.002
 
     def __init__(self, inbox: int, outbox: int, reads: type[R]) -> None:
         """inbox, outbox: descriptors."""

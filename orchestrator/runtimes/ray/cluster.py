@@ -22,7 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.identity import identity, is_gone, labelled, own_label
 from orchestrator.runtimes.base import RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.led import POLL_S, LedCluster, LedRun
+from orchestrator.runtimes.led import LedCluster, LedRun
 from orchestrator.runtimes.ray.options import RayOptions
 from orchestrator.runtimes.ray.placement import GroupRequest
 from orchestrator.shipped import IMPORT_ROOT, python_path
@@ -112,7 +112,7 @@ class RayCluster(LedCluster):
                 return answer.reason if answer.kind == "lost" else None
             if failure := self.defect():
                 return failure
-            time.sleep(POLL_S)
+            time.sleep(self.desk.poll_s)
         self._process.kill()  # a late answer would be taken for that to the next request
         return f"{of} did not answer within {within_s:g} s"
 
