@@ -96,5 +96,9 @@ class FakeCluster(LedCluster):
 
     def delete(self) -> None:
         if not self.deleted:
-            self._process.communicate(timeout=END_S)
+            try:
+                self._process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
             self.deleted = True
