@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_making_a_plan_starts_and_writes_nothing(nodes: Nodes, tmp_path: Path) -
     assert plan.warm is not nodes.cold
     assert (plan.spec, plan.paths, plan.data_dir) == (run, paths, tmp_path / "data")
     processes = [*plan.cluster.processes, *plan.processes]
-    assert processes
+    assert processes or plan.cluster.request
     assert all(process.argv for process in processes)
+    assert json.loads(json.dumps(plan.as_dict()))["site"] == plan.site.model_dump(exclude_defaults=True)
     assert list(tmp_path.iterdir()) == []
