@@ -330,7 +330,7 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
 
 def _order_of_runs(view: WorkloadView, found: Drift) -> str:
-    """Whom the drift favours, without the full stop."""
+    """Which configurations the drift favours, without the full stop."""
     if not view.staged:
         return "The order of runs is random, so no configuration is systematically favoured"
     effect = "faster" if found.factor > 1 else "slower"
