@@ -17,7 +17,7 @@ from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_run import write_events
 from trainer.core.events import Event, EventReader
 from trainer.core.processes import Suspended
-from trainer.node.desk import Answer, Desk, Ending, Request
+from trainer.node.channel import SPEC, Answer, Channel, Ending, Request
 from trainer.node.heartbeat import COORDINATOR_STUCK_S, Silence
 from trainer.node.rank_assignment import AgentInfo, node_name
 from trainer.node.site import Site
@@ -42,7 +42,7 @@ def shared_site(paths: RunPaths, data_dir: Path, runtime: str, **fields: Any) ->
 
 
 class LedCluster(Cluster):
-    """Nodes whose coordinator takes one run after the other from a desk.
+    """Nodes whose coordinator takes one run after the other from a channel.
 
     Attributes:
         noun: begins what is said about one of the nodes.
@@ -54,8 +54,8 @@ class LedCluster(Cluster):
 
     noun = ""
 
-    def __init__(self, desk: Desk[Answer], shared: bool) -> None:
-        self.desk, self.shared = desk, shared
+    def __init__(self, channel: Channel[Answer], shared: bool) -> None:
+        self.channel, self.shared = channel, shared
         self.untrusted: str | None = None
         self.deleted = False
         self.finished = 0
@@ -138,7 +138,7 @@ class LedRun(Run):
         self.is_up, self._silence = not self.new, Silence()
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir()
-        shutil.copyfile(plan.paths.spec, self.directory / "spec.json")
+        shutil.copyfile(plan.paths.spec, self.directory / SPEC)
         cluster.begin(self)
         site = cluster.site_of(plan).model_dump(exclude_defaults=True)
         name, directory = plan.paths.directory.name, cluster.name_of(self.directory)
@@ -146,12 +146,12 @@ class LedRun(Run):
 
     def _post(self, **fields: object) -> None:
         with suppress(BrokenPipeError):  # the coordinator has ended, which `wait` notices
-            self._cluster.desk.post(Request.model_validate({"run": self._number, **fields}))
+            self._cluster.channel.post(Request.model_validate({"run": self._number, **fields}))
 
     def _hear(self) -> None:
         """Read the coordinator's answers, at least once a second."""
         try:
-            answers = self._cluster.desk.new()
+            answers = self._cluster.channel.new()
         except ValueError as error:
             answers, self.failure = [], f"sent invalid data: {error}"
         if self._silence.look() > COORDINATOR_STUCK_S and self.is_up and not answers:

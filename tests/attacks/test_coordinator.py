@@ -31,7 +31,7 @@ from tests.unit.loopback_cluster import (
 from trainer.core.events import EventReader
 from trainer.core.record import one_line
 from trainer.core.trace import CHECKSUM_BYTES
-from trainer.node import door
+from trainer.node import container_agents
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
@@ -107,7 +107,7 @@ def test_poisoned_hello_fails_the_run_at_once(
     for first, named in POISONED:
         cluster = next(clusters)
         cluster.hellos[HOSTILE] = first
-        monkeypatch.setattr(door, "HELLO_S", 0.2 if first is UNFINISHED else 20.0)
+        monkeypatch.setattr(container_agents, "HELLO_S", 0.2 if first is UNFINISHED else 20.0)
         began = time.monotonic()
         assert cluster.run({"node-1": waits, "node-2": waits}) == 1
         assert time.monotonic() - began < WHOLE_RUN_S, first
@@ -119,7 +119,9 @@ def test_poisoned_hello_fails_the_run_at_once(
 
 
 @pytest.mark.parametrize("address", [HOSTILE, "127.0.0.77"], ids=["a node", "unknown"])
-@pytest.mark.parametrize("connections", [door.MAX_CONNECTIONS - 2, 2 * door.MAX_CONNECTIONS])
+@pytest.mark.parametrize(
+    "connections", [container_agents.MAX_CONNECTIONS - 2, 2 * container_agents.MAX_CONNECTIONS]
+)
 def test_coordinator_does_not_read_from_strangers(
     cluster: LoopbackCluster, address: str, connections: int
 ) -> None:
@@ -144,11 +146,11 @@ def test_coordinator_does_not_read_from_strangers(
         await agent.exit()
         await agent.wait_for_shutdown()
 
-    too_many = address == HOSTILE and connections > door.MAX_CONNECTIONS
+    too_many = address == HOSTILE and connections > container_agents.MAX_CONNECTIONS
     assert cluster.run({"node-1": succeeds, "node-2": attacks}) == too_many
     assert max(peaks) < 20 * 2**20  # without limits, 240 connections take 277 MiB
     if too_many:
-        assert f"more than {door.MAX_CONNECTIONS}" in cluster.causes["node-2"]
+        assert f"more than {container_agents.MAX_CONNECTIONS}" in cluster.causes["node-2"]
 
 
 WEIGHTS, TRACE = weights_file(10), trace_file(RUN.key, 0)
@@ -240,7 +242,9 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     assert (after.exits["coordinator"], after.untrusted) == (0, None)
 
 
-@pytest.mark.parametrize("connections", [door.MAX_CONNECTIONS // 2, 2 * door.MAX_CONNECTIONS])
+@pytest.mark.parametrize(
+    "connections", [container_agents.MAX_CONNECTIONS // 2, 2 * container_agents.MAX_CONNECTIONS]
+)
 def test_connections_of_a_run_are_not_blamed_on_the_next(
     cluster: LoopbackCluster, connections: int
 ) -> None:
@@ -257,7 +261,7 @@ def test_connections_of_a_run_are_not_blamed_on_the_next(
 
     flooded, after = cluster.serve({"node-1": [succeeds, succeeds], "node-2": [floods, succeeds]}, {}, {})
     assert (after.exits["coordinator"], after.untrusted, after.failures) == (0, None, {})
-    assert (flooded.untrusted is not None) == (connections > door.MAX_CONNECTIONS)
+    assert (flooded.untrusted is not None) == (connections > container_agents.MAX_CONNECTIONS)
 
 
 def test_a_launcher_and_a_surplus_node_that_send_junk_are_named(

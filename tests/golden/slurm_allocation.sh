@@ -24,4 +24,4 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_ADDR=$(scontrol --oneliner show node "$first" | sed -nE 's/.* NodeAddr=(\S+).*/\1/p')
 export MASTER_ADDR
 
-exec /shared/venv/bin/python -m trainer.node lead '{"count":3,"agent":["srun","--nodes=1","--ntasks=1","--cpus-per-task=6","--mpi=none","--relative={number}","bash","-c","exec \"$@\" \"$MASTER_ADDR\" \"/tmp/shardyard-agent-0123abcd-$SLURM_JOB_ID-$SLURMD_NODENAME\"","bash","/shared/venv/bin/python","-m","trainer.node","agent","node"],"launcher":["/shared/venv/bin/python","-m","trainer.node","agent","launcher","localhost"],"desk":"/shared/results/my sweep/allocation"}'
+exec /shared/venv/bin/python -m trainer.node lead '{"count":3,"agent":["srun","--nodes=1","--ntasks=1","--cpus-per-task=6","--mpi=none","--relative={number}","bash","-c","exec \"$@\" \"$MASTER_ADDR\" \"/tmp/shardyard-agent-0123abcd-$SLURM_JOB_ID-$SLURMD_NODENAME\"","bash","/shared/venv/bin/python","-m","trainer.node","agent","node"],"launcher":["/shared/venv/bin/python","-m","trainer.node","agent","launcher","localhost"],"channel":"/shared/results/my sweep/allocation"}'

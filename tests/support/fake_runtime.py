@@ -18,7 +18,7 @@ from orchestrator.runtimes.local.processes import loopback
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.shipped import python_path
 from trainer.core.events import how_ended
-from trainer.node.desk import Answer, PipeDesk
+from trainer.node.channel import Answer, PipeChannel
 from trainer.node.site import Plan
 from trainer.spec.run_spec import RunSpec
 
@@ -88,7 +88,7 @@ class FakeCluster(LedCluster):
         assert self._process.stdin
         assert self._process.stdout
         answers, requests = self._process.stdout.fileno(), self._process.stdin.fileno()
-        super().__init__(PipeDesk(answers, requests, Answer), plan.cluster.shared)
+        super().__init__(PipeChannel(answers, requests, Answer), plan.cluster.shared)
 
     def defect(self) -> str | None:
         code = self._process.poll()

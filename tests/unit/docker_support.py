@@ -25,7 +25,7 @@ from orchestrator.runtimes.led import LedRun
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
 from tests.unit.conftest import event
 from trainer.link_switch.control import Setup
-from trainer.node.desk import Answer, Ending, Request, coordinators_desk
+from trainer.node.channel import Answer, Ending, Request, coordinators_channel
 from trainer.node.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -210,12 +210,12 @@ def containers(run: LedRun) -> Containers:
 def answers(run: LedRun, kind: str, /, **fields: Any) -> None:
     """Let the coordinator tell this of the run."""
     answer = Answer.model_validate({"kind": kind, "run": run._number, **fields})
-    coordinators_desk(containers(run).directory).post(answer)
+    coordinators_channel(containers(run).directory).post(answer)
 
 
 def requests(run: LedRun) -> list[Request]:
     """All that the coordinator of these containers was asked for."""
-    return coordinators_desk(containers(run).directory).new()
+    return coordinators_channel(containers(run).directory).new()
 
 
 def assign_ranks(run: LedRun, topology: str, *ordinals: int, **fields: Any) -> None:

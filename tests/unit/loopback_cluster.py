@@ -20,10 +20,10 @@ from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import event, rank_fields
 from trainer.core.trace import RECORD, Kind, Trace, TraceHeader, encode_trace
 from trainer.launch.launchers import free_port
-from trainer.node import coordinator, door
-from trainer.node.coordinator import SPEC, Coordinator
-from trainer.node.desk import Answer, Ending, Request, file_desk
-from trainer.node.door import Door
+from trainer.node import container_agents, coordinator
+from trainer.node.channel import SPEC, Answer, Ending, Request, file_channel
+from trainer.node.container_agents import ContainerAgents
+from trainer.node.coordinator import Coordinator
 from trainer.node.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
 from trainer.node.rank_assignment import RankAssignment, container_name
 from trainer.node.site import CONTAINERS
@@ -188,10 +188,10 @@ class LoopbackCluster:
             (coordinator, "GRACE_S", 0.1),
             (coordinator, "SHUTDOWN_S", 1.0),
             (coordinator, "PORT", self.port),
-            (door, "PORT", self.port),
-            (door, "REGISTRATION_S", 5.0),
-            (door, "expected_agents", lambda topology: self.expected),
-            (door, "is_reachable", self._is_reachable),
+            (container_agents, "PORT", self.port),
+            (container_agents, "REGISTRATION_S", 5.0),
+            (container_agents, "expected_agents", lambda topology: self.expected),
+            (container_agents, "is_reachable", self._is_reachable),
         ):
             monkeypatch.setattr(owner, name, value)
 
@@ -208,7 +208,7 @@ class LoopbackCluster:
 
         async def play() -> int:
             self.ended = asyncio.Event()
-            one = Coordinator(Door(), topology, spec, self.directory, site=self.site)
+            one = Coordinator(ContainerAgents(), topology, spec, self.directory, site=self.site)
             running = asyncio.create_task(one.run())
             running.add_done_callback(lambda _: self.ended.set())
             agents = (self.run_agent(name, addresses[name], scripts[name]) for name in scripts)
@@ -232,7 +232,7 @@ class LoopbackCluster:
         addresses = self._expect(scripts)
         self.connections = {name: [] for name in scripts}
         self.directory.mkdir()
-        self._desk = file_desk(self.directory)
+        self._channel = file_channel(self.directory)
         nodes = sum(role in ("node", "master") for role, _ in self.expected.values())
 
         async def orchestrate() -> None:
@@ -243,10 +243,10 @@ class LoopbackCluster:
                 (run / SPEC).write_text(json.dumps({**FIELDS[topology], "nodes": nodes, **changed}))
                 site = self.site.model_dump(exclude_defaults=True)
                 named = {"name": run.name, "directory": run.name}
-                self._desk.post(Request(kind="run", run=number, **named, site=site))
+                self._channel.post(Request(kind="run", run=number, **named, site=site))
                 while not self.has_ended(number):
                     await asyncio.sleep(0.005)
-                    self.answers += self._desk.new()
+                    self.answers += self._channel.new()
 
         async def play(name: str) -> None:
             for script in scripts[name]:
@@ -264,7 +264,7 @@ class LoopbackCluster:
                     for name in scripts:
                         group.create_task(play(name))
             finally:
-                self._desk.post(Request(kind="end"))
+                self._channel.post(Request(kind="end"))
 
         # The coordinator handles a signal, so it needs the main thread.
         with ThreadPoolExecutor(1) as executor:
@@ -280,7 +280,7 @@ class LoopbackCluster:
 
     def cancel(self, number: int) -> None:
         """Ask a warm coordinator to end a run."""
-        self._desk.post(Request(kind="cancel", run=number))
+        self._channel.post(Request(kind="cancel", run=number))
 
     async def until_assigned(self, name: str) -> None:
         """Wait until an agent of a warm coordinator has its ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from typing import Literal
@@ -19,6 +20,18 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Let the system send this process a signal when its parent ends, where it can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def own_streams() -> tuple[int, int]:
+    """Descriptors of standard input and output, which this process keeps for itself.
+
+    What it or its children print goes to standard error, and they read nothing.
+    """
+    source, sink = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return source, sink
 
 
 def is_suspended(pid: int) -> bool:

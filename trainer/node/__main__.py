@@ -6,8 +6,8 @@ coordinator              coordinate the run       also SHARDYARD_SPEC (file), SH
 data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
 skip                     do nothing
 
-The orchestrator sets SHARDYARD_SERVE, and the coordinator takes runs from the desk in /results. Agents with
-SHARDYARD_WARM stay up for more than one run.
+The orchestrator sets SHARDYARD_SERVE, and the coordinator takes runs from the channel in /results. Agents
+with SHARDYARD_WARM stay up for more than one run.
 
 Outside of containers:
 

@@ -31,8 +31,8 @@ from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
 from trainer.core.trace import trace_path
 from trainer.node import ssh
+from trainer.node.channel import log_marks
 from trainer.node.commands import TRAINER, Command, commands, environment, hosts, launcher_of
-from trainer.node.desk import log_marks
 from trainer.node.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
 from trainer.node.home import CONTAINER, Home
 from trainer.node.preparation import Refusal, prepared

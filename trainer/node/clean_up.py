@@ -60,7 +60,7 @@ def remove_traces(kept: Mapping[int, Settings], refuse_waiting: Callable[[], Non
                 return f"{changed[0]} of process {pid} was changed"
         _remove_system_v()
         for directory in WRITABLE:
-            _empty(directory)
+            empty(directory)
     except (OSError, RecursionError, psutil.Error) as error:
         return str(error)
     shared_mb = cgroup.shared_memory_mb() or 0.0
@@ -149,9 +149,12 @@ def _system_v(kind: str) -> Iterator[int]:
             yield int(line.split()[1])
 
 
-def _empty(directory: Path) -> None:
-    """Raises OSError, or RecursionError for a directory that is nested too deeply."""
-    for path in directory.iterdir():
+def empty(directory: Path, *kept: Path) -> None:
+    """Remove what is in a directory, but for these paths.
+
+    Raises OSError, or RecursionError for a directory that is nested too deeply.
+    """
+    for path in {*directory.iterdir()} - {*kept}:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

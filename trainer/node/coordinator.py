@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.core.processes import Suspended
-from trainer.node.desk import Answer, Desk, Ending, Request, coordinators_desk, log_marks
-from trainer.node.door import BACKLOG, Door
+from trainer.node.channel import SPEC, Answer, Channel, Ending, Request, coordinators_channel, log_marks
+from trainer.node.container_agents import BACKLOG, ContainerAgents
 from trainer.node.heartbeat import BEAT_S, LOOK_S, SUSPECT_S, Silence
 from trainer.node.members import Members
 from trainer.node.protocol import PORT, Connection, Message
@@ -43,7 +43,6 @@ GRACE_S = 2.0  # after one agent has failed, the others have this long to report
 ANNOUNCE_S = 0.1  # between looks at who is alive
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 CANCEL_POLL_S = 0.05
-SPEC = "spec.json"  # in the directory of a run
 IDLE_S = 300.0  # without a run, after which containers exit; less than a warm parent's limit
 LOST = "disconnected from the coordinator"
 
@@ -449,7 +448,7 @@ def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]
     Returns:
         The exit code, and the lines of the summary.
     """
-    coordinator = Coordinator(Door(), topology, _fields(spec), directory, limits)
+    coordinator = Coordinator(ContainerAgents(), topology, _fields(spec), directory, limits)
     code, lines = asyncio.run(coordinator.run())
     _write_summary(directory, lines)
     return code, lines
@@ -461,12 +460,12 @@ def serve_containers(topology: str, directory: Path) -> int:
     directory: mounted; the orchestrator's requests and the runs are in it.
     """
     with socket.create_server(("", PORT), backlog=BACKLOG) as listener:
-        desk = coordinators_desk(directory)
-        return asyncio.run(serve(desk, directory, lambda: Door(listener), topology))
+        channel = coordinators_channel(directory)
+        return asyncio.run(serve(channel, directory, lambda: ContainerAgents(listener), topology))
 
 
 async def serve(
-    desk: Desk[Request],
+    channel: Channel[Request],
     directory: Path,
     members: Callable[[], Members],
     topology: str = "",
@@ -477,7 +476,7 @@ async def serve(
     """Coordinate one run after the other, as the orchestrator asks for them. Returns the exit code.
 
     Args:
-        desk: connects it to the orchestrator.
+        channel: connects it to the orchestrator.
         directory: the directories of runs are relative to it.
         members: the agents of a run.
         topology: the topology of the containers; elsewhere empty, since agents suit each.
@@ -485,8 +484,8 @@ async def serve(
         silence_s: the same, during a run.
         facts: of the cluster, in the answer to a heartbeat.
     """
-    orders = Orders(desk, facts)
-    while request := await orders.next_run(idle_s):
+    requests = Requests(channel, facts)
+    while request := await requests.next_run(idle_s):
         run = directory / request.directory
         fields = _fields(run / SPEC)
         begin, end = log_marks(request.name)
@@ -497,10 +496,10 @@ async def serve(
             fields,
             run,
             site=Site.model_validate(request.site),
-            tell=partial(_tell, desk, request.run),
+            tell=partial(_tell, channel, request.run),
             warm=request.warm,
         )
-        following = asyncio.create_task(orders.follow(request.run, coordinator, silence_s))
+        following = asyncio.create_task(requests.follow(request.run, coordinator, silence_s))
         code, lines = await coordinator.run()
         following.cancel()
         _write_summary(run, lines)
@@ -513,28 +512,30 @@ async def serve(
             cut_off=coordinator.cut_off,
             untrusted=coordinator.untrusted,
         )
-        _tell(desk, request.run, "ended", ending=ending)
+        _tell(channel, request.run, "ended", ending=ending)
     return 0
 
 
-class Orders:
+class Requests:
     """What the orchestrator asks for, request by request."""
 
-    def __init__(self, desk: Desk[Request], facts: Callable[[], Mapping[str, float | str]] = dict) -> None:
-        self._desk, self._facts = desk, facts
+    def __init__(
+        self, channel: Channel[Request], facts: Callable[[], Mapping[str, float | str]] = dict
+    ) -> None:
+        self._channel, self._facts = channel, facts
         self._pending, self._cancelled, self._ended = deque[Request](), set[int](), False
 
     def _read(self) -> Sequence[Request]:
         try:
-            found = self._desk.new()
+            found = self._channel.new()
         except ValueError as error:
             print(f"the orchestrator sent invalid data: {error}", file=sys.stderr)
             found, self._ended = [], True
-        self._ended |= self._desk.closed or any(each.kind == "end" for each in found)
+        self._ended |= self._channel.closed or any(each.kind == "end" for each in found)
         self._pending += [each for each in found if each.kind == "run"]
         self._cancelled |= {each.run for each in found if each.kind == "cancel"}
         if any(each.kind == "beat" for each in found):
-            _tell(self._desk, 0, "alive", facts=dict(self._facts()))
+            _tell(self._channel, 0, "alive", facts=dict(self._facts()))
         return found
 
     async def next_run(self, idle_s: float) -> Request | None:
@@ -546,7 +547,7 @@ class Orders:
             if self._read():
                 heard_at = time.monotonic()
             else:
-                await asyncio.sleep(self._desk.poll_s)
+                await asyncio.sleep(self._channel.poll_s)
         return None
 
     async def follow(self, run: int, coordinator: Coordinator, silence_s: float) -> None:
@@ -564,9 +565,9 @@ class Orders:
             await asyncio.sleep(CANCEL_POLL_S)
 
 
-def _tell(desk: Desk[Request], run: int, kind: str, **fields: Any) -> None:
+def _tell(channel: Channel[Request], run: int, kind: str, **fields: Any) -> None:
     with suppress(OSError):  # the orchestrator is gone; or a disk is full, which the run record names
-        desk.post(Answer.model_validate({"kind": kind, "run": run, **fields}))
+        channel.post(Answer.model_validate({"kind": kind, "run": run, **fields}))
 
 
 def _topology_of(fields: Mapping[str, Any] | AssignmentError) -> str:

@@ -1,7 +1,7 @@
 """Heartbeats: each end of a connection notices when the other one has been silent for too long.
 
 A node that is cut off the network closes no connection, and TCP notices it only after minutes. For
-the orchestrator, the coordinator writes a line (desk.py).
+the orchestrator, the coordinator writes a line (channel.py).
 """
 
 from __future__ import annotations

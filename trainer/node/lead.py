@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from math import inf
 from pathlib import Path
 
+from trainer.core.processes import own_streams
+from trainer.node.channel import Channel, PipeChannel, Request, coordinators_channel
 from trainer.node.coordinator import serve
-from trainer.node.desk import Desk, PipeDesk, Request, coordinators_desk
 from trainer.node.members import Started
 from trainer.node.site import Plan
 
@@ -18,23 +18,21 @@ SILENCE_S = 30.0  # of an orchestrator that is connected through files, after wh
 def main(text: str) -> int:
     """Lead the agents of a plan until the orchestrator ends. Returns the exit code."""
     plan = Plan.model_validate_json(text)
-    desk: Desk[Request] = coordinators_desk(Path(plan.desk)) if plan.desk else over_stdio()
-    silence_s = SILENCE_S if plan.desk else inf  # pipes are closed
-    return asyncio.run(_lead(plan, desk, silence_s))
+    channel: Channel[Request] = coordinators_channel(Path(plan.channel)) if plan.channel else over_stdio()
+    silence_s = SILENCE_S if plan.channel else inf  # pipes are closed
+    return asyncio.run(_lead(plan, channel, silence_s))
 
 
-async def _lead(plan: Plan, desk: Desk[Request], silence_s: float) -> int:
+async def _lead(plan: Plan, channel: Channel[Request], silence_s: float) -> int:
     members = Started(plan)
     try:
-        return await serve(desk, Path(plan.desk), lambda: members, idle_s=silence_s, silence_s=silence_s)
+        return await serve(
+            channel, Path(plan.channel), lambda: members, idle_s=silence_s, silence_s=silence_s
+        )
     finally:
         await members.close()
 
 
-def over_stdio() -> PipeDesk[Request]:
+def over_stdio() -> PipeChannel[Request]:
     """Requests come through standard input, answers go to standard output, all else to standard error."""
-    inbox, outbox = os.dup(0), os.dup(1)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    return PipeDesk(inbox, outbox, Request)
+    return PipeChannel(*own_streams(), Request)

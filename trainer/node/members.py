@@ -1,7 +1,7 @@
 """The agents of a cluster, and how the coordinator of a run reaches them.
 
-Coordinators differ in nothing else. Those of containers connect to the coordinator, see door.py. Here are
-those that it starts.
+Coordinators differ in nothing else. Agents of containers connect to the coordinator (container_agents.py).
+Here are those that it starts.
 """
 
 from __future__ import annotations

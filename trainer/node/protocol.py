@@ -17,6 +17,7 @@ from pydantic import Field
 
 from trainer.core.cgroup import Usage
 from trainer.core.membership import Membership
+from trainer.core.processes import own_streams
 from trainer.core.record import Rank, Record, Text, checked, parse_object
 from trainer.node.rank_assignment import RENDEZVOUS_PORT
 
@@ -257,10 +258,9 @@ class Connection:
 async def over_stdio(kinds: Kinds) -> Connection:
     """A connection over this process's standard streams. Whatever else it prints goes to standard error."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_ASSIGNMENT_BYTES)
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
-    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(), sink)
+    source, sink = own_streams()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb"))
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.streams.FlowControlMixin(), os.fdopen(sink, "wb")
+    )
     return Connection(reader, asyncio.StreamWriter(transport, protocol, None, loop), kinds)

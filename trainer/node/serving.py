@@ -15,7 +15,7 @@ from typing import NoReturn
 from trainer.core.sources import own_digest
 from trainer.launch.launchers import free_port
 from trainer.node.agent import Agent, CoordinatorGone, pass_health_check
-from trainer.node.clean_up import remove_traces, settings
+from trainer.node.clean_up import empty, remove_traces, settings
 from trainer.node.home import CONTAINER, PREFIX, Home, lock, remove_homes
 from trainer.node.protocol import FROM_COORDINATOR, over_stdio
 from trainer.node.rank_assignment import AssignmentError
@@ -111,8 +111,7 @@ def _clean(home: Home, parent: ParentProcess) -> str | None:
     """Wait for the end of a run's ranks, and remove its files. Returns what cannot be removed."""
     parent.wait_until_idle()
     try:
-        for path in {*home.path.iterdir()} - {home.lock}:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    except OSError as error:
+        empty(home.path, home.lock)
+    except (OSError, RecursionError) as error:
         return str(error)
     return None

@@ -49,13 +49,13 @@ class Plan(Record):
         count: the number of nodes.
         agent: the command of the agent on each of them; {number} in it is the node's, from 0.
         launcher: the command of an agent that starts mpirun; empty if there is none.
-        desk: the directory of the files through which requests come; empty: they come through pipes.
+        channel: the directory of the files through which requests come; empty: they come through pipes.
     """
 
     count: int
     agent: list[str]
     launcher: list[str] = Field(default_factory=list)
-    desk: str = ""
+    channel: str = ""
 
 
 CONTAINERS = Site()

@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.project import Container, Project
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.led import POLL_S, LedCluster, LedRun
 from trainer.core.events import how_ended, signal_name
-from trainer.node.desk import file_desk, log_marks
+from trainer.node.channel import file_channel, log_marks
 from trainer.node.rank_assignment import ROLES, AgentInfo, node_name
 
 INSPECT_S = 1.0  # between checks of the containers
@@ -45,7 +45,7 @@ class Containers(LedCluster):
         make_private(directory.parent)
         directory.mkdir()
         shutil.copyfile(spec, directory / SPEC)
-        super().__init__(file_desk(directory), shared)
+        super().__init__(file_channel(directory), shared)
         self.noun = "the warm container " if shared else ""
         self.project = Project(engine, compose, log)
         self._inspected_at = 0.0

@@ -28,7 +28,7 @@ from orchestrator.runtimes.ray.placement import GroupRequest
 from orchestrator.shipped import IMPORT_ROOT, python_path
 from trainer.core.events import how_ended
 from trainer.core.regular_files import own_directories, read_below
-from trainer.node.desk import Answer, PipeDesk, Request
+from trainer.node.channel import Answer, PipeChannel, Request
 from trainer.node.home import remove_homes
 from trainer.node.site import Site
 
@@ -86,7 +86,7 @@ class RayCluster(LedCluster):
         if not (self._process.stdin and self._process.stdout):
             raise InputError("Ray's driver has no pipes")
         answers, requests = self._process.stdout.fileno(), self._process.stdin.fileno()
-        super().__init__(PipeDesk(answers, requests, Answer), shared)
+        super().__init__(PipeChannel(answers, requests, Answer), shared)
         self._options = options
         self.strategy, self.cpus = "", 0.0
         self._waits_since: float | None = None  # a run, for room
@@ -103,7 +103,7 @@ class RayCluster(LedCluster):
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
-                answers = self.desk.new()
+                answers = self.channel.new()
             except ValueError as error:
                 return str(error)
             for answer in answers:
@@ -112,7 +112,7 @@ class RayCluster(LedCluster):
                 return answer.reason if answer.kind == "lost" else None
             if failure := self.defect():
                 return failure
-            time.sleep(self.desk.poll_s)
+            time.sleep(self.channel.poll_s)
         self._process.kill()  # a late answer would be taken for that to the next request
         return f"{of} did not answer within {within_s:g} s"
 
@@ -137,7 +137,7 @@ class RayCluster(LedCluster):
         self.failure = self.failure or self.untrusted or self.defect()
         if self.failure is None and not self.deleted:
             with suppress(BrokenPipeError):
-                self.desk.post(Request(kind="beat"))
+                self.channel.post(Request(kind="beat"))
             self.failure = self._hear("the head of the Ray cluster", HEAD_S)
         return self.failure is None and not self.deleted
 

@@ -20,8 +20,8 @@ import ray
 from orchestrator.runtimes.ray import node
 from orchestrator.runtimes.ray.members import Actors, first_line, machines
 from orchestrator.runtimes.ray.placement import GroupRequest, NodeResources
+from trainer.node.channel import Answer, PipeChannel, Request
 from trainer.node.coordinator import serve
-from trainer.node.desk import Answer, PipeDesk, Request
 from trainer.node.lead import over_stdio
 
 LOOPBACK = "127.0.0.1"
@@ -53,7 +53,7 @@ def connect(request: GroupRequest) -> Any:
     return cluster
 
 
-async def lead(desk: PipeDesk[Request], request: GroupRequest) -> None:
+async def lead(channel: PipeChannel[Request], request: GroupRequest) -> None:
     """Coordinate the runs of the orchestrator on a placement group."""
     resources = NodeResources(request.cpus, request.memory_mb, request.gpus)
     actors = Actors(request.size, resources)
@@ -62,22 +62,22 @@ async def lead(desk: PipeDesk[Request], request: GroupRequest) -> None:
         found = machines()  # which a lost head does not answer
         return {"strategy": actors.strategy, "cpus": sum(each.get("CPU", 0) for each in found)}
 
-    desk.post(Answer(kind="alive", facts=facts()))
+    channel.post(Answer(kind="alive", facts=facts()))
     try:
-        await serve(desk, Path("/"), lambda: actors, idle_s=inf, facts=facts)
+        await serve(channel, Path("/"), lambda: actors, idle_s=inf, facts=facts)
     finally:
         actors.close()
 
 
 def main(request: GroupRequest) -> None:
     """Serve the orchestrator until it closes standard input."""
-    desk, cluster = over_stdio(), None
+    channel, cluster = over_stdio(), None
     try:
         cluster = connect(request)
-        asyncio.run(lead(desk, request))
+        asyncio.run(lead(channel, request))
     except Exception as error:
         with suppress(OSError):
-            desk.post(Answer(kind="lost", reason=first_line(error)))
+            channel.post(Answer(kind="lost", reason=first_line(error)))
     finally:
         with suppress(Exception):
             ray.shutdown()

@@ -17,7 +17,7 @@ from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wa
 from orchestrator.runtimes.slurm.script import SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
 from trainer.core.regular_files import RefusedFile, open_below
-from trainer.node.desk import ANSWERS, REQUESTS, Request, file_desk
+from trainer.node.channel import ANSWERS, REQUESTS, Request, file_channel
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
 REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "UNKNOWN"}
@@ -51,7 +51,7 @@ class Allocation(LedCluster):
         (submit,) = plan.cluster.processes
         write_atomic(self._directory / TOKEN, submit.environment[TOKEN_VARIABLE])
         write_atomic(self._directory / SCRIPT, plan.cluster.request[SCRIPT])
-        super().__init__(file_desk(self._directory), shared=True)
+        super().__init__(file_channel(self._directory), shared=True)
         self.job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
         self._closed = threading.Event()  # ends the heartbeats
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -63,7 +63,7 @@ class Allocation(LedCluster):
 
     def _request(self, kind: str) -> None:
         with suppress(OSError):  # the results directory was removed: without heartbeats the job ends
-            self.desk.post(Request.model_validate({"kind": kind}))
+            self.channel.post(Request.model_validate({"kind": kind}))
 
     def is_waiting(self, run: LedRun) -> bool:
         return not run.is_up

@@ -133,7 +133,7 @@ def plan(job: AllocationJob) -> Plan:
         count=max(map(nodes, job.runs)),
         agent=[*step, "--relative={number}", *at_first, *_node("agent", "node")],
         launcher=_node("agent", "launcher", "localhost"),
-        desk=str(job.directory.resolve()),
+        channel=str(job.directory.resolve()),
     )
 
 

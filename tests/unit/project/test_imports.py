@@ -88,7 +88,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED = {
-    "node": "coordinator desk heartbeat home lead members mpi_rank protocol rank_assignment site",
+    "node": "coordinator channel heartbeat home lead members mpi_rank protocol rank_assignment site",
     "components": "examine find kind messages",
     "core": (
         "cgroup event_schema events frames json_files membership position processes record registry "

@@ -80,7 +80,7 @@ def test_all_processes_but_those_to_keep_are_killed(
         (clean_up.cgroup, "shared_memory_mb", lambda: 64.0, "64 MiB of shared memory"),
         (clean_up.cgroup, "threads", lambda: 2**40, "one that forks all the time"),
         (clean_up, "_descendants", lambda keep: [Process(4711, survives=1000)], "be killed: 4711"),
-        (clean_up, "_empty", Mock(side_effect=RecursionError("nested too deeply")), "nested too deeply"),
+        (clean_up, "empty", Mock(side_effect=RecursionError("nested too deeply")), "nested too deeply"),
     ],
     ids=["settings", "memory", "fork bomb", "process", "directory"],
 )

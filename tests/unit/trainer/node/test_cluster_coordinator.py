@@ -14,8 +14,8 @@ from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, exits, plays, sends, succeeds
 from trainer.core.events import UNREPORTED
 from trainer.core.trace import read_trace, trace_path
+from trainer.node import container_agents
 from trainer.node import coordinator as module
-from trainer.node import door
 from trainer.node.rank_assignment import AssignmentError
 from trainer.node.site import Site
 
@@ -69,7 +69,7 @@ def test_checkpoints_are_removed_after_success_only(
 
 
 def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "REGISTRATION_S", 0.2)
+    monkeypatch.setattr(container_agents, "REGISTRATION_S", 0.2)
     cluster.hellos = dict.fromkeys(["127.0.0.2", "127.0.0.4"], b"half a line")
     waits: Script = lambda _: cluster.ended.wait()  # noqa: E731
     scripts = {"node-1": is_surplus, "node-10": waits, "node-3": is_surplus, "launcher": waits}
@@ -137,10 +137,14 @@ def test_containers_are_found_by_the_engine_s_names(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "gethostbyname_ex", forward)
     monkeypatch.setattr(socket, "gethostbyaddr", lambda address: (address, [], [address]))
-    assert [*door.expected_agents("mpi").values()] == [("node", 12), ("node", 3), ("launcher", 1)]
-    assert door.expected_agents("ddp").keys() == {*nodes}
+    assert [*container_agents.expected_agents("mpi").values()] == [
+        ("node", 12),
+        ("node", 3),
+        ("launcher", 1),
+    ]
+    assert container_agents.expected_agents("ddp").keys() == {*nodes}
     with pytest.raises(AssignmentError, match="service master"):
-        door.expected_agents("rpc")
+        container_agents.expected_agents("rpc")
 
 
 def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit import loopback_cluster as loopback
 from tests.unit.conftest import FakeTime
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, pauses, plays, succeeds
-from trainer.node import coordinator, door
+from trainer.node import container_agents, coordinator
 from trainer.node.heartbeat import LOOK_S, Silence
 from trainer.node.site import Site
 
@@ -27,7 +27,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, cluster: LoopbackCluster) -> Loopba
     for name, value in {"BEAT_S": 0.05, "LOOK_S": 0.02, "SUSPECT_S": 0.2}.items():
         monkeypatch.setattr(coordinator, name, value)
     for name, value in {"BEAT_S": 0.05, "AGENT_SILENCE_S": LIMIT_S}.items():
-        monkeypatch.setattr(door, name, value)
+        monkeypatch.setattr(container_agents, name, value)
     return cluster
 
 
@@ -113,7 +113,7 @@ def test_container_that_takes_no_other_run_is_named(
 ) -> None:
     """Its agent waits for a message of the run before, over a connection that is broken."""
     if not unreachable:
-        monkeypatch.setattr(door, "REGISTRATION_S", 0.3)
+        monkeypatch.setattr(container_agents, "REGISTRATION_S", 0.3)
 
     def cut(number: int) -> None:
         cluster.unreachable = unreachable if number == 2 else set()
@@ -138,19 +138,21 @@ def test_container_may_be_unreachable_for_a_moment(cluster: LoopbackCluster, rea
 
 
 def test_container_is_reachable_if_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "BEAT_S", 0.2)
+    monkeypatch.setattr(container_agents, "BEAT_S", 0.2)
     found = []
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(door, "PORT", listener.getsockname()[1])
-        found.append(asyncio.run(door.is_reachable("127.0.0.1")))  # it refuses
+        monkeypatch.setattr(container_agents, "PORT", listener.getsockname()[1])
+        found.append(asyncio.run(container_agents.is_reachable("127.0.0.1")))  # it refuses
         listener.listen(0)
-        found.append(asyncio.run(door.is_reachable("127.0.0.1")))
+        found.append(asyncio.run(container_agents.is_reachable("127.0.0.1")))
         client.setblocking(False)
         client.connect_ex(listener.getsockname())
-        found.append(asyncio.run(door.is_reachable("127.0.0.1")))  # a full backlog drops what arrives
+        found.append(
+            asyncio.run(container_agents.is_reachable("127.0.0.1"))
+        )  # a full backlog drops what arrives
     assert found == [True, True, False]
-    assert not asyncio.run(door.is_reachable("255.255.255.255"))  # no route
+    assert not asyncio.run(container_agents.is_reachable("255.255.255.255"))  # no route
 
 
 # Silence

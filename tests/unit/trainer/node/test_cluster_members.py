@@ -17,8 +17,8 @@ from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import PROJECT, event, rank_fields
 from trainer.core.sources import own_digest
 from trainer.node import lead, members
-from trainer.node.coordinator import SPEC, serve
-from trainer.node.desk import Answer, PipeDesk, Request
+from trainer.node.channel import SPEC, Answer, PipeChannel, Request
+from trainer.node.coordinator import serve
 from trainer.node.members import Started
 from trainer.node.site import Plan
 
@@ -65,7 +65,7 @@ class Led:
 
     def answers(self, cancelled: bool = False) -> list[Answer]:
         (answers, answer), (requests, ask) = os.pipe(), os.pipe()
-        own = PipeDesk(answers, ask, Answer)
+        own = PipeChannel(answers, ask, Answer)
         for number in (1, 2):
             run = self.directory / f"run-{number}"
             run.mkdir()
@@ -75,9 +75,11 @@ class Led:
                 own.post(Request(kind="cancel", run=number))
 
         async def play() -> None:
-            desk = PipeDesk(requests, answer, Request)
+            channel = PipeChannel(requests, answer, Request)
             try:
-                await asyncio.wait_for(serve(desk, self.directory, lambda: self._members, idle_s=0.2), 20)
+                await asyncio.wait_for(
+                    serve(channel, self.directory, lambda: self._members, idle_s=0.2), 20
+                )
             finally:
                 await self._members.close()
 
@@ -145,4 +147,4 @@ def test_lead_ends_when_the_orchestrator_is_silent(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(lead, "SILENCE_S", 0.2)
     for name in ("requests.jsonl", "answers.jsonl"):
         (tmp_path / name).touch()
-    assert lead.main(Plan(count=1, agent=["false"], desk=str(tmp_path)).model_dump_json()) == 0
+    assert lead.main(Plan(count=1, agent=["false"], channel=str(tmp_path)).model_dump_json()) == 0

@@ -10,7 +10,7 @@ import pytest
 from tests.unit import loopback_cluster as loopback
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, exits, is_surplus, plays, succeeds
 from trainer.node import coordinator as module
-from trainer.node.desk import Ending, log_marks
+from trainer.node.channel import Ending, log_marks
 
 OK = Ending(exits={"node-1": 0, "node-2": 0, "coordinator": 0})
 FINISHES = [loopback.STARTS, *loopback.FINISHES[:-1], loopback.receive]

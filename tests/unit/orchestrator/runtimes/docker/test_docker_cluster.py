@@ -33,7 +33,7 @@ from tests.unit.docker_support import cold as cold  # fixtures
 from tests.unit.docker_support import either as either
 from tests.unit.docker_support import sweep as sweep
 from trainer.node import heartbeat
-from trainer.node.desk import ANSWERS, REQUESTS, log_marks
+from trainer.node.channel import ANSWERS, REQUESTS, log_marks
 from trainer.spec.run_spec import RunSpec
 
 HALF = {"node_speed": {-1: 0.5}}

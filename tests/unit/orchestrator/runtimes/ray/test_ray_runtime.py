@@ -31,7 +31,7 @@ from orchestrator.runtimes.ray.placement import (
 from orchestrator.runtimes.ray.runtime import RayRuntime
 from tests.support.processes import wait_until
 from tests.unit.cluster_support import FIELDS
-from trainer.node.desk import Answer
+from trainer.node.channel import Answer
 from trainer.spec.run_spec import RunSpec
 
 SIZE = NodeResources(cpus=2.0, memory_mb=1024)

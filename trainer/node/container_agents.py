@@ -22,7 +22,7 @@ BACKLOG = 1024  # of warm agents that wait for the next run
 REJECTED = "rejected: the run has started, or ended, without this container"
 
 
-class Door(Members):
+class ContainerAgents(Members):
     """The containers of a topology, as the engine's DNS names them. One is made for each run."""
 
     stay = False

@@ -11,32 +11,32 @@ from typing import Any
 import pytest
 
 from trainer.node import coordinator
-from trainer.node.coordinator import Orders
-from trainer.node.desk import (
+from trainer.node.channel import (
     REQUESTS,
     Answer,
-    Desk,
+    Channel,
     Ending,
-    FileDesk,
-    PipeDesk,
+    FileChannel,
+    PipeChannel,
     Request,
-    coordinators_desk,
-    file_desk,
+    coordinators_channel,
+    file_channel,
     log_marks,
 )
+from trainer.node.coordinator import Requests
 
 ENDED = Answer(kind="ended", run=2, ending=Ending(exits={"coordinator": 0}))
 RUN = Request(kind="run", run=1, directory="a")
-Ends = tuple[Desk[Answer], Desk[Request]]  # the orchestrator's and the coordinator's
+Ends = tuple[Channel[Answer], Channel[Request]]  # the orchestrator's and the coordinator's
 
 
 @pytest.fixture(params=["files", "pipes"])
 def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ends]:
     if request.param == "files":
-        yield file_desk(tmp_path), coordinators_desk(tmp_path)
+        yield file_channel(tmp_path), coordinators_channel(tmp_path)
         return
     (answers, answer), (requests, ask) = os.pipe(), os.pipe()
-    yield PipeDesk(answers, ask, Answer), PipeDesk(requests, answer, Request)
+    yield PipeChannel(answers, ask, Answer), PipeChannel(requests, answer, Request)
     for descriptor in (answers, answer, requests, ask):
         os.close(descriptor)
 
@@ -75,19 +75,19 @@ def test_a_line_that_is_no_record_is_an_error(ends: Ends, line: bytes) -> None:
 
 def test_a_file_that_was_removed_stays_so(tmp_path: Path) -> None:
     """The orchestrator has removed the directory, and the coordinator still runs."""
-    own, other = file_desk(tmp_path), coordinators_desk(tmp_path)
+    own, other = file_channel(tmp_path), coordinators_channel(tmp_path)
     for path in tmp_path.iterdir():
         path.unlink()
-    for desk, record in ((own, RUN), (other, ENDED)):
+    for channel, record in ((own, RUN), (other, ENDED)):
         with pytest.raises(FileNotFoundError):
-            desk.post(record)
-        assert desk.new() == []
+            channel.post(record)
+        assert channel.new() == []
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_pipe_that_is_closed_has_no_more_lines() -> None:
     source, sink = os.pipe()
-    inbox = PipeDesk(source, sink, Request)
+    inbox = PipeChannel(source, sink, Request)
     inbox._write(RUN.model_dump_json().encode() + b"\n")
     os.close(sink)
     assert (inbox.closed, inbox.new(), inbox.closed) == (False, [RUN], True)
@@ -95,7 +95,7 @@ def test_a_pipe_that_is_closed_has_no_more_lines() -> None:
     source, sink = os.pipe()
     os.close(source)
     with pytest.raises(BrokenPipeError):
-        PipeDesk(sink, sink, Request).post(RUN)
+        PipeChannel(sink, sink, Request).post(RUN)
     os.close(sink)
 
 
@@ -120,12 +120,12 @@ class Interrupted:
         self.interruption = cause
 
 
-def orders(directory: Path, *requests: Request) -> tuple[Orders, FileDesk[Answer]]:
+def orders(directory: Path, *requests: Request) -> tuple[Requests, FileChannel[Answer]]:
     """A coordinator's, after these requests, and the orchestrator's end."""
-    own = file_desk(directory)
+    own = file_channel(directory)
     for each in requests:
         own.post(each)
-    return Orders(coordinators_desk(directory), lambda: {"waits": 1.0}), own
+    return Requests(coordinators_channel(directory), lambda: {"waits": 1.0}), own
 
 
 def test_runs_are_taken_in_order_until_the_orchestrator_ends_or_is_idle(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_what_interrupts_a_run(
 
 def test_requests_are_not_read_from_a_directory_without_any(tmp_path: Path) -> None:
     """A new directory of the same name may not have them yet."""
-    own = coordinators_desk(tmp_path)
+    own = coordinators_channel(tmp_path)
     assert own.new() == []
     (tmp_path / REQUESTS).write_text(RUN.model_dump_json() + "\n")
     assert own.new() == [RUN]

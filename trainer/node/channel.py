@@ -25,6 +25,7 @@ from trainer.core.record import Count, Record, Text, checked, parse_object
 REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
 POLL_S = 0.02  # between looks at what the other end has written
 READ_BYTES = 2**16
+SPEC = "spec.json"  # in the directory of a run
 
 
 class Ending(Record):
@@ -53,7 +54,7 @@ class Request(Record):
     Attributes:
         run: numbers the runs of a cluster.
         name: that of the run in logs.
-        directory: that of the run, with its spec; below the desk's own, or an absolute path.
+        directory: that of the run, with its spec; below the channel's own, or an absolute path.
         site: the machines, see `Site`.
         warm: whether warm parents fork the ranks.
     """
@@ -89,7 +90,7 @@ class Answer(Record):
 R = TypeVar("R", bound=Record)
 
 
-class Desk(ABC, Generic[R]):
+class Channel(ABC, Generic[R]):
     """One end. R: what the other end writes.
 
     Attributes:
@@ -122,7 +123,7 @@ class Desk(ABC, Generic[R]):
         """What the other end has written since the last call."""
 
 
-class FileDesk(Desk[R]):
+class FileChannel(Channel[R]):
     """Through two files, which exist before both ends."""
 
     def __init__(self, inbox: Path, outbox: Path, reads: type[R]) -> None:
@@ -144,7 +145,7 @@ class FileDesk(Desk[R]):
             yield content
 
 
-class PipeDesk(Desk[R]):
+class PipeChannel(Channel[R]):
     """Through two pipes."""
 
     poll_s = 0.002
@@ -170,16 +171,16 @@ def _write_all(descriptor: int, line: bytes) -> None:
         line = line[os.write(descriptor, line) :]
 
 
-def file_desk(directory: Path) -> FileDesk[Answer]:
-    """The orchestrator's end of a new desk in a directory."""
+def file_channel(directory: Path) -> FileChannel[Answer]:
+    """The orchestrator's end of a new channel in a directory."""
     for name in (REQUESTS, ANSWERS):
         (directory / name).write_text("")
-    return FileDesk(directory / ANSWERS, directory / REQUESTS, Answer)
+    return FileChannel(directory / ANSWERS, directory / REQUESTS, Answer)
 
 
-def coordinators_desk(directory: Path) -> FileDesk[Request]:
-    """The coordinator's end of the desk in a directory."""
-    return FileDesk(directory / REQUESTS, directory / ANSWERS, Request)
+def coordinators_channel(directory: Path) -> FileChannel[Request]:
+    """The coordinator's end of the channel in a directory."""
+    return FileChannel(directory / REQUESTS, directory / ANSWERS, Request)
 
 
 def log_marks(key: str) -> tuple[str, str]:
