@@ -76,11 +76,13 @@ CLASSES = {
         {
             "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all gather "
             "broadcast shift barrier",
-            "From rank to rank": "send recv isend",
+            "Beside the computation": "iall_reduce iweighted_mean iall_gather ireduce_scatter ibroadcast "
+            "ishift",
+            "From rank to rank": "send recv isend irecv",
             "Groups": "split",
         },
     ),
-    "SendRequest": Described("comm/base.py", "request", {"End": "wait"}),
+    "Request": Described("comm/nonblocking.py", "request", {"End": "wait done"}),
 }
 
 

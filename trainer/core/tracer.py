@@ -56,7 +56,7 @@ class Tracer:
         self._mode = mode
         self._cpu_seconds = cpu_seconds
         self._started = self._left = started_s
-        self._groups = [ranks]  # as they are: lists for each of many ranks take memory
+        self._groups: dict[tuple[int, ...], Sequence[int]] = {(): ranks}  # by path, as they are
         self._content = bytearray()
         self._max_bytes = max_records * RECORD.itemsize
         self._thread = get_ident()
@@ -74,13 +74,11 @@ class Tracer:
         """Whether the calling thread is the rank's."""
         return get_ident() == self._thread
 
-    def group(self, ranks: Sequence[int]) -> int:
-        """The number of the communicator of these ranks of the run."""
-        for number, known in enumerate(self._groups):
-            if [*known] == [*ranks]:
-                return number
-        self._groups.append(ranks)
-        return len(self._groups) - 1
+    def group(self, ranks: Sequence[int], path: tuple[int, ...] = ()) -> int:
+        """The number of the communicator of these ranks of the run. path: the splits that made it."""
+        if path not in self._groups:
+            self._groups[path] = ranks
+        return [*self._groups].index(path)
 
     def exchange(
         self,
@@ -141,13 +139,17 @@ class Tracer:
         self._held = False
         self.work_until(at)
         records = np.frombuffer(self._content, RECORD)
+        paths = sorted(self._groups)  # on all ranks in the same order
+        if paths != [*self._groups]:
+            records = records.copy()
+            records["group"] = np.array([paths.index(path) for path in self._groups])[records["group"]]
         header = TraceHeader(
             run=run,
             rank=rank,
-            size=len(self._groups[0]),
+            size=len(self._groups[()]),
             transport=transport,
             mode=self._mode,
-            groups=[None, *map(list, self._groups[1:])],
+            groups=[None, *(list(self._groups[path]) for path in paths[1:])],
             started_s=self._started,
             count=len(records),
             complete=self.complete,

@@ -15,7 +15,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.base import Communicator
+from trainer.comm.errors import communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.ddp_buckets import DdpReplica
 from trainer.training.replica import Replica, squares, sum_over_ranks

@@ -25,7 +25,7 @@ def test_the_broadcasts_of_zero1_are_a_collective_whose_first_record_has_the_tim
     wall, cpu = FakeTime(0.0), FakeTime(0.0)
     comm = MemoryCommunicator(1, 3, Clock(wall, cpu), ThreadGroup(3))
     comm.clock.start()
-    comm.clock.tracer = tracer = MagicMock(full=False, on_own_thread=False, group=lambda _: 0)
+    comm.clock.tracer = tracer = MagicMock(full=False, on_own_thread=False, group=lambda *_: 0)
     span = BroadcastSpan(comm, [(0, 100), (1, 40), (1, 2), (2, 7)])
     with comm.clock.phase("compute"):
         wall.pass_(1.0)
