@@ -42,15 +42,11 @@ def bytes_sent(trace: Trace) -> float:
     return sent
 
 
-def assert_lawful(trace: Trace, sent: float, work_cpu_s: float, uncounted_cpu_s: float = 0.0) -> None:
-    """Check a trace against its rank's result.
-
-    uncounted_cpu_s: CPU seconds that are work in the trace and may be communication in the result.
-    """
+def assert_lawful(trace: Trace, sent: float, work_cpu_s: float) -> None:
+    """Check a trace against its rank's result."""
     assert trace.header.complete
     assert bytes_sent(trace) == pytest.approx(sent, rel=1e-9)
-    work = cpu_s(trace, Kind.WORK)
-    assert work_cpu_s * (1 - 1e-6) - 1e-6 <= work <= (work_cpu_s + uncounted_cpu_s) * (1 + 1e-6) + 1e-6
+    assert cpu_s(trace, Kind.WORK) == pytest.approx(work_cpu_s, rel=1e-6, abs=1e-6)
     assert_waited_for(trace)
     assert trace.records["entered_s"].min() >= 0
 

@@ -128,6 +128,12 @@ TRANSPORTS: dict[str, Transport] = {
 START = "start_"  # begins the name of a collective beside the computation: its software differs
 
 
+def _sent_as(collective: str) -> str:
+    """The blocking collective whose messages a collective beside the computation sends."""
+    # A reduce-scatter is an all-to-all and a sum, on every transport: gloo's own is an all-reduce.
+    return "all_to_all" if collective == "start_reduce_scatter" else collective.removeprefix(START)
+
+
 class Network:
     """The links of a cluster as a transport uses them."""
 
@@ -169,7 +175,7 @@ class Network:
 
     def costs(self, collective: str, ranks: Sequence[int], nbytes: float, root: int) -> Costs:
         """Costs of a collective between `ranks`, with its software. root: or the distance of a shift."""
-        size, like = len(ranks), collective.removeprefix(START)
+        size, like = len(ranks), _sent_as(collective)
         algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []
         software_s = self.software_s(collective, nbytes) if rounds else 0.0
