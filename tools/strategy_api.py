@@ -115,6 +115,7 @@ DECLARED: dict[str, dict[str, str]] = {
     },
     "Rarely needed": {
         "max_nodes": "ends",
+        "overlaps_backward": "",
         "evaluates_together": "",
         "exchanges_in_steps": "",
         "uses_replica": "",

@@ -59,6 +59,7 @@ class Ddp(Strategy):
 
         # Gradient and bucket differ only in the stride of dimensions of size 1, which has no meaning.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank, device=session.comm.device),
             process_group=Alone(),  # the hook below averages

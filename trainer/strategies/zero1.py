@@ -49,6 +49,7 @@ class Zero1(Strategy):
         from trainer.parallel.sharding import ShardedOptimizerReplica
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank),
             process_group=Alone(),  # the hook below averages
