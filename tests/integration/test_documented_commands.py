@@ -18,7 +18,7 @@ from tests.support.processes import private_network_missing
 pytestmark = pytest.mark.nightly
 
 PAGES = sorted([PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")])
-OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard ")
+OURS = re.compile(r"make |(\S*/)?python -m orchestrator |shardyard (?!--)")
 # Commands that are not run here, and what tries them, or the nearest that it does.
 ELSEWHERE = {
     # They need an engine or Slurm, or they install packages.
@@ -35,21 +35,21 @@ ELSEWHERE = {
         "tests/unit/orchestrator/export/test_export_sweeps.py"
     ),
     # They serve a page until they are interrupted.
-    r"make watch |.*orchestrator watch |.*--watch": "tests/browser/test_watch_page.py",
+    r"shardyard watch |.*--watch": "tests/browser/test_watch_page.py",
     # They train or measure for minutes. Tests run shorter ones, and load those of the pages.
-    r".*orchestrator model wide_resnet ": "tests/unit/orchestrator/commands/test_model_command.py",
-    r".*-m orchestrator lab (?!.*--dry-run)|make lab-": "tests/unit/project/test_docs.py",
-    r"make sweep$|make sweep-|make sweep ARGS=.(sweeps/|--nodes |--repeat )": (
+    r"shardyard model wide_resnet ": "tests/unit/orchestrator/commands/test_model_command.py",
+    r"shardyard lab (?!.*--dry-run)": "tests/unit/project/test_docs.py",
+    r"make sweep$|shardyard sweep( [a-z_]+)?( --nodes .*| --repeat .*)?$": (
         "tests/unit/orchestrator/sweeps/test_sweep.py"
     ),
-    r".*-m orchestrator sweep( mine.yml.*| transformer)?$": "tests/unit/project/test_docs.py",
-    r"make run ": "tests/unit/orchestrator/commands/test_run_command.py",
-    r"(make predict |.*-m orchestrator (predict|calibrate) )": "tests/integration/test_predict.py",
-    r"(make layout |.*-m orchestrator layout )": "tests/integration/test_pages.py",
+    r"shardyard sweep mine.yml": "tests/unit/project/test_docs.py",
+    r"shardyard run .*--repeat": "tests/unit/orchestrator/commands/test_run_command.py",
+    r"shardyard (predict|calibrate) ": "tests/integration/test_predict.py",
+    r"shardyard layout ": "tests/integration/test_pages.py",
     r"make (test|test-all)$": ".ci/run",
     r"make mutants ": "tests/unit/project/test_docs.py",
     # They read the results of such runs.
-    r"python -m orchestrator replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
+    r"shardyard replay ": "tests/unit/orchestrator/replay/test_replay_run.py",
     # They need a downloaded dataset.
     r".*partitions --dataset mnist ": "tests/unit/orchestrator/commands/test_partitions.py",
 }
@@ -149,4 +149,4 @@ def test_commands_that_are_not_run_here_exist_and_are_covered() -> None:
         assert PROJECT / page in PAGES_WITH_COMMANDS, page
         assert (PROJECT / test).is_file(), test
     run = {each for page in RUN_HERE for each in commands(page) if not elsewhere(each)}
-    assert {"make labs", "python -m orchestrator check ./topics.py"} <= run
+    assert {"shardyard labs", "shardyard check ./topics.py"} <= run
