@@ -17,7 +17,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -128,36 +127,6 @@ def _choices(info: FieldInfo) -> tuple[Any, ...]:
     return get_args(found[0]) if found else ()
 
 
-def _allowed(info: FieldInfo) -> str:
-    """The values that a field takes: its choices, or the limits of its numbers."""
-    if choices := _choices(info):
-        return ", ".join(f"`{_yaml(value)}`" for value in choices)
-    if (
-        get_origin(info.annotation) is list
-        and get_origin(element := get_args(info.annotation)[0]) is Literal
-    ):
-        return "any of " + ", ".join(f"`{value}`" for value in get_args(element))
-    limits = [_limit(each) for each in info.metadata]
-    return ", ".join(limit for limit in limits if limit)
-
-
-def _limit(of: Any) -> str:
-    match of:
-        case Ge(ge=value):
-            return f"≥ {_number(value)}"
-        case Gt(gt=value):
-            return f"> {_number(value)}"
-        case Le(le=value):
-            return f"≤ {_number(value)}"
-        case Lt(lt=value):
-            return f"< {_number(value)}"
-    return ""
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}".removesuffix(".0")
-
-
 def _brief(kind: str) -> Callable[[Path], str]:
     """Name and summary of every component of a kind."""
 
@@ -205,46 +174,34 @@ def _others(info: FieldInfo) -> str:
 
 
 def _run_fields(_: Path) -> str:
-    """The fields of a run, with defaults, other choices and descriptions. Errors name limits of numbers."""
+    """The fields of a run, with defaults, other choices and descriptions."""
     defaults = {"strategy": "required", "transport": "the strategy's first", "threads": "from `cpus`"}
-    return markdown_table(
-        ("field", "default", "meaning"),
-        [
-            (
-                f"[`{name}`](components.md#{_plural(name)})" if name in KINDS else f"`{name}`",
-                ", else ".join(filter(None, (defaults.get(name, _yaml(info.default)), _others(info)))),
-                info.description or "",
-            )
-            for name, info in RunSpec.model_fields.items()
-        ],
-    )
+    items = []
+    for name, info in RunSpec.model_fields.items():
+        values = ", else ".join(filter(None, (defaults.get(name, _yaml(info.default)), _others(info))))
+        field = f"[`{name}`](components.md#{_plural(name)})" if name in KINDS else f"`{name}`"
+        items.append(f"- {field} ({values}): {info.description or ''}\n")
+    return "".join(items)
 
 
 def _faults(_: Path) -> str:
     """The actions of faults and the moments at which they fire, with the parameters of each."""
     (fault,) = get_args(RunSpec.model_fields["faults"].annotation)
-    rows = []
+    items = []
     for name, info in fault.model_fields.items():
-        of = _part(info.annotation)
-        for parameter, field in of.model_fields.items():
+        for parameter, field in _part(info.annotation).model_fields.items():
             inner = _part(field.annotation)
-            if inner is None:
-                required = "required" if field.is_required() else _yaml(field.default)
-                rows.append((f"`{name}.{parameter}`", required, _limits(field), field.description or ""))
-                continue
-            for each, deeper in inner.model_fields.items():
-                required = "required" if deeper.is_required() else _yaml(deeper.default)
-                path = f"`{name}.{parameter}.{each}`"
-                rows.append((path, required, _limits(deeper), deeper.description or ""))
-    return markdown_table(("field", "default", "allowed", "meaning"), rows)
+            named = inner.model_fields.items() if inner else [("", field)]
+            for each, deeper in named:
+                path = ".".join(filter(None, (name, parameter, each)))
+                default = "required" if deeper.is_required() else _yaml(deeper.default)
+                items.append(f"- `{path}` ({default}): {deeper.description or ''}\n")
+    return "".join(items)
 
 
 def _link_fields(_: Path) -> str:
     """The properties of a link."""
-    rows = [
-        (f"`{name}`", _limits(info), info.description or "") for name, info in Link.model_fields.items()
-    ]
-    return markdown_table(("field", "allowed", "meaning"), rows)
+    return "".join(f"- `{name}`: {info.description or ''}\n" for name, info in Link.model_fields.items())
 
 
 def _part(annotation: Any) -> Any:
@@ -252,23 +209,6 @@ def _part(annotation: Any) -> Any:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     models = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
     return models[0] if models else None
-
-
-def _limits(info: FieldInfo) -> str:
-    """The limits of a number, also where null is allowed beside it."""
-    if found := _allowed(info):
-        return found
-    for option in get_args(info.annotation):
-        metadata = [limit for each in getattr(option, "__metadata__", ()) for limit in _each_limit(each)]
-        if metadata:
-            return ", ".join(metadata)
-    return ""
-
-
-def _each_limit(of: Any) -> list[str]:
-    """The limits in a pydantic field's metadata."""
-    metadata = of.metadata if isinstance(of, FieldInfo) else [of]
-    return [limit for each in metadata if (limit := _limit(each))]
 
 
 def _labs(directory: Path) -> str:
@@ -363,7 +303,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "link fields": _link_fields,
     "export formats": _export_formats,
     "launchers": _launchers,
-    "shared parameters": strategy_api.parameters,
     **{f"methods of {name}": strategy_api.reference(name) for name in strategy_api.CLASSES},
     "summary columns": _columns("summary.csv"),
     "result columns": _columns("results.csv"),

@@ -135,27 +135,6 @@ def reference(name: str) -> Callable[[Path], str]:
     return block
 
 
-def parameters(_: Path) -> str:
-    """The types of parameters that strategies share, with their values."""
-    source = (IMPORT_ROOT / "trainer" / CLASSES["Strategy"].file).read_text(encoding="utf-8")
-    return "".join(
-        f"- `{ast.unparse(node.targets[0])}`, `{found[0]}`: {found[1]}\n"
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and (found := _annotated(node.value))
-    )
-
-
-def _annotated(node: ast.expr) -> tuple[str, str] | None:
-    """The type and the description in `Annotated[type, Field(description=...)]`."""
-    match node:
-        case ast.Subscript(
-            value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[of, ast.Call(keywords=keywords)])
-        ):
-            (text,) = (each.value for each in keywords if each.arg == "description")
-            return ast.unparse(of).replace("'", '"'), ast.literal_eval(text)
-    return None
-
-
 def _is_public(method: Method) -> bool:
     """Whether it is to be described; the setter of a property is not."""
     return not method.name.startswith("_") and not any(
