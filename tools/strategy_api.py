@@ -78,6 +78,7 @@ CLASSES = {
 }
 
 
+_SELDOM = "Rarely needed"  # and so only named
 # What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
 DECLARED: dict[str, dict[str, str]] = {
     "Most strategies need": {
@@ -105,7 +106,7 @@ DECLARED: dict[str, dict[str, str]] = {
         "shards_state": "",
         "alike_between_rounds": "",
     },
-    "Rarely needed": {
+    _SELDOM: {
         "max_nodes": "ends",
         "evaluates_together": "",
         "exchanges_in_steps": "",
@@ -170,8 +171,12 @@ def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
             rows[name] = f"- `{name}{default}`: {comment}"
     for group, laws in DECLARED.items():
         yield f"### {group}\n"
-        for name, law in laws.items():
-            yield rows.pop(name) + (f" [`{law}`](check.md#strategies)" if law else "")
+        if group == _SELDOM:
+            named = ", ".join(f"`{name}`" for name in laws)
+            yield f"[strategy.py](../trainer/core/strategy.py) describes {named}."
+        else:
+            for name, law in laws.items():
+                yield rows[name] + (f" [`{law}`](check.md#strategies)" if law else "")
         yield ""
 
 
