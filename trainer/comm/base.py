@@ -45,6 +45,9 @@ class Communicator(ABC):
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
     # The library's threads move bytes, and never run the strategy's code.
     threads_only_communicate: ClassVar[bool] = False
+    # False: to read the clock waits for the GPU, so that nothing would overlap. A start has the time of its
+    # wait then.
+    times_starts: ClassVar[bool] = True
     # The transport says when a non-blocking collective is complete.
     knows_completion: ClassVar[bool] = False
     # Ranks are connected by links whose speed can be measured.
@@ -262,8 +265,11 @@ class Communicator(ABC):
         root: int = -1,
     ) -> Request:
         """Start a collective. then, details: see Request."""
-        with self.clock.phase("communicate") as span:
-            operation = begin()
+        if self.times_starts:
+            with self.clock.phase("communicate") as span:
+                operation = begin()
+        else:
+            span, operation = self.clock.unread(), begin()
         method = "i" + kind.name.removeprefix("START_").lower()
         details = {"root": root} if root >= 0 else details
         if not span.counted or self.size == 1:
@@ -276,6 +282,8 @@ class Communicator(ABC):
         number = self._count_start(kind, span, buffer.nbytes, root)
 
         def record(waited: Span, completed_s: float | None) -> None:
+            if not self.times_starts:
+                self.traffic.starts[index] = waited.entered
             self.traffic.start_waits.append((waited.entered, waited.left, index, completed_s))
             self._trace_wait(waited, number, completed_s)
 

@@ -17,6 +17,7 @@ class NcclCommunicator(TorchDistCommunicator):
     """NVIDIA's NCCL; every rank needs a GPU of its own."""
 
     group: ClassVar[str] = "nccl"
+    times_starts: ClassVar[bool] = False
     device: str = "cuda"
 
     @classmethod

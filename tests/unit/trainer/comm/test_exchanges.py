@@ -253,6 +253,28 @@ def test_a_request_that_is_never_waited_for_is_named(run: Run) -> None:
         assert found.startswith("the iall_gather started at test_exchanges.py:")
 
 
+def test_a_start_on_a_gpu_does_not_read_the_clock_and_counts_from_its_wait() -> None:
+    class OnGpu(MemoryCommunicator):
+        times_starts = False
+
+    group = ThreadGroup(2)
+
+    def body(comm: MemoryCommunicator) -> tuple[list[float], list[tuple[float, ...]], float]:
+        readings = iter(range(100))
+        clock = Clock(wall=lambda: float(next(readings)), cpu=lambda: 0.0)
+        clock.start()
+        own = OnGpu(comm.rank, 2, clock, group)
+        requests = [own.iall_reduce(own_of(comm.rank), "sum") for _ in range(2)]
+        before = next(readings)
+        for request in requests:
+            request.wait()
+        return own.traffic.starts, [each[:2] for each in own.traffic.start_waits], before
+
+    for starts, waits, before in together(2, body):
+        assert before == 1  # 0: the start of the clock
+        assert (starts, waits) == ([2.0, 4.0], [(2.0, 3.0), (4.0, 5.0)])
+
+
 def test_restored_counts_go_on() -> None:
     """Also those of ranks to which nothing was sent before."""
     before, after = Traffic(), Traffic()
