@@ -17,11 +17,10 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import runtime as module
 from orchestrator.runtimes.docker import sandbox
 from orchestrator.runtimes.docker.engine import Engine, EngineError
-from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.runtime import DockerRuntime, check_mounts, check_readable, links_missing
 from orchestrator.runtimes.docker.sandbox import ContainerSandbox
 from orchestrator.sandbox.base import SandboxError
-from orchestrator.sweeps.trials import Inspection
+from orchestrator.sweeps.trials import Trials
 from tests.unit.docker_support import FAST
 from trainer.spec.run_spec import RunSpec
 
@@ -139,7 +138,10 @@ class OneContainer:
 
     def opened(self, code: Path = Path("/x"), data: Path = Path("/x")) -> ContainerSandbox:
         engine: Any = self
-        made = inspection_sandbox(engine, "sha256:1", Inspection([code.parent], code, data, 700))
+        trials = Trials(code.parent, data)
+        trials.use_memory(700)
+        trials._staged = SimpleNamespace(directory=code)  # type: ignore[assignment]
+        made = ContainerSandbox(engine, "sha256:1", trials._program())
         made.open()
         return made
 
