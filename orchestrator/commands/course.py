@@ -73,6 +73,7 @@ def grade(
         Console(stderr=True).print("interrupted; nothing is left running")
         return INTERRUPTED
     finally:
+        used.remove_sandboxes()
         used.close()
     if as_json:
         print(json.dumps({"submissions": [each.model_dump() for each in grades]}, indent=2))

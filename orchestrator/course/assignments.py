@@ -61,6 +61,7 @@ def files(name: str, solutions: bool = True) -> Files:
     for file, edits in mistakes.get("handed_out", {}).items():
         found[file] = edited(marked[file], edits)
     found |= _texts(directory / "handout")
+    found["README.md"] += (COURSES / "work.md").read_text("utf-8")
     tests = _texts(directory / "hidden")
     for path, text in tests.items():
         public, mark, _ = text.partition(HIDDEN)

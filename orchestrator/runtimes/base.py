@@ -199,6 +199,9 @@ class Runtime(ABC):
         """Where code that is not ours is tried, with the software of the nodes. Raises InputError."""
         return local_sandbox(program)
 
+    def remove_sandboxes(self) -> None:  # noqa: B027
+        """Remove what is left of sandboxes. Nothing else that this process has started may run."""
+
     def kind(self, spec: RunSpec) -> Hashable | None:
         """What runs have in common that can share a cluster; None: the run gets a cluster of its own."""
         return None

@@ -155,6 +155,10 @@ class DockerRuntime(Runtime):
             self._image = self._images[program.requirements]
         return ContainerSandbox(self.engine, self._image, program)
 
+    def remove_sandboxes(self) -> None:
+        with suppress(Exception):  # the engine may have stopped; the next command removes what is left
+            remove_of_orchestrator(self.engine, identity())
+
     def _prepared(self, requirements: Path | None) -> str:
         """The image of sandboxes, which are removed if this process is killed. Raises InputError."""
         if trouble := image_trouble(self.engine):
@@ -210,9 +214,6 @@ class DockerRuntime(Runtime):
 
     def close(self) -> None:
         if self._engine:
-            with suppress(Exception):  # the engine may have stopped; the next command removes what is left
-                if self._images:
-                    remove_of_orchestrator(self._engine, identity())
             self._engine.client.close()
 
     def clean(self) -> int:
