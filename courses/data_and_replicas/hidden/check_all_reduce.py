@@ -11,8 +11,7 @@ def run(student, size, n, change=None):
     """Let all ranks run. Returns their values, their results, and the network between them."""
     values = np.random.default_rng(size * 1000 + n).integers(-9, 10, (size, n)).astype(float)
     network = Network(size, change)
-    calls = [(values[rank], rank, size, *network.functions(rank)) for rank in range(size)]
-    return values, student.together("all_reduce", calls), network
+    return values, student.together("all_reduce", network.arguments([own] for own in values)), network
 
 
 def check_mean(student, size, n):

@@ -39,16 +39,15 @@ def parts(arrays, rank, size):
 
 def run_forward(student, size, hidden):
     layers, sums = Layers(hidden), Collective(size)
-    calls = [(layers.x, parts(layers.weights, r, size), r, size, sums.function(r)) for r in range(size)]
+    calls = sums.arguments((layers.x, parts(layers.weights, r, size), r, size) for r in range(size))
     return layers, student.together("forward", calls), sums
 
 
 def run_backward(student, size, hidden):
     layers, sums = Layers(hidden), Collective(size)
-    calls = [
-        (layers.x, parts(layers.weights, r, size), layers.dy, r, size, sums.function(r))
-        for r in range(size)
-    ]
+    calls = sums.arguments(
+        (layers.x, parts(layers.weights, r, size), layers.dy, r, size) for r in range(size)
+    )
     return layers, student.together("backward", calls), sums
 
 

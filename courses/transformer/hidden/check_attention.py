@@ -30,9 +30,8 @@ class Attention:
 def run(student, size, tokens, factor=1.0):
     """Let all ranks run the forward pass. Returns the whole attention, the ranks' results, the network."""
     whole, network = Attention(tokens, factor), Network(size)
-    parts = [np.array_split(each, size) for each in (whole.q, whole.k, whole.v)]
-    calls = [(*(part[r] for part in parts), r, size, *network.functions(r)) for r in range(size)]
-    return whole, student.together("forward", calls), network
+    parts = zip(*(np.array_split(each, size) for each in (whole.q, whole.k, whole.v)), strict=True)
+    return whole, student.together("forward", network.arguments(parts)), network
 
 
 def check_outputs(student, size, tokens, factor=1.0):
@@ -90,10 +89,9 @@ def keys_and_values(student, size, tokens):
 
     A key's gradient is the sum over the queries of all ranks, on the rank that has the key.
     """
-    whole, network = Attention(tokens), Network(size)
+    whole = Attention(tokens)
     arrays = (whole.q, whole.k, whole.v, whole.out, whole.log_sum, whole.dout)
-    parts = [np.array_split(each, size) for each in arrays]
-    calls = [(*(part[r] for part in parts), r, size, *network.functions(r)) for r in range(size)]
-    for rank, found in enumerate(student.together("backward", calls)):
+    parts = zip(*(np.array_split(each, size) for each in arrays), strict=True)
+    for rank, found in enumerate(student.together("backward", Network(size).arguments(parts))):
         for name, got, wanted in zip("qkv", found, whole.gradients, strict=True):
             close(got, np.array_split(wanted, size)[rank], f"d{name} of rank {rank}")

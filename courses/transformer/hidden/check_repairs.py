@@ -8,12 +8,6 @@ WIDTH = 4
 PADDING = -1
 
 
-def together(student, name, size, arguments):
-    """Call a function on all ranks. arguments: those of each rank, without `all_reduce`."""
-    sums = Collective(size)
-    return student.together(name, [(*each, sums.function(rank)) for rank, each in enumerate(arguments)])
-
-
 @check(
     "loss.py",
     points=3,
@@ -44,7 +38,7 @@ def unequal_tokens(student, counted, padding):
     expected = x.T @ (scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[labels]) / len(x)
     size = len(counted)
     calls = [(weights, *each, size) for each in zip(xs, targets, strict=True)]
-    for rank, found in enumerate(together(student, "gradient", size, calls)):
+    for rank, found in enumerate(student.together("gradient", Collective(size).arguments(calls))):
         close(found, expected, f"gradient on rank {rank}")
 
 
@@ -60,7 +54,7 @@ def norm_of_the_model(student, size, limit):
     whole = np.concatenate([each.ravel() for part in [replicated, *split] for each in part])
     scale = min(1.0, limit / np.linalg.norm(whole))
     calls = [(split[rank], replicated, limit) for rank in range(size)]
-    for rank, (own, shared) in enumerate(together(student, "clip", size, calls)):
+    for rank, (own, shared) in enumerate(student.together("clip", Collective(size).arguments(calls))):
         for number, (got, wanted) in enumerate(zip(own, split[rank], strict=True)):
             close(got, scale * wanted, f"split[{number}] of rank {rank}")
         for number, (got, wanted) in enumerate(zip(shared, replicated, strict=True)):
@@ -83,7 +77,7 @@ def all_tokens(student, size, tokens):
     dx = np.einsum("ti,tij->tj", dh * gamma, slopes) / (WIDTH * deviation)
     parts = [np.array_split(x, size), np.array_split(w, size, axis=1), np.array_split(dy, size, axis=1)]
     calls = [(parts[0][r], gamma, parts[1][r], parts[2][r], r, size) for r in range(size)]
-    for rank, found in enumerate(together(student, "backward", size, calls)):
+    for rank, found in enumerate(student.together("backward", Collective(size).arguments(calls))):
         close(found[0], np.array_split(dx, size)[rank], f"dx of rank {rank}")
         close(found[1], (dh * normal).sum(axis=0), f"dgamma of rank {rank}")
         close(found[2], dh.sum(axis=0), f"dbeta of rank {rank}")
@@ -119,7 +113,7 @@ def sums_over_ranks(student, size, units):
     dw1, dw2 = (x * gamma).T @ inner, hidden.T @ dy
     w1s, w2s = np.array_split(w1, size, axis=1), np.array_split(w2, size)
     calls = [(x, gamma, w1s[r], w2s[r], dy) for r in range(size)]
-    for rank, found in enumerate(together(student, "backward", size, calls)):
+    for rank, found in enumerate(student.together("backward", Collective(size).arguments(calls))):
         parts = [np.array_split(dw1, size, axis=1)[rank], np.array_split(dw2, size)[rank]]
         expected = [dh * gamma, (dh * x).sum(axis=0), *parts]
         for name, got, wanted in zip(("dx", "dgamma", "dw1", "dw2"), found, expected, strict=True):

@@ -12,13 +12,9 @@ def forward(student, size, hidden):
     Splitting a layer changes where it is computed, and not what is computed.
     """
     rng = np.random.default_rng(0)
-    x, weights = (
-        rng.normal(size=(4, 3)),
-        [rng.normal(size=shape) for shape in ((3, hidden), hidden, (hidden, 2), 2)],
-    )
-    w1, b1, w2, b2 = weights
-    sums = Collective(size)
-    parts = [student.call("shard", *weights, rank, size) for rank in range(size)]
-    calls = [(x, parts[rank], rank, size, sums.function(rank)) for rank in range(size)]
+    x = rng.normal(size=(4, 3))
+    w1, b1, w2, b2 = (rng.normal(size=shape) for shape in ((3, hidden), hidden, (hidden, 2), 2))
+    parts = [student.call("shard", w1, b1, w2, b2, rank, size) for rank in range(size)]
+    calls = Collective(size).arguments((x, parts[rank], rank, size) for rank in range(size))
     for rank, y in enumerate(student.together("forward", calls)):
         close(y, np.maximum(x @ w1 + b1, 0) @ w2 + b2, f"outputs of rank {rank}")

@@ -18,14 +18,7 @@ def attention(tokens):
 
 def calls_of_ring(size, *arrays):
     """The arguments of each rank: its tokens, rank, size, send, recv."""
-    network, parts = Network(size), [np.array_split(each, size) for each in arrays]
-    return [(*(part[r] for part in parts), r, size, *network.functions(r)) for r in range(size)]
-
-
-def calls_of_sums(size, arguments):
-    """The arguments of each rank, and `all_reduce`."""
-    sums = Collective(size)
-    return [(*each, sums.function(rank)) for rank, each in enumerate(arguments)]
+    return Network(size).arguments(zip(*(np.array_split(each, size) for each in arrays), strict=True))
 
 
 @check("attention.py", points=2, cases=[(1, 2), (2, 4)])
@@ -66,7 +59,7 @@ def gradient(student, size, tokens):
     scores = np.exp(x @ weights)
     dlogits = scores / scores.sum(axis=2, keepdims=True) - np.eye(3)[targets]
     expected = np.einsum("rtd,rtc->dc", x, dlogits) / targets.size
-    calls = calls_of_sums(size, [(weights, x[rank], targets[rank], size) for rank in range(size)])
+    calls = Collective(size).arguments([(weights, x[rank], targets[rank], size) for rank in range(size)])
     for rank, found in enumerate(student.together("gradient", calls)):
         close(found, expected, f"gradient on rank {rank}")
 
@@ -77,7 +70,7 @@ def norm(student, size):
 
     Clipping limits the length of a step.
     """
-    calls = calls_of_sums(size, [([np.full(3, rank + 2.0)], [], 1.0) for rank in range(size)])
+    calls = Collective(size).arguments([([np.full(3, rank + 2.0)], [], 1.0) for rank in range(size)])
     split = [found[0][0] for found in student.together("clip", calls)]
     close(np.linalg.norm(split), 1.0, "norm of the whole gradient")
 
@@ -90,11 +83,11 @@ def gradients(student):
     """
     x, w = np.array([[1.0, -1.0], [2.0, -2.0]]), np.eye(2)
     dy = np.array([[1.0, 0.0], [0.0, 2.0]])
-    (found,) = student.together("backward", calls_of_sums(1, [(x, np.ones(2), w, dy, 0, 1)]))
+    (found,) = student.together("backward", Collective(1).arguments([(x, np.ones(2), w, dy, 0, 1)]))
     close(found[1], [1.0, -2.0], "dgamma", tolerance=1e-4)
     close(found[2], [1.0, 2.0], "dbeta")
     parts = [(x[[rank]], np.ones(2), w[:, [rank]], dy[:, [rank]], rank, 2) for rank in range(2)]
-    for rank, each in enumerate(student.together("backward", calls_of_sums(2, parts))):
+    for rank, each in enumerate(student.together("backward", Collective(2).arguments(parts))):
         close(each[0], [found[0][rank]], f"dx of rank {rank}")
 
 
@@ -126,7 +119,7 @@ def the_loss_falls(student):
     for _ in range(10):
         wrong = sum(np.maximum((x * gamma) @ w1s[r], 0) @ w2s[r] for r in range(2)) - y
         losses.append((wrong**2).sum() / 16)
-        calls = calls_of_sums(2, [(x, gamma, w1s[r], w2s[r], wrong / 8) for r in range(2)])
+        calls = Collective(2).arguments([(x, gamma, w1s[r], w2s[r], wrong / 8) for r in range(2)])
         found = student.together("backward", calls)
         gamma = gamma - 0.01 * found[0][1]
         w1s = w1s - 0.01 * np.stack([each[2] for each in found])
