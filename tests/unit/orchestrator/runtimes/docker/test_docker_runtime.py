@@ -32,7 +32,7 @@ def spec(**fields: Any) -> RunSpec:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> DockerRuntime:
-    client: Any = SimpleNamespace()
+    client: Any = SimpleNamespace(api=None)
     engine = Engine(client, "unix:///x.sock", "26.1.5", "2.26.1", 4)
     for name, answer in {"image_trouble": None, "image_id": "sha256:1", "reach": engine, "gpus": 1}.items():
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
