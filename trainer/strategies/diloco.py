@@ -65,15 +65,17 @@ class DiLoCo(Strategy):
         # The weights at the start of the round, and its steps.
         start = replica.weights()
         round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
-        chosen = self.local_steps, self.weighting, self.uneven, self.aggregation
-        for mean in rounds(session, replica, round_, *chosen):
+        of_rounds = self.local_steps, self.weighting, self.uneven, self.aggregation
+        for mean in rounds(session, replica, round_, *of_rounds):
             with session.clock.phase("compute"):
-                self.outer_step(round_.start[:n], mean[:n], round_.velocity)
+                chosen = self.outer_lr, self.outer_momentum
+                outer_step(round_.start[:n], mean[:n], round_.velocity, *chosen)
                 round_.start[n:] = mean[n:]
                 replica.set_weights(round_.start)
 
-    def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
-        """One step of SGD with Nesterov momentum on `start`, in place. All of shape (parameters,)."""
-        gradient = start - mean
-        velocity.mul_(self.outer_momentum).add_(gradient)
-        start.sub_(gradient.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
+
+def outer_step(start: Tensor, mean: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:
+    """One step of SGD with Nesterov momentum on `start`, in place. All of shape (parameters,)."""
+    gradient = start - mean
+    velocity.mul_(momentum).add_(gradient)
+    start.sub_(gradient.add_(velocity, alpha=momentum), alpha=lr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from trainer.core.clock import Clock
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
-from trainer.strategies.diloco import DiLoCo
+from trainer.strategies.diloco import outer_step
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
 from trainer.training.loader import Batch, BatchLoader
@@ -272,7 +272,7 @@ def test_momentum_of_the_outer_step_is_that_of_torch() -> None:
             theirs.grad = theirs.detach() - mean
             sgd.step()
             if nesterov:
-                DiLoCo().outer_step(ours, mean, m)
+                outer_step(ours, mean, m, 0.7, 0.9)
             else:
                 FedOpt(server="momentum", server_lr=0.7, beta1=0.9).server_step(ours, mean, m, v)
             torch.testing.assert_close(ours, theirs.detach())
@@ -296,9 +296,9 @@ H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
 PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
 
 
-def loaded(strategy: str, nodes: int = 3) -> tuple[Task, list[list[Batch]]]:
+def loaded(strategy: str, nodes: int = 3, **fields: Any) -> tuple[Task, list[list[Batch]]]:
     """The task of a run in which all nodes take part, and the batches of each."""
-    task = task_of(strategy, nodes, **PARTS)
+    task = task_of(strategy, nodes, **{**PARTS, **fields})
     loaders = [BatchLoader(task.data.train, task.spec, task.rngs, node, nodes) for node in range(nodes)]
     epochs = range(1, task.spec.epochs + 1)
     return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
@@ -338,6 +338,91 @@ def reference(
         if weights:
             start = total / weights
     return start.numpy(), counts
+
+
+STREAMING = {"name": "streaming_diloco", "local_steps": 6}
+DELAYED = {"name": "delayed_all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "twin", "fields"),
+    [
+        (
+            {**STREAMING, "fragments": 1, "overlap": 0, "mixing": 0},
+            {"name": "diloco", "local_steps": 6},
+            {"model": "lenet", **PARTS},
+        ),
+        ({**DELAYED, "delay": 0}, {"name": "all_reduce"}, {**PARTS, **MOMENTUM}),
+    ],
+)
+def test_strategies_that_overlap_are_their_twins_where_nothing_overlaps(
+    strategy: dict[str, Any], twin: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    found, expected = train(strategy, 3, **fields), train(twin, 3, **fields)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert found.results[0].bytes_sent == pytest.approx(expected.results[0].bytes_sent)
+
+
+@pytest.mark.parametrize(("order", "weighting"), [("strided", "size"), ("sequential", "equal")])
+def test_streaming_diloco_moves_its_fragments_as_in_plain_torch(order: str, weighting: str) -> None:
+    """Of three blocks: the first and the last, and the second; or the first, and the others."""
+    parameters = {**STREAMING, "fragments_of": order, "overlap": 2, "mixing": 0.25, "weighting": weighting}
+    fields = {**PARTS, "model": {"name": "mlp", "hidden": [9, 7]}}
+    task, batches = loaded("streaming_diloco", **fields)
+    model, steps = task.build_model(0), len(batches[0])
+    ends = np.cumsum([0, *filter(None, (sum(p.numel() for p in block.parameters()) for block in model))])
+    blocks = [torch.arange(start, end) for start, end in pairwise(ends)]
+    parts = [blocks[::2], blocks[1::2]] if order == "strided" else [blocks[:1], blocks[1:]]
+    theta = flat(model.parameters())
+    velocity, nodes_ = torch.zeros_like(theta), [theta.clone() for _ in range(3)]
+    on_its_way: dict[int, torch.Tensor] = {}
+    for t, of_step in enumerate(zip(*batches, strict=True), 1):
+        for node, batch in enumerate(of_step):
+            if batch.samples:
+                set_weights(model, nodes_[node])
+                nodes_[node] -= task.spec.lr * gradient(model, batch.inputs, batch.targets)
+        for p, at in enumerate(map(torch.cat, parts)):
+            sent_at = next((s for s in range(t, max(t - 3, 0), -1) if s % 6 == (3, 0)[p]), None)
+            if sent_at == t or (t == steps and sent_at is None):  # it is sent; rank weights are kept here
+                since = next((s for s in range(t - 1, 0, -1) if s % 6 == (3, 0)[p]), 0)
+                counts = [sum(batch.samples for batch in own[since:t]) for own in batches]
+                weights = counts if weighting == "size" else [1, 1, 1]
+                mean = sum(w * x[at] for w, x in zip(weights, nodes_, strict=True)) / sum(weights)
+                on_its_way[p] = mean
+            if t == steps or (sent_at is not None and t - sent_at == 2):
+                change = theta[at] - on_its_way[p]
+                velocity[at] = 0.9 * velocity[at] + change
+                theta[at] -= 0.7 * (change + 0.9 * velocity[at])
+                mixing = 0.25 if t < steps else 0.0
+                for x in nodes_:
+                    x[at] = mixing * x[at] + (1 - mixing) * theta[at]
+    found = train(parameters, 3, **fields)
+    close(found.weights, theta)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_delayed_gradients_are_applied_as_in_plain_torch(delay: int) -> None:
+    task, batches = loaded("delayed_all_reduce")
+    model, gradients = task.build_model(0), list[torch.Tensor]()
+    weights = flat(model.parameters())
+    for of_step in zip(*batches, strict=True):
+        set_weights(model, weights)
+        total = sum(batch.samples for batch in of_step)
+        gradients.append(
+            sum(
+                (
+                    batch.samples / total * gradient(model, batch.inputs, batch.targets)
+                    for batch in of_step
+                    if batch.samples
+                ),
+                torch.zeros_like(weights),
+            )
+        )
+        if len(gradients) > delay:
+            weights = weights - task.spec.lr * gradients.pop(0)
+    for left in gradients:
+        weights = weights - task.spec.lr * left
+    close(train({**DELAYED, "delay": delay}, 3, **PARTS).weights, weights)
 
 
 @pytest.mark.parametrize(
