@@ -449,7 +449,7 @@ def partitions(
 def model(
     options: TrialOptions,
     name: Annotated[str, typer.Argument(metavar="MODEL", help=OF_A_COMPONENT)],
-    dataset: Annotated[str, option("Dataset whose input shape is used.")] = "fashion_mnist",
+    dataset: Annotated[str | None, option("Its input shape is used. Default: one that fits.")] = None,
     loss: Annotated[str, option(OF_A_COMPONENT)] = "nll",
     batch_size: Annotated[int, option("Samples per step.", takes="N")] = 32,
     parts: Annotated[str | None, option("Numbers of stages. Default: 2,3,4.", takes="COUNTS")] = None,
