@@ -43,6 +43,7 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
+from orchestrator.course import Visibility
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths, check_output, write_atomic
@@ -578,6 +579,11 @@ def course_grade(
     processes: Annotated[int, option("Processes and threads of each.", takes="", min=32, max=2**15)] = 128,
     as_json: AsJson = False,
     csv_file: Annotated[Path | None, place("Also write a gradebook as CSV.", "--csv", takes="FILE")] = None,
+    results: Annotated[
+        Path | None, place("Also results.json, of several each in a directory.", "--gradescope")
+    ] = None,
+    visibility: Annotated[Visibility, option("When students see tests.", takes="NAME")] = "after_published",
+    user: Annotated[str, option("With local, as root: run as this user.", takes="NAME")] = "",
 ) -> None:
     """Grade submissions with tests; a wrong submission is no error."""
     from orchestrator.commands.course import grade
@@ -585,7 +591,19 @@ def course_grade(
 
     limits = Limits(memory_mb, processes)
     raise typer.Exit(
-        grade(submissions, tests, runtime, jobs, limits, as_json, text_console(), csv_file=csv_file)
+        grade(
+            submissions,
+            tests,
+            runtime,
+            jobs,
+            limits,
+            as_json,
+            text_console(),
+            csv_file=csv_file,
+            results=results,
+            visibility=visibility,
+            user=user,
+        )
     )
 
 

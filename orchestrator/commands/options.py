@@ -222,7 +222,7 @@ class TrialOptions:
     @property
     def sandbox(self) -> MakeSandbox:
         """The sandbox for users' code, as of sweeps. The runtime is selected when there is such code."""
-        return lambda inspection: self._selected.runtime.inspection_sandbox(inspection)
+        return lambda program: self._selected.runtime.sandbox(program)
 
     @property
     def imports(self) -> Imports:
