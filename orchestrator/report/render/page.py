@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot

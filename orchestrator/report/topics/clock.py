@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,6 @@ from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.clock import (
     BUSY,
@@ -27,7 +26,7 @@ from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import counted
 from trainer.time_model.described import UNKNOWN
 
@@ -35,7 +34,7 @@ MOST_DISTURBED = 0.25  # of the runs that show it
 MAX_NAMED = 3  # configurations
 
 
-def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def disturbed(comparison: Comparison) -> Findings:
     """That other processes used the machine during the sweep: a report opens with it."""
     rows = [row for row in comparison.rows if row.ok and shows_load(row)]
     lost = tuple(row for row in rows if lost_cores(row))
@@ -50,7 +49,7 @@ def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def cluster_time(view: WorkloadView) -> Findings:
     """The error of the cluster times of this workload, from its runs whose ranks had a core each."""
     if view.clock != "cluster":
         return
@@ -124,7 +123,7 @@ def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
     return sorted({row.run.world_size for row in rows if row.wall.shares_cores})
 
 
-def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def cpu_inflation(comparison: Comparison) -> Findings:
     """The correction of the CPU time of ranks that shared cores in cluster time."""
     shared = [row for row in comparison.rows if row.cluster is not None and row.wall.shares_cores]
     found = {row.key: comparison.clusters[row.key] for row in shared}
@@ -149,7 +148,7 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 
 
-def real_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def real_nodes(comparison: Comparison) -> Findings:
     """That the runs of real nodes cannot be used that were given for those of virtual ones."""
     if comparison.real_unusable:
         yield Finding(
@@ -239,7 +238,7 @@ def _reason(rows: Sequence[Row]) -> str:
     return "Other runs of this workload are over links that make wall times incomparable"
 
 
-def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def no_cluster_time(comparison: Comparison) -> Findings:
     """The runs whose times cannot be compared with those of their workload, by reason."""
     lacking: dict[str, list[Row]] = {}
     for row in comparison.rows:
@@ -257,7 +256,7 @@ def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]
         )
 
 
-def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def shared_cores(view: WorkloadView) -> Findings:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
     limit = speedup_limit(view)
     if limit is None:
@@ -308,7 +307,7 @@ def _on(shapes: list[ClusterShape]) -> str:
     return listed([*(shape.short for shape in others), last.label])
 
 
-def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def drift(view: WorkloadView) -> Findings:
     """How much slower the machine was at the end of the sweep than at its start."""
     found = drift_of(view)
     if found is None:
@@ -353,7 +352,7 @@ def _with_times(view: WorkloadView) -> list[Row]:
     ]
 
 
-def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def thread_ranks(comparison: Comparison) -> Findings:
     """Runs whose ranks were threads of one interpreter."""
     rows = [row for row in comparison.rows if row.ok and not row.result.times_compare]
     if rows:

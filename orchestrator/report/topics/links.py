@@ -12,7 +12,7 @@ from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
@@ -20,7 +20,7 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
 from orchestrator.report.topics.speed import time_and_accuracy, timed
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MIN_LINKS = 2
 SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
@@ -45,13 +45,21 @@ class _OverLink:
     rows: tuple[Row, ...]
 
 
-def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def links(comparison: Comparison) -> Findings:
     """The fastest strategy over each link, where a workload was trained over several.
 
     Strategies are compared over the same link, with the comparisons of the workload's other findings.
     """
-    for base, views in comparison.over_links().items():
-        found = [each for view in views if (each := _over_link(view, claims))]
+    over_links = comparison.over_links()
+    compared = [view for views in over_links.values() for view in views]
+    answers = yield [Ask.best(Q.train_s, timed(one_per_work(view.ranked_candidates))) for view in compared]
+    rankings = {view.workload: answer for view, answer in zip(compared, answers, strict=True)}
+    for base, views in over_links.items():
+        found = [
+            _over_link(view, rankings[view.workload])
+            for view in views
+            if len(rankings[view.workload].groups) > 1
+        ]
         if len(found) < MIN_LINKS:
             continue
         yield Finding(
@@ -76,12 +84,8 @@ def _fastest(found: Sequence[_OverLink]) -> str:
     return f"Shown to be the fastest: {listed(decided)}{rest}."
 
 
-def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
-    """None with less than two strategies."""
-    groups = timed(one_per_work(view.ranked_candidates))
-    if len(groups) < 2:
-        return None
-    ranking = claims.all_pairs(Q.train_s, groups)
+def _over_link(view: WorkloadView, ranking: Answer) -> _OverLink:
+    groups = ranking.groups
     first, second = groups[:2]
     compared = ranking.between(second, first)
     over = "Over" if view.clock == "wall" else "In cluster time, over"
@@ -116,7 +120,7 @@ def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
     return f"links of {view.workload.link} ({achieved if enforced else 'not enforced'})"
 
 
-def not_enforced(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def not_enforced(comparison: Comparison) -> Findings:
     """The runs whose wall time does not contain the links that they request."""
     rows = [row for row in comparison.rows if row.ok and row.link_not_enforced]
     if not rows:

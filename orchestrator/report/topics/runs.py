@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Compared, compared_data
 from orchestrator.report.formats import count, first_few, listed
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
@@ -15,12 +15,12 @@ from orchestrator.report.quantities.containers import ran_out_of_memory
 from orchestrator.report.quantities.learning import learned
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.power import MOST_SEEDS, PROBABLE
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 6  # per sentence; the tables list all
 
 
-def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def too_few_seeds(view: WorkloadView) -> Findings:
     """Configurations with fewer seeds than a claim of a difference needs."""
     few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
     if not few:
@@ -41,7 +41,7 @@ def _names(view: WorkloadView, groups: Sequence[Group]) -> list[str]:
     return [f"{view.name(group)} on {group.shape.label}" for group in groups]
 
 
-def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def not_learned(view: WorkloadView) -> Findings:
     """Runs whose accuracy is not above chance, or whose loss rose."""
     rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
     if rows:
@@ -56,7 +56,7 @@ def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def no_serial(view: WorkloadView) -> Findings:
     """Runs without a reference for a speedup."""
     for reason in (NO_SERIAL, UNEQUAL_NODES):
         rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
@@ -69,7 +69,7 @@ def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             )
 
 
-def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def other_seeds(view: WorkloadView) -> Findings:
     """Runs that are compared with serial runs of other seeds."""
     based = [(row, row.baseline) for group in view.groups for row in group.ok_rows]
     rows = [row for row, baseline in based if baseline and not baseline.same_seed]
@@ -100,13 +100,13 @@ class Tally:
     in_cluster_time: bool
 
     @classmethod
-    def of(cls, claims: Claims) -> Tally:
-        undecided = [each for each in claims.all if each.verdict == "undecided"]
+    def of(cls, compared: Sequence[Compared]) -> Tally:
+        undecided = [each for each in compared if each.verdict == "undecided"]
         open_ = [each for each in undecided if not each.within_tolerance]
         hopeless = [each for each in open_ if each.hopeless]
         return cls(
-            sum(each.decided and each.level == "shown" for each in claims.all),
-            sum(each.decided and each.level == "likely" for each in claims.all),
+            sum(each.decided and each.level == "shown" for each in compared),
+            sum(each.decided and each.level == "likely" for each in compared),
             len(undecided) - len(open_),
             len(open_),
             sorted(seeds for each in open_ if (seeds := each.seeds_to_decide)),
@@ -128,9 +128,10 @@ class Tally:
         return seeds, sum(each <= seeds for each in self.needed)
 
 
-def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def undecided(comparison: Comparison) -> Findings:
     """How many comparisons are undecided, and how many seeds would probably decide them."""
-    tally = Tally.of(claims)
+    compared = (yield []).all
+    tally = Tally.of(compared)
     if not tally.undecided:
         return
     decided = tally.shown + tally.likely
@@ -168,12 +169,12 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         "seeds": tally.needed,
         "beyond": tally.beyond,
         "hopeless": tally.hopeless,
-        "compared": compared_data(claims.all),
+        "compared": compared_data(compared),
     }
     yield Finding("undecided", text, (), data)
 
 
-def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def failed(comparison: Comparison) -> Findings:
     """Runs that failed or timed out, by cause."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.failed:
@@ -192,7 +193,7 @@ def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         yield Finding("failed", text, tuple(rest), {"status": None, "cause": None})
 
 
-def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def pending(comparison: Comparison) -> Findings:
     """Runs without a result."""
     missing, planned = len(comparison.pending), len(comparison.record.keys)
     if missing:
@@ -202,7 +203,7 @@ def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         yield Finding("pending", text, (), {"pending": missing, "planned": planned})
 
 
-def out_of_memory(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def out_of_memory(comparison: Comparison) -> Findings:
     """Runs that finished although the kernel killed processes in their containers."""
     rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
     if rows:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.formats import count, first_few, listed, percent
 from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.metrics.fairness import compared_groups, differences
@@ -29,7 +29,7 @@ def evidence(comparison: Comparison, findings: Sequence[Finding], claims: Claims
         _samples(comparison, kinds),
         _conditions(views, kinds),
         _clock(comparison, views, kinds),
-        _seeds(comparison, kinds, Tally.of(claims)),
+        _seeds(comparison, kinds, Tally.of(claims.all)),
         _failures(comparison, kinds),
         _drift(views, kinds),
         _learning(comparison, kinds),

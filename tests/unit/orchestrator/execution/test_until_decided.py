@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.execution.order import execution_order
 from orchestrator.execution.until_decided import results_until_decided
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.verdict import verdicts
 from orchestrator.report.verdict.evidence import evidence
 from orchestrator.report.verdict.standing import standing
