@@ -80,7 +80,7 @@ def page_of(
         chapters=chapters_of(comparison, claims),
         fault_costs=fault_table(costs) if costs else None,
         legend=legend(comparison.groups),
-        times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",
+        times=time_line(row.wall_result for row in comparison.rows) if comparison.rows else "",
     )
 
 

@@ -77,7 +77,7 @@ def cluster_time(view: WorkloadView) -> Findings:
         return
     off = error.worst > MAX_ERROR
     waited = max(row.without_core for row in error.rows)
-    able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
+    able = sum(row.cluster is not None and fits_cores(row.wall_result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
     )

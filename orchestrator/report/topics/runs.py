@@ -71,8 +71,7 @@ def no_serial(view: WorkloadView) -> Findings:
 
 def other_seeds(view: WorkloadView) -> Findings:
     """Runs that are compared with serial runs of other seeds."""
-    based = [(row, row.baseline) for group in view.groups for row in group.ok_rows]
-    rows = [row for row, baseline in based if baseline and not baseline.same_seed]
+    rows = [row for group in view.groups for row in group.ok_rows if row.other_seeds]
     if rows:
         yield Finding(
             "other_seeds",

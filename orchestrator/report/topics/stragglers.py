@@ -141,7 +141,7 @@ def _same_waiting(group: Group, other: Group) -> bool:
 
 def no_common_clock(comparison: Comparison) -> Findings:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
-    rows = [row for row in comparison.rows if row.ok and not row.wall.result.runtime_info.one_clock]
+    rows = [row for row in comparison.rows if row.ok and not row.wall_result.runtime_info.one_clock]
     if rows:
         text = (
             f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "
