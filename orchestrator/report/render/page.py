@@ -69,7 +69,7 @@ def page_of(
         seeds=seeds_line(comparison),
         disturbance=disturbance(findings),
         verdicts=verdicts(comparison, claims),
-        evidence=evidence(comparison, findings, claims),
+        evidence=evidence(comparison, findings),
         names=names,
         questions=questions(comparison, findings, plots, names),
         cautions=parts([finding for finding in findings if finding.caution], names),

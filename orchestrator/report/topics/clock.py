@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -96,7 +96,7 @@ def cluster_time(view: WorkloadView) -> Findings:
             "without_core": waited,
             "checked": len(error.rows),
             "of": able,
-            "unchecked_ranks": unchecked_ranks(rows),
+            "unchecked_ranks": sorted({row.run.world_size for row in rows if row.wall.shares_cores}),
             "unpriced": unpriced,
         },
     )
@@ -116,11 +116,6 @@ def _exchanges(configurations: int, unpriced: list[str]) -> str:
         return f", and exchanges cost {free}"
     text = ", and exchanges cost what they cost here between ranks with a core each"
     return f"{text}; those of {first_few(unpriced, MAX_NAMED)} cost {free}" if unpriced else text
-
-
-def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
-    """The numbers of ranks of runs on shared cores, whose cluster times nothing checks."""
-    return sorted({row.run.world_size for row in rows if row.wall.shares_cores})
 
 
 def cpu_inflation(comparison: Comparison) -> Findings:
@@ -258,10 +253,10 @@ def no_cluster_time(comparison: Comparison) -> Findings:
 
 def shared_cores(view: WorkloadView) -> Findings:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
-    limit = speedup_limit(view)
-    if limit is None:
-        return
     sharing = [group for group in view.groups if group.first.shares_cores]
+    if not sharing:
+        return
+    limit = max(row.speedup_limit for group in sharing for row in group.rows)
     cores = max(row.result.cores for group in sharing for row in group.rows)
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (
@@ -293,12 +288,6 @@ def shared_cores(view: WorkloadView) -> Findings:
     yield Finding("shared_cores", text, evidence(sharing), data)
 
 
-def speedup_limit(view: WorkloadView) -> float | None:
-    """What no wall-clock speedup on shared cores can exceed; None if no run shared any."""
-    sharing = [group for group in view.groups if group.first.shares_cores]
-    return max((row.speedup_limit for group in sharing for row in group.rows), default=None)
-
-
 def _on(shapes: list[ClusterShape]) -> str:
     """`2, 4 and 5 nodes`; with ranks per node if there are several."""
     if any(shape.processes_per_node > 1 for shape in shapes):
@@ -309,7 +298,9 @@ def _on(shapes: list[ClusterShape]) -> str:
 
 def drift(view: WorkloadView) -> Findings:
     """How much slower the machine was at the end of the sweep than at its start."""
-    found = drift_of(view)
+    timed = [group for group in view.groups if group.first.times_compare]
+    rows = [row for group in timed for row in group.ok_rows if row.train_s]
+    found = time_drift([(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in rows])
     if found is None:
         return
     text = (
@@ -323,7 +314,7 @@ def drift(view: WorkloadView) -> Findings:
     yield Finding(
         "drift" if found.shown or found.wide else "no_drift",
         f"{text}.",
-        tuple(_with_times(view)),
+        tuple(rows),
         {"factor": found.factor, "interval": (found.low, found.high)},
     )
 
@@ -337,19 +328,6 @@ def _order_of_runs(view: WorkloadView, found: Drift) -> str:
         "The order of the runs of a seed is random, but later seeds are only those of serial and of what "
         f"might be the choice: configurations with fewer seeds may seem {effect} than they are"
     )
-
-
-def drift_of(view: WorkloadView) -> Drift | None:
-    """How the times of a workload changed during the sweep; None if that cannot be seen."""
-    return time_drift(
-        [(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in _with_times(view)]
-    )
-
-
-def _with_times(view: WorkloadView) -> list[Row]:
-    return [
-        row for group in view.groups if group.first.times_compare for row in group.ok_rows if row.train_s
-    ]
 
 
 def thread_ranks(comparison: Comparison) -> Findings:
