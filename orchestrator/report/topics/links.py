@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import log
 from typing import Any
 
@@ -34,17 +33,6 @@ TIPS = {
 }
 
 
-@dataclass(frozen=True)
-class _OverLink:
-    """What was found over one link. fastest: the strategy that is shown to be it, with its accuracy."""
-
-    link: str
-    fastest: str
-    text: str
-    data: Mapping[str, Any]
-    rows: tuple[Row, ...]
-
-
 def links(comparison: Comparison) -> Findings:
     """The fastest strategy over each link, where a workload was trained over several.
 
@@ -55,11 +43,8 @@ def links(comparison: Comparison) -> Findings:
     answers = yield [Ask.best(Q.train_s, timed(one_per_work(view.ranked_candidates))) for view in compared]
     rankings = {view.workload: answer for view, answer in zip(compared, answers, strict=True)}
     for base, views in over_links.items():
-        found = [
-            _over_link(view, rankings[view.workload])
-            for view in views
-            if len(rankings[view.workload].groups) > 1
-        ]
+        of_views = [(view, rankings[view.workload]) for view in views]
+        found = [_over_link(view, ranking) for view, ranking in of_views if len(ranking.groups) > 1]
         if len(found) < MIN_LINKS:
             continue
         yield Finding(
@@ -74,9 +59,12 @@ def links(comparison: Comparison) -> Findings:
         )
 
 
-def _fastest(found: Sequence[_OverLink]) -> str:
+def _fastest(found: Sequence[Finding]) -> str:
     """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 is undecided.`"""
-    decided = [f"{each.fastest} over {each.link}" for each in found if each.fastest]
+    decided = []
+    for data in (each.data for each in found if each.data["fastest"]):
+        accuracy = f" ({percent(data['accuracy'][0])})" if data["accuracy"][0] is not None else ""
+        decided.append(f"{data['fastest']}{accuracy} over {data['link'] or OWN_LINKS}")
     if not decided:
         return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
     open_ = len(found) - len(decided)
@@ -84,7 +72,8 @@ def _fastest(found: Sequence[_OverLink]) -> str:
     return f"Shown to be the fastest: {listed(decided)}{rest}."
 
 
-def _over_link(view: WorkloadView, ranking: Answer) -> _OverLink:
+def _over_link(view: WorkloadView, ranking: Answer) -> Finding:
+    """What was found over one link."""
     groups = ranking.groups
     first, second = groups[:2]
     compared = ranking.between(second, first)
@@ -96,7 +85,6 @@ def _over_link(view: WorkloadView, ranking: Answer) -> _OverLink:
     even = [view.name(group) for group in ranking.may_be_best if group is not first]
     if ranking.best is not first and even:
         text += f" Which is the fastest is undecided between {view.name(first)} and {first_few(even)}."
-    accuracy = f" ({percent(first.accuracy.mean)})" if first.accuracy else ""
     data = {
         "link": view.workload.link,
         "fastest": view.name(first) if ranking.best is first else None,
@@ -105,9 +93,7 @@ def _over_link(view: WorkloadView, ranking: Answer) -> _OverLink:
         "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
         "compared": compared_data(ranking.of(first)),
     }
-    fastest = f"{view.name(first)}{accuracy}" if ranking.best is first else ""
-    rows = evidence([first, second])
-    return _OverLink(view.workload.link or OWN_LINKS, fastest, text, data, rows)
+    return Finding("links", text, evidence([first, second]), data)
 
 
 def _link(view: WorkloadView, rows: Sequence[Row]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
@@ -33,32 +34,22 @@ Cells = dict[tuple[str, str], Spread]
 
 def partitioner_loss(view: WorkloadView) -> Findings:
     """The strategy that loses most under a partitioner, and the strategy that recovers most of it."""
-    reference, *others = view.partitioners or [""]
-    same = {
-        label: [
-            group
-            for group in view.candidates
-            if group.partitioner_label == label and Q.accuracy.sample(group)
-        ]
+    others = view.partitioners[1:]
+    same = [
+        [each for each in view.candidates if each.partitioner_label == label and Q.accuracy.sample(each)]
         for label in others
-    }
-    # Compared whatever was lost, since what is compared may not depend on what is decided.
-    lost, *rankings = yield [
-        _against_reference(view),
-        *(Ask.among(Q.accuracy, groups) for groups in same.values()),
     ]
-    for label, ranking in zip(others, rankings, strict=True):
-        losing = [
-            each
-            for each in lost.compared
-            if each.left.partitioner_label == label and each.verdict == "less"
-        ]
+    # Compared whatever was lost, since what is compared may not depend on what is decided.
+    among = [Ask.among(Q.accuracy, groups) for groups in same]
+    answers = [*(yield [*_against_reference(view), *among])]
+    for label, lost, ranking in zip(others, answers, answers[len(others) :], strict=False):
+        losing = [each for each in lost.compared if each.verdict == "less"]
         if not losing:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         text = (
             f"At {view.shape.label}, {worst.left.name} reached {percent(worst.values[1])} with "
-            f"{reference} and {percent(worst.values[0])} with {label}: {worst.written}"
+            f"{view.partitioners[0]} and {percent(worst.values[0])} with {label}: {worst.written}"
         )
         data: dict[str, Any] = {
             "partitioner": label,
@@ -83,10 +74,9 @@ def partitioner_loss(view: WorkloadView) -> Findings:
 
 def partitioner_effect(view: WorkloadView) -> Findings:
     """The effect of each partitioner on every strategy."""
-    reference, *others = view.partitioners or [""]
-    (effects,) = yield [_against_reference(view)]
-    for label in others:
-        found = [each for each in effects.compared if each.left.partitioner_label == label]
+    answers = yield _against_reference(view)
+    for label, answer in zip(view.partitioners[1:], answers, strict=True):
+        reference, found = view.partitioners[0], answer.compared
         if not found:
             continue
         mine, theirs = [each.left for each in found], [each.right for each in found]
@@ -111,21 +101,19 @@ def partitioner_effect(view: WorkloadView) -> Findings:
         )
 
 
-def _against_reference(view: WorkloadView) -> Ask:
-    """Every partitioner with every strategy, compared with the reference partitioner: one family."""
-    reference, *others = view.partitioners or [""]
-    pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
-    return Ask.of(Q.accuracy, pairs)
-
-
-def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:
-    """Groups that differ only in the partitioner: (reference, label)."""
+def _against_reference(view: WorkloadView) -> list[Ask]:
+    """Each partitioner but the reference with every strategy, compared with the reference."""
     return [
-        (one, other)
-        for one in view.candidates
-        for other in view.candidates
-        if (one.partitioner_label, other.partitioner_label) == (reference, label)
-        and one.line[:2] == other.line[:2]
+        Ask.of(
+            Q.accuracy,
+            [
+                (other, one)
+                for one, other in permutations(view.candidates, 2)
+                if (one.partitioner_label, other.partitioner_label) == (view.partitioners[0], label)
+                and one.line[:2] == other.line[:2]
+            ],
+        )
+        for label in view.partitioners[1:]
     ]
 
 
